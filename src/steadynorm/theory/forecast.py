@@ -1,0 +1,232 @@
+"""The expected weight norm at every step of any schedule, and the alignment that momentum alone causes.
+
+One scalar recursion per mode n of the overlap kernel (theory of the overlap kernel: kernels.py). With the second
+moments of momentum.advance, before step t:
+
+    N_t = (1-eta)^2 N_{t-1} + gamma^2 + 2 gamma (1-eta) sum_n a_n to_x^n D_n           N = E|theta|^2 / |u|^2
+    D_n <- (1-eta) to_m^n D_n + gamma x_m^n
+    E cos(theta_{t-1}, u_t) = - sum_n a_n to_x^n D_n / sqrt(N_{t-1})
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+
+from steadynorm.theory.kernels import Floats, Overlap
+from steadynorm.theory.momentum import Filter, advance, ema, lion, trace
+from steadynorm.theory.steady import SIGN, Kernel, as_kernel, check_alpha, check_betas, eta_of
+
+Series: TypeAlias = float | Sequence[float] | Floats
+
+_CHUNK = 2048  # steps whose powers are taken at once: 2048 x 160 modes is 2.6 MB
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Where a forecast stands: what the next step needs to know of the past."""
+
+    norm_sq: float  # N
+    var: float  # E m^2, gradients of unit variance
+    past: Floats  # D_n
+
+
+def begin(kernel: Overlap, *, start: float = 0.0, warm_momentum: bool = False) -> Walk:
+    """A walk before its first step: |theta_0|^2/|u|^2 = start; m_0 = 0, or a gradient sample if warm."""
+    if not (start >= 0 and math.isfinite(start)):
+        raise ValueError(f"start={start} must be finite and not negative: it is |theta_0|^2 / |u|^2")
+    return Walk(float(start), 1.0 if warm_momentum else 0.0, np.zeros(len(kernel.n)))
+
+
+def walk(
+    state: Walk, kernel: Overlap, filters: Iterable[Filter], lr: Floats, eta: Floats
+) -> tuple[Floats, Floats, Walk]:
+    """Go on from `state` for len(lr) steps; returns N after each step, expected cosine at each, and the new state."""
+    steps = []
+    var = state.var
+    for filter in filters:
+        steps.append(advance(filter, var))
+        var = steps[-1].var_m
+    to_x, to_m, x_m = (np.array([getattr(s, name) for s in steps]) for name in ("to_x", "to_m", "x_m"))
+    norms, cosines = np.empty(len(lr)), np.empty(len(lr))
+    now = replace(state, var=var)
+    for low in range(0, len(lr), _CHUNK):
+        part = slice(low, low + _CHUNK)
+        now = _walk_chunk(
+            now, kernel, lr[part], eta[part], to_x[part], to_m[part], x_m[part], norms[part], cosines[part]
+        )
+    return norms, cosines, now
+
+
+def _walk_chunk(
+    state: Walk,
+    kernel: Overlap,
+    lr: Floats,
+    eta: Floats,
+    to_x: Floats,
+    to_m: Floats,
+    x_m: Floats,
+    norms: Floats,
+    cosines: Floats,
+) -> Walk:
+    see = kernel.a * _powers(to_x, kernel.n)  # (steps, modes)
+    keep = (1 - eta)[:, None] * _powers(to_m, kernel.n)
+    add = lr[:, None] * _powers(x_m, kernel.n)
+    norm, past = state.norm_sq, state.past.copy()
+    for t, (g, e) in enumerate(zip(lr.tolist(), eta.tolist(), strict=True)):
+        cross = float(see[t] @ past)
+        cosines[t] = -cross / math.sqrt(norm) if norm > 0 else 0.0
+        norm = (1 - e) ** 2 * norm + g * g + 2 * g * (1 - e) * cross
+        norms[t] = norm
+        past *= keep[t]
+        past += add[t]
+    return Walk(norm, state.var, past)
+
+
+def _powers(base: Floats, n: Floats) -> Floats:
+    """base[t] ** n[k] for base in [0, 1], as (steps, modes); a run of equal bases is computed once."""
+    if len(base) and np.all(base == base[0]):
+        return np.broadcast_to(base[0] ** n, (len(base), len(n)))
+    with np.errstate(divide="ignore"):
+        return np.exp(np.log(base)[:, None] * n)
+
+
+def forecast(
+    lr: Series,
+    weight_decay: Series,
+    alpha: Series,
+    *,
+    nesterov: bool = False,
+    overlap: Kernel = "linear",
+    start: float = 0.0,
+    warm_momentum: bool = False,
+) -> Floats:
+    """Expected |theta_t|^2 / |u|^2 after each step t = 1..T of a schedule.
+
+    lr, weight_decay, alpha: one value a step, or a number for all of them (one must be an array).
+    overlap: "linear" or an Overlap. start: |theta_0|^2 / |u|^2. warm_momentum: m_0 is a gradient, else 0.
+
+    >>> norm = forecast(np.full(20000, 0.01), 0.08, 0.1)
+    >>> from steadynorm.theory import steady_norm_sq
+    >>> round(norm[-1] / steady_norm_sq(0.01, 0.08, 0.1), 6)
+    1.0
+    """
+    return _ema_walk(lr, weight_decay, alpha, nesterov, overlap, start, warm_momentum)[0]
+
+
+def expected_alignment(
+    lr: Series,
+    weight_decay: Series,
+    alpha: Series,
+    *,
+    nesterov: bool = False,
+    overlap: Kernel = "linear",
+    start: float = 0.0,
+    warm_momentum: bool = False,
+) -> Floats:
+    """E cos(theta_{t-1}, u_t) that momentum alone causes, negative because theta moves by -u; 0 while theta is 0.
+
+    >>> bool(expected_alignment(np.full(100, 0.01), 0.08, 1.0).any())  # no momentum, no alignment
+    False
+    """
+    return _ema_walk(lr, weight_decay, alpha, nesterov, overlap, start, warm_momentum)[1]
+
+
+def _ema_walk(
+    lr: Series, weight_decay: Series, alpha: Series, nesterov: bool, overlap: Kernel, start: float, warm: bool
+) -> tuple[Floats, Floats]:
+    kernel = as_kernel(overlap)
+    gamma, decay, a = _series(lr=lr, weight_decay=weight_decay, alpha=alpha)
+    for value in {float(a.min()), float(a.max())} if len(a) else ():
+        check_alpha(value)
+    filters = (ema(value, nesterov=nesterov) for value in a.tolist())
+    return walk(begin(kernel, start=start, warm_momentum=warm), kernel, filters, gamma, gamma * decay)[:2]
+
+
+def forecast_lion(
+    lr: Series, weight_decay: Series, beta1: Series = 0.9, beta2: Series = 0.99, *, start: float = 0.0
+) -> Floats:
+    """Expected |theta_t|^2 / |u|^2 for Lion (|u|^2 = number of elements): the sign kernel with Lion's moments.
+
+    >>> len(forecast_lion(np.full(10, 1e-3), 1.0))
+    10
+    """
+    kernel = SIGN
+    gamma, decay, b1, b2 = _series(lr=lr, weight_decay=weight_decay, beta1=beta1, beta2=beta2)
+    if len(b1):
+        check_betas(float(b1.max()), float(b2.max()))
+    filters = (lion(*betas) for betas in zip(b1.tolist(), b2.tolist(), strict=True))
+    return walk(begin(kernel, start=start), kernel, filters, gamma, gamma * decay)[0]
+
+
+def forecast_adam(lr: Series, weight_decay: Series, beta1: Series = 0.9, *, start: float = 0.0) -> Floats:
+    """Expected theta_i^2 of an element under AdamW, its second moment settled; start: theta_0's mean square.
+
+        u = s m,  s = 1/(1 - b1^t):   N = (1-eta)^2 N + gamma^2 s^2 V + 2 gamma (1-eta) s b1 D,   D = (1-eta) b1 D + gamma s V
+
+    >>> round(forecast_adam(np.full(60000, 1e-2), 0.1, 0.9)[-1], 4)  # gamma / (2 lambda)
+    0.05
+    """
+    gamma, decay, b1 = _series(lr=lr, weight_decay=weight_decay, beta1=beta1)
+    # The bias correction of a changing beta1 follows torch: 1 - beta1^t with the current beta1.
+    scales = [1 / (1 - b**t) for t, b in enumerate(b1.tolist(), start=1)]
+    filters = (ema(1 - b) for b in b1.tolist())
+    return _linear_walk(filters, scales, gamma, gamma * decay, start)
+
+
+def forecast_sgd(
+    lr: Series,
+    weight_decay: Series,
+    mu: Series,
+    *,
+    nesterov: bool = False,
+    dampened: bool = False,
+    start: float = 0.0,
+) -> Floats:
+    """Expected theta_i^2 under SGD with decoupled decay, gradients of unit variance per element.
+
+    m = mu m + g (trace), or dampened: m = mu m + (1 - mu) g.
+
+    >>> bool(forecast_sgd(np.full(10, 0.1), 0.1, 0.9)[-1] > forecast_sgd(np.full(10, 0.1), 0.1, 0.0)[-1])
+    True
+    """
+    gamma, decay, m = _series(lr=lr, weight_decay=weight_decay, mu=mu)
+    filters = (ema(1 - v, nesterov=nesterov) if dampened else trace(v, nesterov=nesterov) for v in m.tolist())
+    return _linear_walk(filters, [1.0] * len(gamma), gamma, gamma * decay, start)
+
+
+def _linear_walk(filters: Iterable[Filter], scales: Sequence[float], lr: Floats, eta: Floats, start: float) -> Floats:
+    """The walk of an update that is linear in the momentum, u = scale x: covariances instead of correlations."""
+    norm, var, past = begin(as_kernel("linear"), start=start).norm_sq, 0.0, 0.0
+    out = np.empty(len(lr))
+    for t, (f, scale, g, e) in enumerate(zip(filters, scales, lr.tolist(), eta.tolist(), strict=True)):
+        covariance = f.p * f.r * var + f.q * f.s
+        step = advance(f, var)
+        g *= scale
+        norm = (1 - e) ** 2 * norm + g * g * step.var_x + 2 * g * (1 - e) * f.p * past
+        past = (1 - e) * f.r * past + g * covariance
+        var = step.var_m
+        out[t] = norm
+    return out
+
+
+def _series(**values: Series) -> list[Floats]:
+    """Broadcast numbers to the arrays' common length; checks lr and decay."""
+    arrays = {name: np.atleast_1d(np.asarray(value, dtype=np.float64)) for name, value in values.items()}
+    if all(np.ndim(value) == 0 for value in values.values()):
+        raise ValueError("forecast: one of lr, weight_decay, alpha must be an array with a value for each step")
+    lengths = {name: len(array) for name, array in arrays.items() if np.ndim(values[name]) > 0}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"forecast: arrays of different lengths: {lengths}")
+    length = next(iter(lengths.values()))
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
+            raise ValueError(f"forecast: {name} holds a value that is not finite")
+    out = [np.broadcast_to(array, (length,)) for array in arrays.values()]
+    if length:
+        eta_of(float(out[0].min()), float(out[1].min()))
+        worst = int(np.argmax(out[0] * out[1]))
+        eta_of(float(out[0][worst]), float(out[1][worst]))
+    return out

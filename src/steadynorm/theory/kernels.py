@@ -1,0 +1,200 @@
+"""Overlap kernels: how much two unit updates overlap when their inputs correlate by r.
+
+An LMO is not linear, so its outputs overlap less than its inputs do. For Gaussian inputs with correlation r the
+expected overlap is f(r) = sum_n a_n r^n, with a_n >= 0, sum a_n = 1 and odd n only. f(r) = r is the paper's
+assumption. The series is kept in compressed form: the first modes as they are, later ones as Gauss quadrature
+nodes of the measure a_n on geometric bins of n, so about 160 terms stand for a million.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from steadynorm.theory.momentum import Correlation, ema, steady
+
+Floats: TypeAlias = np.ndarray
+
+_LAST_MODE = 1 << 20  # (1 - alpha)^n is below 1e-45 there for every alpha >= 1e-4
+_EXACT_MODES = 40  # odd n = 1, 3, ..., 79 are kept as they are
+_BIN_RATIO = 1.25
+_NODES_PER_BIN = 3
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """The kernel f(r) = sum_n a_n r^n of one lmo and shape.
+
+    >>> f = overlap("sign", (64, 64))
+    >>> round(f(0.5), 6)  # (2/pi) asin(1/2)
+    0.333333
+    >>> round(f.gain(0.1), 3) < 19.0  # the linear kernel has (2 - alpha)/alpha = 19
+    True
+    """
+
+    name: str
+    n: Floats = field(repr=False, compare=False)  # exponents; not all whole after compression
+    a: Floats = field(repr=False, compare=False)  # weights, sum 1
+    closed: Callable[[float], float] | None = field(default=None, repr=False, compare=False)
+
+    def __call__(self, r: float) -> float:
+        """Expected overlap of two unit updates whose inputs correlate by r in [-1, 1]."""
+        if not -1 <= r <= 1:
+            raise ValueError(f"overlap {self.name}: correlation r={r} is outside [-1, 1]")
+        if self.closed is not None:
+            return self.closed(r)
+        return math.copysign(float(self.a @ np.abs(r) ** self.n), r)
+
+    def gain(self, alpha: float, *, nesterov: bool = False, eta: float = 0.0) -> float:
+        """G = 1 + 2 sum_{k>=1} (1-eta)^k f(r_k) for momentum with weight alpha on the new gradient.
+
+        >>> round(overlap("linear", None).gain(0.1), 12)
+        19.0
+        """
+        return self.gain_of(steady(ema(alpha, nesterov=nesterov)), eta)
+
+    def gain_of(self, correlation: Correlation, eta: float = 0.0) -> float:
+        """G for any momentum: 1 + 2 (1-eta) sum_n a_n first^n / (1 - q_n), q_n = (1-eta) ratio^n."""
+        first, ratio = correlation
+        if first <= 0.0 or eta >= 1.0:
+            return 1.0
+        log_q = math.log1p(-eta) + self.n * (math.log(ratio) if ratio > 0 else -math.inf)
+        terms = self.a * np.exp(self.n * math.log(first)) / -np.expm1(log_q)
+        return 1.0 + 2.0 * (1.0 - eta) * float(terms.sum())
+
+
+def overlap(lmo: str, shape: Sequence[int] | None, *, blocks: int = 1) -> Overlap:
+    """The overlap kernel of an lmo on a parameter of this shape.
+
+    lmo: "linear", "spectral", "conv", "conv-tap", "sign", "embedding", "lion", "bias", "row", "column", "adam".
+    shape: of the parameter; not needed for linear, adam, sign, embedding and lion.
+    blocks: the rows are this many independent matrices (fused QKV: 3).
+
+    The spectral kernel is that of large Gaussian matrices (free probability); a matrix with one row or column is a
+    normalised vector and gets that kernel, which is exact.
+
+    >>> round(overlap("spectral", (384, 384))(0.5), 4)
+    0.3764
+    """
+    if lmo in ("linear", "adam"):
+        return _LINEAR
+    if lmo in ("sign", "embedding", "lion"):
+        return _vector(1)
+    if shape is None:
+        raise ValueError(f"overlap({lmo!r}): this kernel depends on the shape; pass the parameter's shape")
+    shape = tuple(int(side) for side in shape)
+    if lmo == "bias":
+        return _vector(math.prod(shape))
+    if lmo not in ("spectral", "conv", "conv-tap", "row", "column"):
+        raise ValueError(
+            f"overlap: unknown lmo {lmo!r}; choose linear, spectral, conv, conv-tap, sign, embedding, lion, bias, "
+            "row, column or adam"
+        )
+    if len(shape) < 2:
+        raise ValueError(f"overlap({lmo!r}): needs a matrix, got shape {shape}; use 'bias' for a vector")
+    rows, columns = matrix_sides(lmo, shape, blocks)
+    if lmo == "row":
+        return _vector(columns)
+    if lmo == "column":
+        return _vector(rows)
+    return _spectral(rows, columns)
+
+
+def matrix_sides(lmo: str, shape: Sequence[int], blocks: int = 1) -> tuple[int, int]:
+    """(d_out, d_in) of one of the matrices that an lmo sees in a parameter of this shape.
+
+    conv flattens the kernel to d_out x (d_in k k); conv-tap takes each tap as d_out x d_in; otherwise leading
+    dimensions are a batch. blocks divides the rows.
+
+    >>> matrix_sides("conv", (64, 3, 7, 7)), matrix_sides("spectral", (1152, 384), blocks=3)
+    ((64, 147), (384, 384))
+    """
+    if lmo == "conv":
+        rows, columns = shape[0], math.prod(shape[1:])
+    elif lmo == "conv-tap":
+        rows, columns = shape[0], shape[1]
+    else:
+        rows, columns = shape[-2], shape[-1]
+    return rows // blocks, columns
+
+
+@functools.lru_cache(maxsize=256)
+def _vector(d: int) -> Overlap:
+    """Normalised Gaussian d-vector: f(r) = r (2/d) (Gamma((d+1)/2)/Gamma(d/2))^2 2F1(1/2, 1/2; d/2+1; r^2).
+
+    d = 1 is the sign of a Gaussian: (2/pi) asin r.
+    """
+    d = max(d, 1)
+    lead = 2 / d * math.exp(2 * (math.lgamma((d + 1) / 2) - math.lgamma(d / 2)))
+    k = np.arange(_LAST_MODE // 2, dtype=np.float64)
+    ratio = (k + 0.5) ** 2 / ((k + d / 2 + 1) * (k + 1))  # of successive coefficients
+    a = lead * np.concatenate(([1.0], np.exp(np.cumsum(np.log(ratio[:-1])))))
+    closed = (lambda r: 2 / math.pi * math.asin(r)) if d == 1 else None
+    return Overlap(f"vector({d})" if d > 1 else "sign", *_compress(a), closed)
+
+
+@functools.lru_cache(maxsize=256)
+def _spectral(rows: int, columns: int) -> Overlap:
+    """Polar factor of a large Gaussian matrix; only the ratio c = min/max of its sides matters.
+
+    With sigma(phi) = sqrt(1 + c + 2 sqrt(c) cos phi) the orthonormal polynomials of the symmetrised
+    Marchenko-Pastur law are P_{2k+1} = sigma U_k(cos phi), so
+
+        a_{2k+1} = ((2/pi) integral_0^pi sin((k+1) phi) sin(phi) / sigma(phi) dphi)^2
+
+    are squared Fourier sine coefficients: one FFT. Square: a_n = (4/pi^2) (1/n + 1/(n+2))^2.
+    """
+    small, large = sorted((rows, columns))
+    if small <= 1:
+        return _vector(max(large, 1))
+    name, c = f"spectral({small}:{large})", small / large
+    if 1 - c < 1e-5:
+        n = 2.0 * np.arange(_LAST_MODE // 2) + 1
+        return Overlap(name, *_compress(4 / math.pi**2 * (1 / n + 1 / (n + 2)) ** 2))
+    # The coefficients fall as sqrt(c)^k: a grid this fine leaves no aliasing.
+    grid = 1 << min(20, max(10, math.ceil(math.log2(80 / (1 - math.sqrt(c))))))
+    phi = 2 * np.pi * np.arange(grid) / grid
+    sine = np.sin(phi) / np.sqrt(1 + c + 2 * math.sqrt(c) * np.cos(phi))
+    coefficient = -2 / grid * np.fft.rfft(sine).imag[1:-1]
+    return Overlap(name, *_compress(coefficient**2))
+
+
+def _compress(a: Floats) -> tuple[Floats, Floats]:
+    """Exponents and weights of about 160 terms for the weights a of n = 1, 3, 5, ...; mass is kept."""
+    n = 2.0 * np.arange(len(a)) + 1
+    nodes, weights = list(n[:_EXACT_MODES]), list(a[:_EXACT_MODES])
+    low = _EXACT_MODES
+    while low < len(a):
+        high = min(len(a), max(low + _NODES_PER_BIN, int(low * _BIN_RATIO)))
+        if a[low:high].sum() > 1e-18:
+            bin_nodes, bin_weights = _gauss(n[low:high], a[low:high])
+            nodes.extend(bin_nodes)
+            weights.extend(bin_weights)
+        low = high
+    weights[-1] += max(0.0, 1.0 - math.fsum(weights))  # the tail past the last mode
+    return np.array(nodes), np.array(weights)
+
+
+def _gauss(x: Floats, mass: Floats) -> tuple[Floats, Floats]:
+    """Gauss quadrature of a discrete measure (Stieltjes recurrence, then the Jacobi matrix's eigenvalues)."""
+    if len(x) <= _NODES_PER_BIN:
+        return x, mass
+    middle, half = (x[0] + x[-1]) / 2, (x[-1] - x[0]) / 2
+    y, total = (x - middle) / half, mass.sum()
+    density = mass / total
+    diagonal, off = [], []
+    before, now = np.zeros_like(y), np.ones_like(y)
+    for _ in range(_NODES_PER_BIN):
+        diagonal.append(float(density @ (y * now * now)))
+        after = (y - diagonal[-1]) * now - (off[-1] if off else 0.0) * before
+        off.append(math.sqrt(float(density @ (after * after))))
+        before, now = now, after / off[-1]
+    jacobi = np.diag(diagonal) + np.diag(off[:-1], 1) + np.diag(off[:-1], -1)
+    place, vectors = np.linalg.eigh(jacobi)
+    return middle + half * place, total * vectors[0] ** 2
+
+
+_LINEAR = Overlap("linear", np.array([1.0]), np.array([1.0]))

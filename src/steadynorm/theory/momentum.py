@@ -1,0 +1,99 @@
+"""Momentum as a linear filter: how the input of an update correlates with itself over time.
+
+Every optimizer here keeps a buffer m and feeds x to its update rule, both linear in the new gradient g:
+
+    x_t = p m_{t-1} + q g_t        m_t = r m_{t-1} + s g_t
+
+Heavy ball, Nesterov, trace, Lion and Adam differ in (p, q, r, s) alone, so steady state and forecast are
+written once for all of them.
+"""
+
+import math
+from typing import NamedTuple
+
+
+class Filter(NamedTuple):
+    """Coefficients of one step: x = p m + q g, then m = r m + s g."""
+
+    p: float
+    q: float
+    r: float
+    s: float
+
+
+class Correlation(NamedTuple):
+    """corr(x_{t-k}, x_t) = first * ratio^(k-1), k >= 1: the paper's kappa (1-alpha)^k with first = kappa ratio."""
+
+    first: float
+    ratio: float
+
+
+class Step(NamedTuple):
+    """What one step does to second moments, for independent gradients of unit variance."""
+
+    var_x: float  # E x_t^2
+    var_m: float  # E m_t^2
+    to_x: float  # corr(m_{t-1}, x_t)
+    to_m: float  # corr(m_{t-1}, m_t)
+    x_m: float  # corr(x_t, m_t)
+
+
+def ema(alpha: float, *, nesterov: bool = False) -> Filter:
+    """m = (1-alpha) m + alpha g; x = m, or with Nesterov x = (1-alpha) m_t + alpha g = (1-alpha)^2 m + alpha (2-alpha) g.
+
+    >>> ema(0.25)
+    Filter(p=0.75, q=0.25, r=0.75, s=0.25)
+    """
+    keep = 1 - alpha
+    if nesterov:
+        return Filter(keep * keep, alpha * (2 - alpha), keep, alpha)
+    return Filter(keep, alpha, keep, alpha)
+
+
+def trace(mu: float, *, nesterov: bool = False) -> Filter:
+    """m = mu m + g; x = m, or with Nesterov x = mu m_t + g = mu^2 m + (1 + mu) g.
+
+    >>> trace(0.5, nesterov=True)
+    Filter(p=0.25, q=1.5, r=0.5, s=1.0)
+    """
+    if nesterov:
+        return Filter(mu * mu, 1 + mu, mu, 1.0)
+    return Filter(mu, 1.0, mu, 1.0)
+
+
+def lion(beta1: float, beta2: float) -> Filter:
+    """x = beta1 m + (1-beta1) g, then m = beta2 m + (1-beta2) g."""
+    return Filter(beta1, 1 - beta1, beta2, 1 - beta2)
+
+
+def advance(filter: Filter, var: float) -> Step:
+    """One step of the second moments from `var` = E m_{t-1}^2.
+
+        V = r^2 v + s^2,   W = p^2 v + q^2
+        corr(m_{t-1}, m_t) = r sqrt(v/V),  corr(m_{t-1}, x_t) = p sqrt(v/W),  corr(x_t, m_t) = (p r v + q s)/sqrt(W V)
+
+    >>> advance(ema(0.5), 0.0).x_m
+    1.0
+    """
+    p, q, r, s = filter
+    var_m = r * r * var + s * s
+    var_x = p * p * var + q * q
+    to_m = r * math.sqrt(var / var_m) if var_m > 0 else 0.0
+    to_x = p * math.sqrt(var / var_x) if var_x > 0 else 0.0
+    both = math.sqrt(var_x * var_m)
+    x_m = min((p * r * var + q * s) / both, 1.0) if both > 0 else 0.0
+    return Step(var_x, var_m, to_x, to_m, x_m)
+
+
+def steady(filter: Filter) -> Correlation:
+    """Correlation of successive inputs at steady state, v = s^2 / (1 - r^2).
+
+    >>> steady(ema(0.25))  # plain momentum: (1-alpha)^k
+    Correlation(first=0.75, ratio=0.75)
+    """
+    p, q, r, s = filter
+    if p == r and q == s:  # x is m: no rounding in the case everybody uses
+        return Correlation(r, r)
+    v = s * s / (1 - r * r)
+    var_x = p * p * v + q * q
+    return Correlation(p * (p * r * v + q * s) / var_x, r)

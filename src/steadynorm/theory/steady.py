@@ -1,0 +1,263 @@
+"""Steady state: weight norm, the decay that reaches it, effective learning rate, half-life. Floats in, floats out.
+
+theta_t = (1 - eta) theta_{t-1} - gamma u_t with eta = gamma lambda; R^2 = E|theta|^2 / |u|^2 is `steady_norm_sq`,
+the paper's C^2.
+"""
+
+import functools
+import math
+from typing import TypeAlias
+
+from steadynorm.theory.kernels import Overlap, overlap
+from steadynorm.theory.momentum import Correlation, ema, lion, steady
+
+Kernel: TypeAlias = str | Overlap  # "linear" or an Overlap
+
+SIGN = overlap("sign", None)
+LINEAR = overlap("linear", None)
+
+
+def momentum_gain(alpha: float, *, nesterov: bool = False) -> float:
+    """The paper's momentum factor, G of the linear kernel at eta -> 0.
+
+        (2 - a) / a,    Nesterov: (2 - a) / (a (1 + 4a - 6a^2 + 2a^3))
+
+    >>> momentum_gain(0.1), round(momentum_gain(0.1, nesterov=True), 4)
+    (19.0, 14.1582)
+    """
+    check_alpha(alpha)
+    a = alpha
+    denominator = a * (1 + 4 * a - 6 * a**2 + 2 * a**3) if nesterov else a
+    return (2 - a) / denominator
+
+
+def effective_lr(lr: float, alpha: float, *, nesterov: bool = False) -> float:
+    """gamma_eff = gamma sqrt(G): what a minibatch contributes in total when updates are normalised.
+
+    >>> round(effective_lr(0.01, 0.1), 6)
+    0.043589
+    """
+    check_lr(lr)
+    return float(lr) * math.sqrt(momentum_gain(alpha, nesterov=nesterov))
+
+
+def effective_lr_trace(lr: float, mu: float, *, nesterov: bool = False) -> float:
+    """gamma_eff under trace momentum m = mu m + g: gamma sqrt((1+mu)/(1-mu)), Nesterov / sqrt(1 + 2 mu - 2 mu^3).
+
+    A normalised update cannot see the buffer's scale, so this is the EMA case with alpha = 1 - mu.
+
+    >>> effective_lr_trace(0.01, 0.9) == effective_lr(0.01, 1 - 0.9)
+    True
+    """
+    if not 0 <= mu < 1:
+        raise ValueError(f"mu={mu} is outside [0, 1); mu is the weight of the past, alpha = 1 - mu")
+    return effective_lr(lr, 1 - mu, nesterov=nesterov)
+
+
+def half_life(lr: float, weight_decay: float) -> float:
+    """Steps until decay alone halves a weight: -ln 2 / ln(1 - gamma lambda).
+
+    >>> round(half_life(0.001, 0.1), 1)
+    6931.1
+    """
+    eta = eta_of(lr, weight_decay)
+    if eta == 0:
+        return math.inf
+    return math.log(2) / -math.log1p(-eta) if eta < 1 else 0.0
+
+
+def steady_norm_sq(
+    lr: float,
+    weight_decay: float,
+    alpha: float,
+    *,
+    nesterov: bool = False,
+    overlap: Kernel = "linear",
+    limit: bool = False,
+) -> float:
+    """R^2 = E|theta|^2 / |u|^2 once training has forgotten its start.
+
+        R^2 = gamma^2 G(alpha, eta) / (2 eta - eta^2)         limit: gamma^2 G(alpha, 0) / (2 eta), the paper's
+
+    Assumes independent gradients. No decay: infinite.
+
+    >>> round(steady_norm_sq(0.01, 0.08, 0.1, limit=True), 6)
+    1.1875
+    """
+    check_alpha(alpha)
+    eta = eta_of(lr, weight_decay)
+    if limit:
+        kernel = as_kernel(overlap)
+        gain = momentum_gain(alpha, nesterov=nesterov) if kernel is LINEAR else kernel.gain(alpha, nesterov=nesterov)
+        if weight_decay == 0:
+            return math.inf
+        return float(lr) * gain / (2 * float(weight_decay))
+    return _norm_sq(float(lr), eta, as_kernel(overlap), steady(ema(alpha, nesterov=nesterov)))
+
+
+def weight_decay_for(
+    steady_norm_sq: float, lr: float, alpha: float, *, nesterov: bool = False, overlap: Kernel = "linear"
+) -> float:
+    """The decay coefficient lambda_t whose steady state is `steady_norm_sq`.
+
+    overlap="linear" is the paper's formula to the letter, (2 - a) / (2 a C^2) gamma (Nesterov: divided by
+    1 + 4a - 6a^2 + 2a^3). An Overlap solves gamma^2 G(alpha, eta) = C^2 (2 eta - eta^2) for eta, the exact inverse
+    of `steady_norm_sq`; there a target below gamma^2 is unreachable, because one update is already larger.
+    lr = 0 gives 0.
+
+    >>> round(weight_decay_for(1.1875, 0.01, 0.1), 12)
+    0.08
+    """
+    check_alpha(alpha)
+    check_lr(lr)
+    if not (steady_norm_sq > 0 and math.isfinite(steady_norm_sq)):
+        raise ValueError(f"steady_norm_sq={steady_norm_sq} must be positive and finite")
+    if lr == 0:
+        return 0.0
+    if isinstance(overlap, Overlap):
+        correlation = steady(ema(float(alpha), nesterov=bool(nesterov)))
+        return _eta_for(float(steady_norm_sq), float(lr), overlap, correlation) / float(lr)
+    as_kernel(overlap)
+    return momentum_gain(alpha, nesterov=nesterov) / (2 * float(steady_norm_sq)) * float(lr)
+
+
+def lion_steady_norm_sq(lr: float, weight_decay: float, beta1: float, beta2: float) -> float:
+    """R^2 for Lion: the sign kernel with x = b1 m + (1-b1) g, m = b2 m + (1-b2) g.
+
+    >>> lion_steady_norm_sq(1e-4, 1.0, 0.9, 0.99) > steady_norm_sq(1e-4, 1.0, 1.0)
+    True
+    """
+    check_betas(beta1, beta2)
+    return _norm_sq(float(lr), eta_of(lr, weight_decay), SIGN, steady(lion(beta1, beta2)))
+
+
+def lion_weight_decay_for(steady_norm_sq: float, lr: float, beta1: float, beta2: float) -> float:
+    """The exact inverse of `lion_steady_norm_sq`.
+
+    >>> decay = lion_weight_decay_for(0.01, 1e-3, 0.9, 0.99)
+    >>> round(lion_steady_norm_sq(1e-3, decay, 0.9, 0.99), 9)
+    0.01
+    """
+    check_betas(beta1, beta2)
+    check_lr(lr)
+    if not (steady_norm_sq > 0 and math.isfinite(steady_norm_sq)):
+        raise ValueError(f"steady_norm_sq={steady_norm_sq} must be positive and finite")
+    if lr == 0:
+        return 0.0
+    return _eta_for(float(steady_norm_sq), float(lr), SIGN, steady(lion(beta1, beta2))) / float(lr)
+
+
+def lion_gain(beta1: float, beta2: float, *, eta: float = 0.0) -> float:
+    """G of Lion: what takes the place of (2 - alpha)/alpha.
+
+    >>> lion_gain(0.9, 0.99) > 1
+    True
+    """
+    check_betas(beta1, beta2)
+    return SIGN.gain_of(steady(lion(beta1, beta2)), eta)
+
+
+def adam_mean_square(lr: float, weight_decay: float, beta1: float = 0.9, *, limit: bool = False) -> float:
+    """Steady E theta_i^2 of an element under AdamW: linear kernel, |u|^2 = (1-b1)/(1+b1) an element.
+
+    The limit eta -> 0 is gamma / (2 lambda): no beta in it.
+
+    >>> round(adam_mean_square(1e-3, 0.1, limit=True), 6)
+    0.005
+    """
+    eta = eta_of(lr, weight_decay)
+    if limit:
+        return math.inf if weight_decay == 0 else float(lr) / (2 * float(weight_decay))
+    update_sq = (1 - beta1) / (1 + beta1)
+    return update_sq * _norm_sq(float(lr), eta, LINEAR, Correlation(beta1, beta1))
+
+
+def adam_weight_decay_for(mean_square: float, lr: float) -> float:
+    """lambda = gamma / (2 target): the decay that brings AdamW's weights to this mean square per element.
+
+    >>> adam_weight_decay_for(0.005, 1e-3)
+    0.1
+    """
+    check_lr(lr)
+    if not (mean_square > 0 and math.isfinite(mean_square)):
+        raise ValueError(f"target mean square {mean_square} must be positive and finite")
+    return float(lr) / (2 * float(mean_square))
+
+
+def _norm_sq(lr: float, eta: float, kernel: Overlap, correlation: Correlation) -> float:
+    if lr == 0:
+        return 0.0
+    if eta == 0:
+        return math.inf
+    return lr * lr / (eta * (2 - eta)) * kernel.gain_of(correlation, eta)
+
+
+@functools.lru_cache(maxsize=4096)
+def _eta_for(target: float, lr: float, kernel: Overlap, correlation: Correlation) -> float:
+    """Solve R^2(eta) = target by secant steps in log-log, where the curve is nearly straight, kept in a bracket."""
+    if target < lr * lr:
+        raise ValueError(
+            f"steady_norm_sq={target:g} is unreachable at lr={lr:g}: one update alone has lr^2={lr * lr:g}; "
+            "lower lr or raise steady_norm_sq"
+        )
+    goal = math.log(target)
+
+    def miss(log_eta: float) -> float:
+        return math.log(_norm_sq(lr, math.exp(log_eta), kernel, correlation)) - goal
+
+    low, high = (
+        math.log(lr * lr / target) - math.log(2),
+        0.0,
+    )  # G >= 1, so eta >= lr^2 / (2 target); eta = 1: R = lr
+    old = min(math.log(lr * lr * kernel.gain_of(correlation) / (2 * target)), high)
+    old = max(old, low)
+    old_miss = miss(old)
+    new, slope = old, -1.0
+    for _ in range(60):
+        if abs(old_miss) < 1e-15:
+            break
+        low, high = (old, high) if old_miss > 0 else (low, old)
+        new = old - old_miss / slope
+        if not low < new < high:
+            new = (low + high) / 2
+        new_miss = miss(new)
+        if new == old or abs(new - old) < 1e-15 * max(1.0, abs(new)):
+            break
+        secant = (new_miss - old_miss) / (new - old)
+        slope = secant if secant < -1e-9 else slope
+        old, old_miss = new, new_miss
+    return math.exp(new)
+
+
+def as_kernel(overlap: Kernel) -> Overlap:
+    if isinstance(overlap, Overlap):
+        return overlap
+    if overlap == "linear":
+        return LINEAR
+    raise ValueError(f"overlap={overlap!r}: pass 'linear' or an Overlap from steadynorm.theory.overlap(lmo, shape)")
+
+
+def eta_of(lr: float, weight_decay: float) -> float:
+    check_lr(lr)
+    if not (weight_decay >= 0 and math.isfinite(weight_decay)):
+        raise ValueError(f"weight_decay={weight_decay} must be finite and not negative")
+    eta = float(lr) * float(weight_decay)
+    if eta > 1:
+        raise ValueError(f"lr * weight_decay = {eta:g} exceeds 1: a step would flip the weights; lower one of them")
+    return eta
+
+
+def check_lr(lr: float) -> None:
+    if not (lr >= 0 and math.isfinite(lr)):
+        raise ValueError(f"lr={lr} must be finite and not negative")
+
+
+def check_alpha(alpha: float) -> None:
+    if not 0 < alpha <= 1:
+        raise ValueError(f"alpha={alpha} is outside (0, 1]; alpha is the weight of the new gradient, 1 - momentum")
+
+
+def check_betas(beta1: float, beta2: float) -> None:
+    for name, beta in (("beta1", beta1), ("beta2", beta2)):
+        if not 0 <= beta < 1:
+            raise ValueError(f"{name}={beta} is outside [0, 1)")
