@@ -110,7 +110,7 @@ def forecast(
 
     >>> norm = forecast(np.full(20000, 0.01), 0.08, 0.1)
     >>> from steadynorm.theory import steady_norm_sq
-    >>> round(norm[-1] / steady_norm_sq(0.01, 0.08, 0.1), 6)
+    >>> round(float(norm[-1]) / steady_norm_sq(0.01, 0.08, 0.1), 6)
     1.0
     """
     return _ema_walk(lr, weight_decay, alpha, nesterov, overlap, start, warm_momentum)[0]
@@ -164,10 +164,11 @@ def forecast_lion(
 def forecast_adam(lr: Series, weight_decay: Series, beta1: Series = 0.9, *, start: float = 0.0) -> Floats:
     """Expected theta_i^2 of an element under AdamW, its second moment settled; start: theta_0's mean square.
 
-        u = s m,  s = 1/(1 - b1^t):   N = (1-eta)^2 N + gamma^2 s^2 V + 2 gamma (1-eta) s b1 D,   D = (1-eta) b1 D + gamma s V
+        u = s m,  s = 1/(1 - b1^t)
+        N = (1-eta)^2 N + gamma^2 s^2 V + 2 gamma (1-eta) s b1 D,    D = (1-eta) b1 D + gamma s V
 
-    >>> round(forecast_adam(np.full(60000, 1e-2), 0.1, 0.9)[-1], 4)  # gamma / (2 lambda)
-    0.05
+    >>> round(float(forecast_adam(np.full(60000, 1e-3), 0.1, 0.9)[-1]), 5)  # gamma / (2 lambda)
+    0.005
     """
     gamma, decay, b1 = _series(lr=lr, weight_decay=weight_decay, beta1=beta1)
     # The bias correction of a changing beta1 follows torch: 1 - beta1^t with the current beta1.

@@ -87,7 +87,7 @@ def overlap(lmo: str, shape: Sequence[int] | None, *, blocks: int = 1) -> Overla
         raise ValueError(f"overlap({lmo!r}): this kernel depends on the shape; pass the parameter's shape")
     shape = tuple(int(side) for side in shape)
     if lmo == "bias":
-        return _vector(math.prod(shape))
+        return _vector(math.prod(shape) // blocks)
     if lmo not in ("spectral", "conv", "conv-tap", "row", "column"):
         raise ValueError(
             f"overlap: unknown lmo {lmo!r}; choose linear, spectral, conv, conv-tap, sign, embedding, lion, bias, "

@@ -39,7 +39,9 @@ class Step(NamedTuple):
 
 
 def ema(alpha: float, *, nesterov: bool = False) -> Filter:
-    """m = (1-alpha) m + alpha g; x = m, or with Nesterov x = (1-alpha) m_t + alpha g = (1-alpha)^2 m + alpha (2-alpha) g.
+    """m = (1-alpha) m + alpha g and x = m.
+
+    With Nesterov x = (1-alpha) m_t + alpha g = (1-alpha)^2 m + alpha (2-alpha) g.
 
     >>> ema(0.25)
     Filter(p=0.75, q=0.25, r=0.75, s=0.25)

@@ -1,0 +1,208 @@
+"""Linear minimisation oracles: Table 1 of the paper, with RowNorm, ColNorm, embedding and convolutions.
+
+Each entry knows its update u = -lmo(x), its norm, an explicit init, U^2 = |u|^2 and its overlap kernel. The update
+has unit norm, does not depend on the scale of x, and is zero where x is zero. `blocks` treats each of that many row
+blocks as a matrix of its own (fused QKV: 3). Tensors may carry leading batch dimensions: a stack of parameters.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from steadynorm.polar import Polar
+from steadynorm.theory import Overlap, matrix_sides, overlap
+
+BY_SHAPE = "by-shape"
+
+
+_POLAR = Polar()
+_EXACT = Polar("svd")
+
+
+@dataclass(frozen=True)
+class Lmo:
+    """One row of Table 1.
+
+    >>> LMOS["sign"].update(torch.tensor([[3.0, -0.5], [0.0, 1.0]]))
+    tensor([[ 0.5000, -0.5000],
+            [ 0.0000,  0.5000]])
+    """
+
+    name: str
+    least_ndim: int  # of the parameter
+    # All three see matrices (..., d_out, d_in); bias sees (..., 1, numel).
+    _update: Callable[[Tensor, Polar], Tensor]
+    _norm: Callable[[Tensor], Tensor]
+    _unit_sq: Callable[[int, int], float]  # |u|^2 of one matrix
+    by_rows: bool = False  # rows do not see each other: a large parameter may be handled in pieces
+
+    def update(self, x: Tensor, *, blocks: int = 1, polar: Polar = _POLAR, batch_ndim: int = 0) -> Tensor:
+        """u = -lmo(x), of x's shape and dtype. batch_ndim leading dimensions number independent parameters."""
+        shape = x.shape[batch_ndim:]
+        self.check(shape, blocks)
+        if x.numel() == 0:
+            return x.clone()
+        u = self._update(_matrices(x, self.name, blocks, batch_ndim), polar)
+        if self.name == "conv-tap":
+            u = (u / _taps(shape)).movedim(batch_ndim, -1)
+        return u.reshape(x.shape)
+
+    def norm(self, x: Tensor, *, blocks: int = 1) -> Tensor:
+        """The norm this lmo belongs to, of one parameter: a 0-d tensor; with blocks the largest of theirs."""
+        self.check(x.shape, blocks)
+        if x.numel() == 0:
+            return x.new_zeros(())
+        largest = self._norm(_matrices(x, self.name, blocks, 0)).amax()
+        return largest * _taps(x.shape) if self.name == "conv-tap" else largest
+
+    @torch.no_grad()
+    def init_(self, x: Tensor, *, blocks: int = 1, generator: torch.Generator | None = None) -> Tensor:
+        """Fill x with a random point of unit norm (bias: zero). Never called by an optimizer."""
+        self.check(x.shape, blocks)
+        if self.name == "bias":
+            return x.zero_()
+        noise = torch.randn(x.shape, dtype=torch.float64, device=x.device, generator=generator)
+        return x.copy_(self.update(noise, blocks=blocks, polar=_EXACT))
+
+    def update_norm_sq(self, shape: Sequence[int], *, blocks: int = 1) -> float:
+        """U^2 = |u|^2 for an exact polar factor.
+
+        >>> LMOS["spectral"].update_norm_sq((1536, 384))
+        1536.0
+        """
+        self.check(shape, blocks)
+        if self.name == "bias":
+            return float(math.prod(shape))
+        rows, columns = matrix_sides(self.name, shape, blocks)
+        matrices = math.prod(shape) // (rows * columns)
+        unit = self._unit_sq(rows, columns) * matrices
+        return unit / _taps(shape) ** 2 if self.name == "conv-tap" else unit
+
+    def overlap(self, shape: Sequence[int], *, blocks: int = 1) -> Overlap:
+        """How updates overlap when their inputs correlate: see steadynorm.theory.overlap."""
+        self.check(shape, blocks)
+        return overlap(self.name, shape, blocks=blocks)
+
+    def check(self, shape: Sequence[int], blocks: int = 1) -> None:
+        """Raise ValueError if this lmo does not fit a parameter of this shape."""
+        shape = tuple(shape)
+        if len(shape) < self.least_ndim:
+            remedy = "use lmo='spectral'" if len(shape) == 2 else "use lmo='bias' for vectors and scalars"
+            raise ValueError(
+                f"lmo {self.name!r} needs {self.least_ndim} dimensions or more, got shape {shape}; {remedy}"
+            )
+        rows = 1 if not shape else shape[0] if self.name in ("conv", "conv-tap", "bias") else shape[-2]
+        if blocks < 1 or rows % blocks:
+            raise ValueError(f"blocks={blocks} does not divide the {rows} rows of shape {shape}; use blocks=1")
+
+
+def get(name: str) -> Lmo:
+    """The entry of this name, or an error that lists them.
+
+    >>> get("spectral").name
+    'spectral'
+    """
+    if name not in LMOS:
+        raise ValueError(f"unknown lmo {name!r}; choose one of {', '.join(LMOS)} or {BY_SHAPE!r}")
+    return LMOS[name]
+
+
+def by_shape(shape: Sequence[int]) -> Lmo:
+    """The entry for lmo="by-shape": convolution, matrix or vector by the number of dimensions alone.
+
+    >>> by_shape((8, 3, 3, 3)).name, by_shape((8, 3)).name, by_shape((8,)).name
+    ('conv', 'spectral', 'bias')
+    """
+    return LMOS["conv" if len(shape) > 2 else "spectral" if len(shape) == 2 else "bias"]
+
+
+def _matrices(x: Tensor, name: str, blocks: int, batch_ndim: int) -> Tensor:
+    """View a stack of parameters as (..., matrices, d_out, d_in)."""
+    batch, shape = x.shape[:batch_ndim], x.shape[batch_ndim:]
+    if name == "bias":
+        return x.reshape(*batch, blocks, 1, -1)
+    if name == "conv-tap":  # taps become a batch dimension
+        x = x.flatten(batch_ndim + 2).movedim(-1, batch_ndim)
+        return x.reshape(*batch, -1, blocks, shape[0] // blocks, shape[1])
+    if name == "conv":
+        return x.reshape(*batch, blocks, shape[0] // blocks, -1)
+    return x.reshape(*batch, *shape[:-2], blocks, shape[-2] // blocks, shape[-1])
+
+
+def _taps(shape: Sequence[int]) -> int:
+    return math.prod(shape[2:])
+
+
+def _unit(x: Tensor, dim: int) -> Tensor:
+    """x over its l2 norm along dim, safe for any scale; zero stays zero."""
+    if x.dtype in (torch.bfloat16, torch.float16):
+        return _unit(x.float(), dim).to(x.dtype)
+    largest = x.abs().amax(dim, keepdim=True)
+    x = x / torch.where(largest > 0, largest, 1.0)
+    norm = x.norm(dim=dim, keepdim=True)
+    return x / torch.where(norm > 0, norm, 1.0)
+
+
+def _length(x: Tensor, dim: int) -> Tensor:
+    """l2 norm along dim, safe for any scale."""
+    largest = x.abs().amax(dim, keepdim=True)
+    return (x / torch.where(largest > 0, largest, 1.0)).norm(dim=dim) * largest.squeeze(dim)
+
+
+def _spectral(x: Tensor, polar: Polar) -> Tensor:
+    return polar(x) * math.sqrt(x.shape[-2] / x.shape[-1])
+
+
+def _spectral_norm(x: Tensor) -> Tensor:
+    return torch.linalg.matrix_norm(x, 2) * math.sqrt(x.shape[-1] / x.shape[-2])
+
+
+LMOS: dict[str, Lmo] = {
+    entry.name: entry
+    for entry in (
+        Lmo("spectral", 2, _spectral, _spectral_norm, lambda m, n: m / n * min(m, n)),
+        Lmo("conv", 3, _spectral, _spectral_norm, lambda m, n: m / n * min(m, n)),
+        Lmo("conv-tap", 3, _spectral, _spectral_norm, lambda m, n: m / n * min(m, n)),
+        Lmo(
+            "sign",
+            2,
+            lambda x, _: x.sign() / x.shape[-1],
+            lambda x: x.abs().amax((-2, -1)) * x.shape[-1],
+            lambda m, n: m / n,
+            by_rows=True,
+        ),
+        Lmo(
+            "embedding",
+            2,
+            lambda x, _: x.sign(),
+            lambda x: x.abs().amax((-2, -1)),
+            lambda m, n: float(m * n),
+            by_rows=True,
+        ),
+        Lmo(
+            "bias",
+            0,
+            lambda x, _: _unit(x, -1) * math.sqrt(x.shape[-1]),
+            lambda x: _length(x, -1) / math.sqrt(x.shape[-1]),
+            lambda _, n: float(n),
+        ),
+        Lmo(
+            "row",
+            2,
+            lambda x, _: _unit(x, -1) / math.sqrt(x.shape[-1]),
+            lambda x: _length(x, -1) * math.sqrt(x.shape[-1]),
+            lambda m, n: m / n,
+            by_rows=True,
+        ),
+        Lmo(
+            "column",
+            2,
+            lambda x, _: _unit(x, -2) * math.sqrt(x.shape[-2]),
+            lambda x: _length(x, -2) / math.sqrt(x.shape[-2]),
+            lambda m, n: float(m * n),
+        ),
+    )
+}

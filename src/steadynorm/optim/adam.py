@@ -1,0 +1,193 @@
+"""AdamC: torch's AdamW with corrected decay."""
+
+from collections.abc import Callable
+from typing import Any, Never
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from steadynorm.decay import Correction, prepare_group, where
+from steadynorm.families import ADAM
+from steadynorm.optim.base import (
+    Group,
+    NonFiniteGradientError,
+    SteadyOptimizer,
+    check_lr,
+    check_parameter,
+    check_range,
+    name_of,
+    refuse_unknown,
+)
+from steadynorm.optim.buckets import finite_gradients
+
+
+class AdamC(torch.optim.AdamW):
+    """torch's AdamW with corrected decay, fused and foreach included.
+
+        lambda_t = lambda gamma_t / gamma_peak,   or gamma_t / (2 steady_norm_sq)
+
+    Arguments as torch's AdamW, and:
+        peak_lr: the schedule's maximum; default the lr given here (or `max_lr`, `initial_lr` in the group).
+        steady_norm_sq: an absolute target, the mean square of an element.
+        check_finite: raise on a non-finite gradient. Default: such a parameter is left as it was and its `skipped`
+            counter goes up. On an accelerator fused=True skips the whole step instead, without waiting for the
+            device; the other implementations wait.
+
+    A group with `corrected=False` keeps constant decay (the output layer). With a constant lr this is AdamW, bit for
+    bit. A checkpoint of `correct(AdamW)` loads here and the other way round.
+
+    >>> p = torch.nn.Parameter(torch.ones(2)); optimizer = AdamC([p], lr=1e-3, weight_decay=0.1)
+    >>> optimizer.param_groups[0]["lr"] = 5e-4
+    >>> p.grad = torch.zeros(2); optimizer.step(); optimizer.param_groups[0]["weight_decay"]
+    0.05
+    """
+
+    corrects_itself = True
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.1,
+        *,
+        peak_lr: float | None = None,
+        steady_norm_sq: float | None = None,
+        amsgrad: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        check_finite: bool = False,
+        **unknown: Never,
+    ):
+        refuse_unknown(type(self).__name__, unknown)
+        self._extra_defaults = {"peak_lr": peak_lr, "steady_norm_sq": steady_norm_sq, "check_finite": check_finite}
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            maximize=maximize,
+            foreach=foreach,
+            capturable=capturable,
+            differentiable=differentiable,
+            fused=fused,
+        )
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add a group as torch does, with the correction's keys and its state made; on an error nothing changes."""
+        self.defaults.update(self.__dict__.pop("_extra_defaults", {}))  # torch has set its own by now
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            check_lr(float(group["lr"]))
+            check_range("weight_decay", group["weight_decay"], closed=True)
+            if group["steady_norm_sq"] is not None:
+                check_range("steady_norm_sq", group["steady_norm_sq"])
+            prepare_group(group, ADAM, peak_lr=None if "base_weight_decay" in group else group["peak_lr"])
+            for k, p in enumerate(group["params"]):
+                check_parameter(p, name_of(group, k))
+        except ValueError as error:
+            self.param_groups.pop()
+            raise ValueError(f"AdamC, {where(len(self.param_groups), group)}: {error}") from None
+        for p in group["params"]:
+            self.state[p].update(self._fresh_state(group, p))
+
+    def _fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
+        """torch's own state, made now instead of at the first step, and the count of skipped updates."""
+        on_device = group["capturable"] or group["fused"]
+        names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
+        return {
+            "step": torch.zeros((), dtype=torch.float32, device=p.device if on_device else "cpu"),
+            **{name: torch.zeros_like(p, memory_format=torch.preserve_format) for name in names},
+            "skipped": _no_skips(p),
+        }
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """One update of every parameter that has a gradient; returns the closure's loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._prepare()  # pyright: ignore[reportAttributeAccessIssue]
+        withheld = self._withhold_non_finite()  # pyright: ignore[reportAttributeAccessIssue]
+        try:
+            super().step()
+        finally:
+            for p, grad in withheld:
+                p.grad = grad
+            if hasattr(self, "_own_found_inf"):
+                del self.found_inf, self._own_found_inf
+        return loss
+
+    @torch.compiler.disable
+    def _prepare(self) -> None:
+        Correction(ADAM)(self)
+
+    @torch.compiler.disable
+    def _withhold_non_finite(self) -> list[tuple[Tensor, Tensor]]:
+        """Take non-finite gradients away, so that torch's step leaves those parameters alone; returns them."""
+        withheld = []
+        for index, group in enumerate(self.param_groups):
+            for device, params in _by_device(group["params"]).items():
+                grads = [p.grad for p in params if p.grad is not None]
+                finite = finite_gradients(grads)
+                if group["fused"] and device.type != "cpu" and not group["check_finite"]:
+                    self._skip_all_if(~finite.all())
+                else:
+                    bad = [p for p, good in zip(params, finite.tolist(), strict=True) if not good]
+                    if bad and group["check_finite"]:
+                        k = next(k for k, p in enumerate(group["params"]) if p is bad[0])
+                        raise NonFiniteGradientError("AdamC", index, group, k)
+                    withheld += [(p, p.grad) for p in bad]
+                torch._foreach_add_([self.state[p]["skipped"] for p in params], list((~finite).long().unbind(0)))
+        for p, _ in withheld:
+            p.grad = None
+        return withheld
+
+    def _skip_all_if(self, bad: Tensor) -> None:
+        """Tell torch's fused kernel, on the device, to leave everything as it is; GradScaler's word counts too."""
+        found = bad.float()
+        if getattr(self, "found_inf", None) is not None:
+            found = torch.maximum(found, self.found_inf.to(found.device))
+        if not hasattr(self, "found_inf"):
+            self._own_found_inf = True
+        self.found_inf = found
+
+    skipped_steps = SteadyOptimizer.skipped_steps
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load as torch does; a plain AdamW checkpoint too: its weight_decay is the base."""
+        before = [dict(group) for group in self.param_groups]
+        correction = Correction(ADAM)
+        correction.remember(self)
+        super().load_state_dict(state_dict)
+        correction.after_load(self)
+        for group, old in zip(self.param_groups, before, strict=True):
+            for key in ("steady_norm_sq", "check_finite"):
+                group.setdefault(key, old[key])
+            for p in group["params"]:
+                state = self.state[p]
+                state["skipped"] = state["skipped"].long() if "skipped" in state else _no_skips(p)
+                for key, fresh in self._fresh_state(group, p).items():
+                    state.setdefault(key, fresh)
+
+
+def _no_skips(p: Tensor) -> Tensor:
+    return torch.zeros((), dtype=torch.int64, device=p.device)
+
+
+def _by_device(params: list[Tensor]) -> dict[torch.device, list[Tensor]]:
+    """Parameters that have a dense gradient, by device."""
+    found: dict[torch.device, list[Tensor]] = {}
+    for p in params:
+        if p.grad is not None and p.grad.layout is torch.strided and p.numel():
+            found.setdefault(p.device, []).append(p)
+    return found

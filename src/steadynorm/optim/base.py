@@ -1,0 +1,263 @@
+"""The imperative shell all own optimizers share: checks, state at construction, buckets, the step, checkpoints."""
+
+import math
+from collections.abc import Callable
+from typing import Any, Never
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from steadynorm.decay import where
+from steadynorm.optim.buckets import Bucket, Rule, Work, finite_gradients, run
+
+Group = dict[str, Any]
+
+
+class SteadyOptimizer(Optimizer):
+    """Base class: a subclass says what state it keeps, what its scalars are this step, and its pure Rule.
+
+    All of it that a resumed run needs is in the groups and the state; buckets are a cache, rebuilt when missing.
+    """
+
+    rule: Rule  # set by each subclass
+    corrects_itself = True  # correct() refuses these: they know their own decay
+
+    def __init__(self, params: ParamsT, defaults: Group):
+        self._buckets: dict[Any, list[Bucket]] = {}
+        super().__init__(params, defaults)
+
+    # --- what a subclass fills in
+
+    def fresh_state(self, p: Tensor) -> dict[str, Tensor]:
+        """Zero state of one parameter, made at construction so that every rank and checkpoint has the same keys."""
+        raise NotImplementedError
+
+    def settings(self, group: Group, p: Tensor) -> tuple[Any, bool]:
+        """What the Rule needs of group and shape, hashable; and whether p may be cut by rows."""
+        raise NotImplementedError
+
+    def scalars(self, group: Group, bucket: Bucket) -> dict[str, float]:
+        """This step's numbers; raises ValueError where one is out of range."""
+        raise NotImplementedError
+
+    def check_group(self, group: Group) -> None:
+        """Raise ValueError where a setting makes no sense; called when a group is added."""
+
+    def before_step(self) -> None:
+        """Runs on the host before a step's scalars are read."""
+
+    # --- torch's interface
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add a group as torch does, with its settings checked and its state made; on an error nothing changes."""
+        super().add_param_group(param_group)
+        index, group = len(self.param_groups) - 1, self.param_groups[-1]
+        try:
+            for k, p in enumerate(group["params"]):
+                check_parameter(p, name_of(group, k))
+            check_lr(float(group["lr"]))
+            self.check_group(group)
+            for p in group["params"]:
+                self.settings(group, p)
+        except (ValueError, TypeError) as error:
+            self.param_groups.pop()
+            raise type(error)(f"{type(self).__name__}, {where(index, group)}: {error}") from None
+        for p in group["params"]:
+            self.state[p].update(self._all_state(p))
+        self._buckets.clear()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """One update of every parameter that has a gradient; returns the closure's loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        run(self._prepare())  # pyright: ignore[reportAttributeAccessIssue]
+        return loss
+
+    @torch.compiler.disable
+    def _prepare(self) -> list[Work]:
+        """The host's part: checks and numbers first, so that an error leaves weights and state as they were."""
+        self.before_step()
+        works = []
+        for bucket in self._current_buckets():
+            group = self.param_groups[bucket.group]
+            try:
+                numbers = self.scalars(group, bucket)
+            except ValueError as error:
+                raise ValueError(f"{type(self).__name__}, {where(bucket.group, group)}: {error}") from None
+            grads = [p.grad for p in bucket.params if p.grad is not None]
+            state: dict[str, list[Tensor]] = {}
+            for p in bucket.params:
+                for key, value in self.state[p].items():
+                    state.setdefault(key, []).append(value)
+            skipped = state.pop("skipped")
+            scalars = {key: torch.tensor(value, dtype=torch.float64) for key, value in numbers.items()}
+            works.append(Work(type(self).rule, bucket, grads, state, skipped, scalars, bool(group["maximize"])))
+        self._check_finite(works)
+        return works
+
+    def _current_buckets(self) -> list[Bucket]:
+        """Buckets of the parameters that have a gradient now; a cache by which ones they are."""
+        present = tuple(p.grad is not None and p.numel() > 0 for group in self.param_groups for p in group["params"])
+        if present not in self._buckets:
+            if len(self._buckets) > 16:  # parameters come and go at random: do not hoard
+                self._buckets.clear()
+            self._buckets[present] = self._make_buckets()
+        return self._buckets[present]
+
+    def _make_buckets(self) -> list[Bucket]:
+        found: dict[Any, Bucket] = {}
+        for index, group in enumerate(self.param_groups):
+            for k, p in enumerate(group["params"]):
+                if p.grad is None or p.numel() == 0:
+                    continue
+                if p.grad.layout is not torch.strided:
+                    raise ValueError(
+                        f"{type(self).__name__}: the gradient of {name_of(group, k)} is sparse; "
+                        "use a dense one (nn.Embedding(sparse=False))"
+                    )
+                settings, by_rows = self.settings(group, p)
+                shape = tuple(p.shape)
+                key = (index, shape, p.dtype, p.device, settings)
+                found.setdefault(key, Bucket(index, shape, by_rows and p.ndim > 0, settings, [])).params.append(p)
+        return list(found.values())
+
+    def _check_finite(self, works: list[Work]) -> None:
+        """check_finite=True: raise before anything is written, naming the parameter. Waits for the device."""
+        for work in works:
+            group = self.param_groups[work.bucket.group]
+            if not group["check_finite"]:
+                continue
+            for p, finite in zip(work.bucket.params, finite_gradients(work.grads).tolist(), strict=True):
+                if not finite:
+                    k = next(k for k, q in enumerate(group["params"]) if q is p)
+                    raise NonFiniteGradientError(type(self).__name__, work.bucket.group, group, k)
+
+    def skipped_steps(self) -> Tensor:
+        """How many parameter updates were left out because of a non-finite gradient: a 0-d tensor, on the device."""
+        counts = [self.state[p]["skipped"] for group in self.param_groups for p in group["params"]]
+        return torch.stack(counts).sum()
+
+    @torch._disable_dynamo
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load as torch does, with state in its own dtype (torch casts it to the parameter's) and missing keys kept.
+
+        A checkpoint that does not fit raises ValueError before anything changes.
+        """
+        loaded: dict[str, Any] = {}
+        before = [dict(group) for group in self.param_groups]
+
+        def last_hook(_: Optimizer, final: dict[str, Any]) -> None:
+            self._check_fits(final)
+            loaded.update(final)
+
+        handle = self.register_load_state_dict_pre_hook(last_hook)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+        for group, old, saved in zip(self.param_groups, before, loaded["param_groups"], strict=True):
+            for key, value in old.items():
+                group.setdefault(key, value)
+            for p, index in zip(group["params"], saved["params"], strict=True):
+                values = loaded["state"].get(index, {})
+                self.state[p] = {
+                    key: values[key].to(fresh, copy=True) if key in values else fresh
+                    for key, fresh in self._all_state(p).items()
+                }
+        self._buckets.clear()
+
+    def _all_state(self, p: Tensor) -> dict[str, Tensor]:
+        return {**self.fresh_state(p), "skipped": torch.zeros((), dtype=torch.int64, device=p.device)}
+
+    def _check_fits(self, state_dict: dict[str, Any]) -> None:
+        for index, (group, saved) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=False)):
+            for k, (p, key) in enumerate(zip(group["params"], saved["params"], strict=False)):
+                values = state_dict["state"].get(key)
+                if values is None:
+                    continue
+                for name, fresh in self.fresh_state(p).items():
+                    shape = tuple(values[name].shape) if name in values else None
+                    if shape != tuple(fresh.shape):
+                        raise ValueError(
+                            f"{type(self).__name__}, {where(index, group)}: the checkpoint has {name} of shape {shape} "
+                            f"for {name_of(group, k)} of shape {tuple(p.shape)}: it is of another model or optimizer"
+                        )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._buckets = {}
+
+
+class NonFiniteGradientError(ValueError):
+    """check_finite=True met a gradient with a NaN or an infinity; nothing was written."""
+
+    def __init__(self, optimizer: str, index: int, group: Group, k: int):
+        super().__init__(
+            f"{optimizer}, {where(index, group)}: the gradient of {name_of(group, k)} is not finite; "
+            "nothing was written (check_finite=True)"
+        )
+
+
+def refuse_unknown(class_name: str, unknown: dict[str, Never]) -> None:
+    """TypeError for keywords that do not exist; `momentum` gets the reason.
+
+    >>> refuse_unknown("ScionC", {})
+    """
+    if "momentum" in unknown:
+        raise TypeError(
+            f"{class_name} has no momentum=: Scion's and torch's mean opposite things; "
+            "pass alpha=<weight of the new gradient>, that is 1 - torch's momentum"
+        )
+    if unknown:
+        raise TypeError(f"{class_name} got an unexpected keyword argument {next(iter(unknown))!r}")
+
+
+def check_lr(lr: float) -> None:
+    """lr must be finite and not negative."""
+    if not (lr >= 0 and math.isfinite(lr)):
+        raise ValueError(f"lr={lr} must be finite and not negative")
+
+
+def check_range(name: str, value: float, *, above: float = 0.0, most: float = math.inf, closed: bool = False) -> None:
+    """`above` < value <= most (closed: `above` allowed), and finite."""
+    low = value >= above if closed else value > above
+    if not (low and value <= most and math.isfinite(value)):
+        raise ValueError(f"{name}={value} must be finite and in {'[' if closed else '('}{above:g}, {most:g}]")
+
+
+def check_betas(betas: tuple[float, float]) -> None:
+    """Both must be in [0, 1)."""
+    for k, beta in enumerate(betas):
+        if not 0 <= beta < 1:
+            raise ValueError(f"betas[{k}]={beta} is outside [0, 1)")
+
+
+def check_eta(lr: float, weight_decay: float) -> float:
+    """eta = lr * weight_decay, which must not exceed 1."""
+    eta = lr * weight_decay
+    if eta > 1:
+        raise ValueError(f"lr * weight_decay = {eta:g} exceeds 1: a step would flip the weights; lower one of them")
+    return eta
+
+
+def full_precision(p: Tensor) -> Tensor:
+    """A zero buffer of p's shape in at least fp32."""
+    dtype = torch.float64 if p.dtype == torch.float64 else torch.float32
+    return torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
+
+
+def check_parameter(p: Tensor, name: str) -> None:
+    if p.layout is not torch.strided:
+        raise ValueError(f"{name} is sparse; only dense parameters are supported")
+    if not p.is_floating_point():
+        raise ValueError(f"{name} is of {p.dtype}; only real floating-point parameters are supported")
+
+
+def name_of(group: Group, k: int) -> str:
+    names = group.get("param_names")
+    return repr(names[k]) if names else f"parameter {k} (shape {tuple(group['params'][k].shape)})"

@@ -1,0 +1,82 @@
+"""LionC: Lion with corrected decay."""
+
+from typing import Any, Never
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from steadynorm.families import LION
+from steadynorm.optim.base import Group, check_betas, check_eta, check_lr, check_range, full_precision, refuse_unknown
+from steadynorm.optim.buckets import Bucket, Scalars, State, decayed_step
+from steadynorm.optim.relative import RelativelyCorrected
+
+
+def lion_rule(theta: Tensor, grad: Tensor, state: State, scalars: Scalars, settings: Any) -> tuple[Tensor, State]:
+    """x = b1 m + (1-b1) g;  theta_t = (1-eta) theta - gamma sign(x);  m_t = b2 m + (1-b2) g."""
+    m = state["momentum_buffer"]
+    x = m * scalars["beta1"] + grad * (1 - scalars["beta1"])
+    kept = m * scalars["beta2"] + grad * (1 - scalars["beta2"])
+    return decayed_step(theta, x.sign(), scalars["eta"], scalars["gamma"]), {"momentum_buffer": kept}
+
+
+class LionC(RelativelyCorrected):
+    """Lion with corrected decay.
+
+        lambda_t = lambda (gamma_t / gamma_peak) G(betas_t)/G(betas_0),   or the decay that reaches `steady_norm_sq`
+
+    Arguments:
+        lr: gamma. betas: of the update and of the buffer. weight_decay: lambda at the peak lr.
+        peak_lr: the schedule's maximum; default the lr given here (or `max_lr`, `initial_lr` in the group).
+        steady_norm_sq: an absolute target, the mean square of an element, in place of the relative rule.
+        check_finite, maximize: as in Scion.
+
+    A group with `corrected=False` keeps constant decay (the output layer).
+
+    >>> import torch
+    >>> p = torch.nn.Parameter(torch.ones(3)); optimizer = LionC([p], lr=1e-3, weight_decay=0.5)
+    >>> p.grad = torch.tensor([1.0, -1.0, 0.0]); optimizer.step()
+    >>> p.data
+    tensor([0.9985, 1.0005, 0.9995])
+    """
+
+    rule = staticmethod(lion_rule)
+    family = LION
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 1.0,
+        *,
+        peak_lr: float | None = None,
+        steady_norm_sq: float | None = None,
+        check_finite: bool = False,
+        maximize: bool = False,
+        **unknown: Never,
+    ):
+        refuse_unknown(type(self).__name__, unknown)
+        defaults: Group = {
+            "lr": lr,
+            "betas": betas,
+            "weight_decay": weight_decay,
+            "peak_lr": peak_lr,
+            "steady_norm_sq": steady_norm_sq,
+            "check_finite": check_finite,
+            "maximize": maximize,
+        }
+        super().__init__(params, defaults)
+
+    def fresh_state(self, p: Tensor) -> dict[str, Tensor]:
+        return {"momentum_buffer": full_precision(p)}
+
+    def check_group(self, group: Group) -> None:
+        check_betas(group["betas"])
+        super().check_group(group)
+
+    def scalars(self, group: Group, bucket: Bucket) -> dict[str, float]:
+        lr, (beta1, beta2) = float(group["lr"]), group["betas"]
+        check_lr(lr)
+        check_range("weight_decay", group["weight_decay"], closed=True)
+        eta = check_eta(lr, group["weight_decay"])
+        return {"gamma": lr, "eta": eta, "beta1": float(beta1), "beta2": float(beta2)}

@@ -1,0 +1,33 @@
+"""Own optimizers corrected relative to their peak lr: the same keys and formula as `correct(optimizer)`."""
+
+from typing import Any
+
+from torch import Tensor
+
+from steadynorm.decay import Correction, prepare_group
+from steadynorm.families import Family
+from steadynorm.optim.base import Group, SteadyOptimizer, check_range
+
+
+class RelativelyCorrected(SteadyOptimizer):
+    """Writes lambda_t into each corrected group before a step; a group with `corrected=False` is left alone."""
+
+    family: Family
+
+    def settings(self, group: Group, p: Tensor) -> tuple[Any, bool]:
+        return None, True  # element-wise
+
+    def check_group(self, group: Group) -> None:
+        check_range("weight_decay", group["weight_decay"], closed=True)
+        if group.get("steady_norm_sq") is not None:
+            check_range("steady_norm_sq", group["steady_norm_sq"])
+        prepare_group(group, self.family, peak_lr=None if "base_weight_decay" in group else group["peak_lr"])
+
+    def before_step(self) -> None:
+        Correction(self.family)(self)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        correction = Correction(self.family)
+        correction.remember(self)
+        super().load_state_dict(state_dict)
+        correction.after_load(self)

@@ -1,0 +1,230 @@
+"""Scion and ScionC (Algorithm 2 of the paper)."""
+
+from dataclasses import dataclass
+from typing import Any, Never
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from steadynorm import lmo as lmos
+from steadynorm import theory
+from steadynorm.optim.base import (
+    Group,
+    SteadyOptimizer,
+    check_eta,
+    check_lr,
+    check_range,
+    full_precision,
+    refuse_unknown,
+)
+from steadynorm.optim.buckets import Bucket, Scalars, State, decayed_step
+from steadynorm.polar import Polar
+
+
+@dataclass(frozen=True)
+class ScionSettings:
+    """What does not change from step to step."""
+
+    lmo: lmos.Lmo
+    blocks: int
+    nesterov: bool
+    polar: Polar
+
+
+def scion_rule(
+    theta: Tensor, grad: Tensor, state: State, scalars: Scalars, settings: ScionSettings
+) -> tuple[Tensor, State]:
+    """m_t = (1-a) m + a g;  x = m_t, Nesterov (1-a) m_t + a g;  theta_t = (1-eta) theta + gamma lmo(x)."""
+    alpha = scalars["alpha"]
+    m = state["momentum_buffer"]
+    m = m + (grad - m) * alpha
+    x = m + (grad - m) * alpha if settings.nesterov else m
+    u = settings.lmo.update(x, blocks=settings.blocks, polar=settings.polar, batch_ndim=1)
+    return decayed_step(theta, u, scalars["eta"], scalars["gamma"]), {"momentum_buffer": m}
+
+
+class Scion(SteadyOptimizer):
+    """Constrained Scion with constant decoupled decay, in the paper's parametrisation.
+
+        m_t = (1 - alpha) m_{t-1} + alpha g_t
+        theta_t = (1 - gamma lambda) theta_{t-1} + gamma lmo(m_t)
+
+    Arguments:
+        params: groups from `steadynorm.param_groups(model)`, or your own with an lmo each.
+        lr: gamma. alpha: the weight of the new gradient, in (0, 1]. weight_decay: lambda.
+        lmo: "spectral", "sign", "embedding", "bias", "row", "column", "conv", "conv-tap", or "by-shape".
+        nesterov: the lmo sees (1 - alpha) m_t + alpha g_t.
+        blocks: row blocks that are matrices of their own (fused QKV: 3).
+        polar, polar_steps: "express", "newton-schulz" or "svd", and how many steps.
+        check_finite: raise on a non-finite gradient (waits for the device). Default: such a parameter is left as it
+            was and its `skipped` counter goes up.
+        maximize: ascend.
+
+    State: one momentum buffer, fp32 for fp32 and half-precision parameters, fp64 for fp64.
+
+    >>> import torch
+    >>> model = torch.nn.Linear(4, 2, bias=False)
+    >>> optimizer = Scion(model.parameters(), lr=0.1, lmo="spectral", weight_decay=0.01)
+    >>> model(torch.ones(1, 4)).sum().backward(); optimizer.step()
+    """
+
+    rule = staticmethod(scion_rule)
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-2,
+        *,
+        alpha: float = 0.1,
+        lmo: str | None = None,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        blocks: int = 1,
+        polar: str = "express",
+        polar_steps: int = 5,
+        check_finite: bool = False,
+        maximize: bool = False,
+        **unknown: Never,
+    ):
+        refuse_unknown(type(self).__name__, unknown)
+        defaults = _defaults(lr, alpha, lmo, nesterov, blocks, polar, polar_steps, check_finite, maximize)
+        super().__init__(params, defaults | {"weight_decay": weight_decay})
+
+    def fresh_state(self, p: Tensor) -> dict[str, Tensor]:
+        return {"momentum_buffer": full_precision(p)}
+
+    def settings(self, group: Group, p: Tensor) -> tuple[ScionSettings, bool]:
+        lmo = lmos.by_shape(p.shape) if group["lmo"] == lmos.BY_SHAPE else lmos.get(group["lmo"])
+        lmo.check(p.shape, group["blocks"])
+        blocks = 1 if lmo.by_rows else group["blocks"]  # rows do not see each other, so neither do blocks
+        return ScionSettings(
+            lmo, blocks, bool(group["nesterov"]), Polar(group["polar"], group["polar_steps"])
+        ), lmo.by_rows
+
+    def check_group(self, group: Group) -> None:
+        if "momentum" in group:
+            refuse_unknown(type(self).__name__, {"momentum": group["momentum"]})
+        if group["lmo"] is None:
+            raise ValueError(
+                "no lmo; use steadynorm.param_groups(model), which picks one per role, or set lmo= in the group. "
+                "lmo='by-shape' goes by shape alone and sends embeddings to spectral"
+            )
+        check_range("alpha", group["alpha"], most=1.0)
+        if group["weight_decay"] is not None:
+            check_range("weight_decay", group["weight_decay"], closed=True)
+
+    def weight_decay(self, group: Group, lr: float, bucket: Bucket) -> float:
+        """lambda_t of one bucket."""
+        return float(group["weight_decay"])
+
+    def scalars(self, group: Group, bucket: Bucket) -> dict[str, float]:
+        lr, alpha = float(group["lr"]), float(group["alpha"])
+        check_lr(lr)
+        check_range("alpha", alpha, most=1.0)
+        decay = self.weight_decay(group, lr, bucket)
+        check_range("weight_decay", decay, closed=True)
+        return {"gamma": lr, "alpha": alpha, "eta": check_eta(lr, decay)}
+
+
+class ScionC(Scion):
+    """Scion with corrected decay: the decay follows lr and momentum so that the weight norm stays where you put it.
+
+        lambda_t = (2 - alpha_t) / (2 alpha_t C_t^2) gamma_t        (Nesterov: over 1 + 4a - 6a^2 + 2a^3)
+
+    Arguments as Scion's, and:
+        steady_norm_sq: C^2, the weight norm squared over the update norm squared to settle at.
+        weight_decay: set in a group, it is a constant lambda there (the output layer) and C^2 is not used.
+        overlap: "linear", the paper's formula, or "exact": the decay that reaches C^2 given the overlap kernel of each
+            parameter's lmo and shape, at finite eta.
+
+    lr, alpha and steady_norm_sq are read from the group at every step: schedule any of them.
+
+    >>> import torch
+    >>> model = torch.nn.Linear(4, 4, bias=False)
+    >>> optimizer = ScionC(model.parameters(), lr=0.01, lmo="spectral")
+    >>> round(optimizer.weight_decay_of(model.weight), 6)
+    0.08
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-2,
+        *,
+        alpha: float = 0.1,
+        lmo: str | None = None,
+        steady_norm_sq: float = 1.1875,
+        weight_decay: float | None = None,
+        overlap: str = "linear",
+        nesterov: bool = False,
+        blocks: int = 1,
+        polar: str = "express",
+        polar_steps: int = 5,
+        check_finite: bool = False,
+        maximize: bool = False,
+        **unknown: Never,
+    ):
+        refuse_unknown(type(self).__name__, unknown)
+        defaults = _defaults(lr, alpha, lmo, nesterov, blocks, polar, polar_steps, check_finite, maximize)
+        defaults |= {"weight_decay": weight_decay, "steady_norm_sq": steady_norm_sq, "overlap": overlap}
+        SteadyOptimizer.__init__(self, params, defaults)
+
+    def check_group(self, group: Group) -> None:
+        super().check_group(group)
+        check_range("steady_norm_sq", group["steady_norm_sq"])
+        if group["overlap"] not in ("linear", "exact"):
+            raise ValueError(f"overlap={group['overlap']!r} is unknown; choose 'linear' or 'exact'")
+        for p in group["params"]:
+            if p.numel():
+                self._weight_decay(group, float(group["lr"]), self.settings(group, p)[0], tuple(p.shape))
+
+    def weight_decay(self, group: Group, lr: float, bucket: Bucket) -> float:
+        return self._weight_decay(group, lr, bucket.settings, bucket.shape)
+
+    def weight_decay_of(self, p: Tensor) -> float:
+        """lambda_t that a step would use for this parameter now."""
+        group = next(group for group in self.param_groups if any(p is q for q in group["params"]))
+        return self._weight_decay(group, float(group["lr"]), self.settings(group, p)[0], tuple(p.shape))
+
+    def _weight_decay(self, group: Group, lr: float, settings: ScionSettings, shape: tuple[int, ...]) -> float:
+        if group["weight_decay"] is not None:
+            return float(group["weight_decay"])
+        exact = group["overlap"] == "exact"
+        target, alpha = float(group["steady_norm_sq"]), float(group["alpha"])
+        decay = theory.weight_decay_for(
+            target,
+            lr,
+            alpha,
+            nesterov=settings.nesterov,
+            overlap=settings.lmo.overlap(shape, blocks=settings.blocks) if exact else "linear",
+        )
+        if lr * decay > 1:
+            raise ValueError(
+                f"steady_norm_sq={target:g} is unreachable at lr={lr:g}, alpha={alpha:g}: it would take a decay of "
+                f"{lr * decay:.3g} a step; raise steady_norm_sq or lower lr"
+            )
+        return decay
+
+
+def _defaults(
+    lr: float | Tensor,
+    alpha: float,
+    lmo: str | None,
+    nesterov: bool,
+    blocks: int,
+    polar: str,
+    polar_steps: int,
+    check_finite: bool,
+    maximize: bool,
+) -> dict[str, Any]:
+    return {
+        "lr": lr,
+        "alpha": alpha,
+        "lmo": lmo,
+        "nesterov": nesterov,
+        "blocks": blocks,
+        "polar": polar,
+        "polar_steps": polar_steps,
+        "check_finite": check_finite,
+        "maximize": maximize,
+    }

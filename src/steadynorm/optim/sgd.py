@@ -1,0 +1,96 @@
+"""SGDC: SGD with momentum and corrected decoupled decay."""
+
+from typing import NamedTuple, Never
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from steadynorm.families import SGD
+from steadynorm.optim.base import Group, check_eta, check_lr, check_range, full_precision, refuse_unknown
+from steadynorm.optim.buckets import Bucket, Scalars, State, decayed_step
+from steadynorm.optim.relative import RelativelyCorrected
+
+
+class SGDSettings(NamedTuple):
+    """What does not change from step to step."""
+
+    nesterov: bool
+    trace: bool
+
+
+def sgd_rule(
+    theta: Tensor, grad: Tensor, state: State, scalars: Scalars, settings: SGDSettings
+) -> tuple[Tensor, State]:
+    """m_t = (1-a) m + a g, trace: (1-a) m + g;  u = m_t, Nesterov: (1-a) m_t + the same share of g."""
+    alpha = scalars["alpha"]
+    share = grad if settings.trace else grad * alpha
+    m = state["momentum_buffer"] * (1 - alpha) + share
+    u = m * (1 - alpha) + share if settings.nesterov else m
+    return decayed_step(theta, u, scalars["eta"], scalars["gamma"]), {"momentum_buffer": m}
+
+
+class SGDC(RelativelyCorrected):
+    """SGD with decoupled decay that follows the lr, and the momentum where that changes the step size.
+
+        m_t = (1 - alpha) m_{t-1} + alpha g_t      (trace: m_t = (1 - alpha) m_{t-1} + g_t)
+        lambda_t = lambda (gamma_t / gamma_peak),  with trace times (alpha_0 / alpha_t)^2
+
+    Arguments:
+        lr: gamma. alpha: the weight of the new gradient; torch's momentum is 1 - alpha. weight_decay: lambda at peak.
+        nesterov: the update is (1 - alpha) m_t + alpha g_t (trace: + g_t). trace: torch's SGD convention.
+        peak_lr, check_finite, maximize: as in LionC.
+
+    >>> import torch
+    >>> p = torch.nn.Parameter(torch.ones(2)); optimizer = SGDC([p], lr=0.1, alpha=1.0, weight_decay=0.1)
+    >>> p.grad = torch.ones(2); optimizer.step(); p.data
+    tensor([0.8900, 0.8900])
+    """
+
+    rule = staticmethod(sgd_rule)
+    family = SGD
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-1,
+        *,
+        alpha: float = 0.1,
+        weight_decay: float = 1e-2,
+        nesterov: bool = False,
+        trace: bool = False,
+        peak_lr: float | None = None,
+        check_finite: bool = False,
+        maximize: bool = False,
+        **unknown: Never,
+    ):
+        refuse_unknown(type(self).__name__, unknown)
+        defaults: Group = {
+            "lr": lr,
+            "alpha": alpha,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+            "trace": trace,
+            "peak_lr": peak_lr,
+            "check_finite": check_finite,
+            "maximize": maximize,
+        }
+        super().__init__(params, defaults)
+
+    def fresh_state(self, p: Tensor) -> dict[str, Tensor]:
+        return {"momentum_buffer": full_precision(p)}
+
+    def settings(self, group: Group, p: Tensor) -> tuple[SGDSettings, bool]:
+        return SGDSettings(bool(group["nesterov"]), bool(group["trace"])), True
+
+    def check_group(self, group: Group) -> None:
+        if "momentum" in group:
+            refuse_unknown(type(self).__name__, {"momentum": group["momentum"]})
+        check_range("alpha", group["alpha"], most=1.0)
+        super().check_group(group)
+
+    def scalars(self, group: Group, bucket: Bucket) -> dict[str, float]:
+        lr, alpha = float(group["lr"]), float(group["alpha"])
+        check_lr(lr)
+        check_range("alpha", alpha, most=1.0)
+        check_range("weight_decay", group["weight_decay"], closed=True)
+        return {"gamma": lr, "eta": check_eta(lr, group["weight_decay"]), "alpha": alpha}
