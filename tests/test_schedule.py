@@ -12,7 +12,8 @@ import torch
 from torch.optim import lr_scheduler
 
 from steadynorm import schedule, theory
-from steadynorm.schedule import MatchedMomentum, Scheduler, between, constant, constant_then_decay, cosine, linear
+from steadynorm.schedule import MatchedMomentum, between, constant, constant_then_decay, cosine, linear
+from steadynorm.scheduler import Scheduler
 
 T = 40
 

@@ -266,7 +266,8 @@ def test_adam_decay_inverts_the_limit():
 def test_decay_alone_halves_a_weight_in_its_half_life():
     for lr, decay in ((1e-3, 0.1), (0.1, 1.0), (0.5, 1.0)):
         assert (1 - lr * decay) ** half_life(lr, decay) == pytest.approx(0.5, rel=1e-9)
-    assert half_life(1e-4, 1e-4) == pytest.approx(math.log(2) * 1e8, rel=1e-7)  # no cancellation at eta = 1e-8
+    eta = 1e-8  # no cancellation here: ln(1 - eta) = -(eta + eta^2 / 2 + ...)
+    assert half_life(1e-4, 1e-4) == pytest.approx(math.log(2) / (eta + eta**2 / 2), rel=1e-13)
     assert half_life(0.5, 1.0) == 1.0
     assert half_life(0.1, 0.0) == math.inf
     assert half_life(0.5, 2.0) == 0.0

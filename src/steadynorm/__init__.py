@@ -9,7 +9,7 @@ from steadynorm import schedule, theory
 from steadynorm.decay import correct
 from steadynorm.groups import explain, from_radius, param_groups
 from steadynorm.optim import SGDC, AdamC, LionC, RenormalizedAdamW, Scion, ScionC
-from steadynorm.schedule import Scheduler
+from steadynorm.scheduler import Scheduler
 
 __version__ = "0.1.0.dev0"
 

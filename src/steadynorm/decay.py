@@ -70,7 +70,7 @@ class Correction:
         try:
             return corrected_weight_decay(group, self.family, self._kernel(group))
         except ValueError as error:
-            raise ValueError(f"{where(index, group)}: {error}") from None
+            raise ValueError(f"{group_label(index, group)}: {error}") from None
 
     def _kernel(self, group: Group) -> theory.Overlap | None:
         if group.get("overlap", "linear") == "linear" or self.family.lmo is None:
@@ -186,10 +186,10 @@ def prepare_group(group: Group, family: Family, *, peak_lr: float | None = None)
     group.setdefault("peak_lr_given", True)
 
 
-def where(index: int, group: Group) -> str:
+def group_label(index: int, group: Group) -> str:
     """How errors name a group.
 
-    >>> where(2, {"name": "head"}), where(0, {})
+    >>> group_label(2, {"name": "head"}), group_label(0, {})
     ('group 2 ("head")', 'group 0')
     """
     return f'group {index} ("{group["name"]}")' if "name" in group else f"group {index}"
@@ -231,7 +231,7 @@ def _split_skipped(optimizer: Optimizer, skip: list[Any]) -> None:
     split = [index for index, hit in parts if hit]
     if split and (optimizer.state or any("initial_lr" in groups[index] for index in split)):
         raise ValueError(
-            f"correct: skip would split {where(split[0], groups[split[0]])}, which has a scheduler or state already; "
+            f"correct: skip would split {group_label(split[0], groups[split[0]])}, which has a scheduler or state already; "
             "call correct() before both, or put the skipped parameters in a group of their own"
         )
     for index, hit in parts:

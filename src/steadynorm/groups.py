@@ -3,40 +3,28 @@
 module, name, shape -> role -> group. Every trainable parameter is in exactly one group, or an error names it.
 """
 
-from __future__ import annotations
-
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
+
+from steadynorm.roles import (
+    ROLES,
+    Placed,
+    check_choice,
+    check_patterns,
+    check_supported,
+    find_outputs,
+    places,
+    role_of,
+    row_blocks,
+)
+from steadynorm.theory import weight_decay_for
 
 Output = nn.Module | nn.Parameter | str  # one layer: itself, its weight, or the dotted name of either
 Rules = dict[str, dict[str, Any]]  # role -> the values of its group
-
-# role: (lmo, least dimensions, most dimensions)
-ROLES = {
-    "hidden": ("spectral", 2, 2),
-    "stacked": ("spectral", 3, 5),
-    "conv": ("conv", 3, 5),
-    "vector": ("bias", 0, math.inf),
-    "embedding": ("embedding", 2, 5),
-    "output": ("sign", 2, 2),
-    "output-bias": ("bias", 0, 1),
-}
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
-_NORM_CLASS = re.compile(r"norm(\d?d)?$", re.I)
-_TABLE_NAME = re.compile(r"(^|[._])(pos|position\w*|tokens?|embed|embeddings?)(_\w*|\d*)(\.\d+)?$", re.I)
-_BIAS_NAME = re.compile(r"bias\w*(\.\d+)?$", re.I)
-_EXPERT_NAME = re.compile(r"expert|gate_up|(gate|up|down)_proj|(^|[._])(moe|w[123])([._]|$)", re.I)
-_FUSED_NAME = re.compile(r"(qkv|c_attn|in_proj|query_key_value)[^.]*(\.weight)?$", re.I)
 
 
 class ParamGroups(list[dict[str, Any]]):
@@ -44,25 +32,6 @@ class ParamGroups(list[dict[str, Any]]):
 
     why: dict[str, str]
     ties: dict[str, tuple[str, ...]]
-
-
-@dataclass(frozen=True)
-class _Placed:
-    """One parameter and every place in the model that holds it."""
-
-    parameter: nn.Parameter
-    names: tuple[str, ...]  # the first is the one used, the others are ties
-    owners: tuple[nn.Module, ...]  # one per name
-
-    @property
-    def name(self) -> str:
-        return self.names[0]
-
-    def held_by(self, *kinds: type[nn.Module]) -> bool:
-        return any(isinstance(owner, kinds) for owner in self.owners)
-
-    def first_match(self, patterns: Iterable[str]) -> str | None:
-        return next((p for p in patterns if any(name == p or fnmatchcase(name, p) for name in self.names)), None)
 
 
 def param_groups(
@@ -112,8 +81,8 @@ def param_groups(
     >>> [(group["name"], group["lmo"], group["lr"]) for group in param_groups(model, output="2")]
     [('hidden', 'spectral', 0.01), ('vector', 'bias', 0.01), ('output', 'sign', 0.2), ('output-bias', 'bias', 0.01)]
     """
-    _check_choice("kind", kind, ("scion", "adam"))
-    _check_choice("output_bias", output_bias, ("corrected", "constant"))
+    check_choice("kind", kind, ("scion", "adam"))
+    check_choice("output_bias", output_bias, ("corrected", "constant"))
     scion, roles, blocks = kind == "scion", roles or {}, blocks or {}
     lr = _checked("lr", (1e-2 if scion else 1e-3) if lr is None else lr)
     output_lr = _checked("output_lr", (20 * lr if scion else lr) if output_lr is None else output_lr)
@@ -125,21 +94,21 @@ def param_groups(
     if output_weight_decay is not None:
         rules["output"]["weight_decay"] = _checked("output_weight_decay", output_weight_decay)
 
-    everything = _places(model)
+    everything = places(model)
     trainable = [placed for placed in everything if placed.parameter.requires_grad]
     if not trainable:
         raise ValueError(f"{type(model).__name__} has no trainable parameter: nothing to group")
     for placed in trainable:
-        _check_supported(placed)
-    _check_patterns("roles", roles, trainable, "trainable parameter")
-    outputs = _find_outputs(model, everything, output, roles)
-    found = [(placed, *_role(placed, roles, outputs, strict=scion)) for placed in trainable]
+        check_supported(placed)
+    check_patterns("roles", roles, trainable, "trainable parameter")
+    outputs = find_outputs(model, everything, output, roles)
+    found = [(placed, *role_of(placed, roles, outputs, strict=scion)) for placed in trainable]
     matrices = [placed for placed, role, _ in found if scion and ROLES[role][0] == "spectral"]
-    _check_patterns("blocks", blocks, matrices, "matrix with the spectral lmo")
-    return _gather(found, rules, {placed.name: _row_blocks(placed, blocks) for placed in matrices})
+    check_patterns("blocks", blocks, matrices, "matrix with the spectral lmo")
+    return _gather(found, rules, {placed.name: row_blocks(placed, blocks) for placed in matrices})
 
 
-def _gather(found: list[tuple[_Placed, str, str]], rules: Rules, blocks: dict[str, tuple[int, str]]) -> ParamGroups:
+def _gather(found: list[tuple[Placed, str, str]], rules: Rules, blocks: dict[str, tuple[int, str]]) -> ParamGroups:
     """Parameters under the same rule in one group; groups and parameters in the order of the model."""
     by_name: Rules = {}
     why: dict[str, str] = {}
@@ -155,8 +124,6 @@ def _gather(found: list[tuple[_Placed, str, str]], rules: Rules, blocks: dict[st
 
 def _scion_rules(lr: float, output_lr: float, alpha: float, norm_sq: float, decay: float | None, bias: bool) -> Rules:
     """eta = lr lambda starts the same in every group; bias: whether the output's bias has constant decay."""
-    from steadynorm.theory import weight_decay_for
-
     corrected = weight_decay_for(norm_sq, lr, alpha)  # checks its arguments, so called also where decay is given
     decay_0 = corrected if decay is None else decay
     rule = {"lr": lr, "alpha": alpha, "blocks": 1, "weight_decay": decay}
@@ -175,137 +142,6 @@ def _adam_rules(lr: float, output_lr: float, decay: float) -> Rules:
     vector = {"name": "vector", "lr": lr, "weight_decay": 0.0, "corrected": True}
     output = {"name": "output", "lr": output_lr, "weight_decay": decay, "corrected": False}
     return dict.fromkeys(ROLES, matrix) | {"vector": vector, "output-bias": vector, "output": output}
-
-
-def _places(model: nn.Module) -> list[_Placed]:
-    """Every parameter once, in model order, with all its names and owners."""
-    held: dict[nn.Parameter, list[tuple[str, nn.Module]]] = {}  # tensors hash by identity
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        for name, parameter in module.named_parameters(prefix, recurse=False, remove_duplicate=False):
-            held.setdefault(parameter, []).append((name, module))
-    return [_Placed(parameter, *zip(*places, strict=True)) for parameter, places in held.items()]
-
-
-def _role(placed: _Placed, roles: Mapping[str, str], outputs: dict[int, str], *, strict: bool) -> tuple[str, str]:
-    """Role and reason: by the caller's word, the output layer, the module's type, or name and shape."""
-    shape = tuple(placed.parameter.shape)
-    role, reason = "", f"{len(shape)} dimensions"
-    if (pattern := placed.first_match(roles)) is not None:
-        role, reason = roles[pattern], f"roles[{pattern!r}]"
-        _check_choice(reason, role, tuple(ROLES))
-    elif id(placed.parameter) in outputs:
-        role, reason = "output", outputs[id(placed.parameter)]
-    elif known := _role_by_module(placed) or _role_by_name(placed):
-        role, reason = known
-    if role == "output" and len(shape) <= 1:
-        role = "output-bias"
-    if not strict:  # Adam needs no more than matrix or vector
-        return role or "hidden", reason
-    _, least, most = ROLES.get(role, ("", 0, math.inf))
-    if role and least <= len(shape) <= most:
-        return role, reason
-    problem = f"{role!r} ({reason}) takes {least} to {most} dimensions" if role else "its role is ambiguous"
-    remedy = f'pass roles={{"{placed.name}": <role>}}, one of {", ".join(ROLES)}'
-    raise ValueError(f"{placed.name} {shape} in {type(placed.owners[0]).__name__}: {problem}; {remedy}")
-
-
-def _role_by_module(placed: _Placed) -> tuple[str, str] | None:
-    owner = type(placed.owners[0]).__name__
-    reason = f"{placed.name.rsplit('.', 1)[-1]} of {owner}"
-    if placed.parameter.ndim <= 1 or _NORM_CLASS.search(owner):
-        return "vector", reason
-    if placed.held_by(*_CONVOLUTIONS):
-        return "conv", reason
-    if placed.held_by(*_TRANSPOSED):
-        return "conv", f"{reason}: input channels come first, so it is flattened to d_in x rest"
-    if placed.held_by(*_EMBEDDINGS):
-        return "embedding", f"{reason}: one-hot input"
-    if owner == "Conv1D":  # Hugging Face GPT-2
-        return "hidden", f"{reason}: stored d_in x d_out, so its update is d_in/d_out times a Linear's"
-    return ("hidden", reason) if placed.held_by(nn.Linear) else None
-
-
-def _role_by_name(placed: _Placed) -> tuple[str, str] | None:
-    """For a bare nn.Parameter of at least two dimensions."""
-    wide = sum(size > 1 for size in placed.parameter.shape)
-    if wide <= 1:
-        return "vector", "only one dimension above 1"
-    if wide == 2 and _TABLE_NAME.search(placed.name):
-        return "embedding", "bare parameter named like a table whose rows are looked up"
-    if _BIAS_NAME.search(placed.name):
-        return "vector", "bare parameter named like a bias"
-    if placed.parameter.ndim == 2:
-        return "hidden", "bare two-dimensional parameter"
-    if placed.parameter.ndim == 3 and _EXPERT_NAME.search(placed.name):
-        return "stacked", "bare parameter named like experts, one matrix each"
-    return None
-
-
-def _row_blocks(placed: _Placed, blocks: Mapping[str, int]) -> tuple[int, str]:
-    """How many row blocks are matrices of their own, and a note for the reason."""
-    rows, columns = placed.parameter.shape[-2:]
-    if (pattern := placed.first_match(blocks)) is not None:
-        count = blocks[pattern]
-        if type(count) is not int or count < 1 or rows % count:
-            raise ValueError(f"blocks[{pattern!r}]={count!r} does not divide the {rows} rows of {placed.name}")
-        return count, f"; blocks[{pattern!r}]"
-    fused = _FUSED_NAME.search(placed.name)
-    if fused is None:
-        return 1, ""
-    if type(placed.owners[0]).__name__ == "Conv1D":
-        return 1, "; q, k, v are columns here: one matrix"
-    if rows != 3 * columns:
-        return 1, f"; fused, but {rows} rows are not 3 x {columns}: one matrix unless blocks= says more"
-    if fused[1].lower() == "query_key_value":  # GPT-NeoX, BLOOM, Falcon: the rows go head by head
-        return 1, "; fused, but by this name usually head by head: one matrix unless blocks= says more"
-    return 3, "; fused q, k, v: 3 row blocks"
-
-
-def _find_outputs(model: nn.Module, everything: list[_Placed], output: Any, roles: Mapping[str, str]) -> dict[int, str]:
-    """id of each parameter of the output layer -> how it was found."""
-    if output is False or (output is None and "output" in roles.values()):
-        return {}
-    given, source = _known_output(model, everything) if output is None else (output, "output=")
-    several = given if isinstance(given, list | tuple) else [given]
-    weights = {id(_output_weight(item, source, model, everything)) for item in several}
-    layers = {owner for placed in everything if id(placed.parameter) in weights for owner in placed.owners}
-    biases = {id(getattr(layer, "bias", None)) for layer in layers}
-    return dict.fromkeys(weights | biases, f"output layer, by {source}")
-
-
-def _known_output(model: nn.Module, everything: list[_Placed]) -> tuple[list[Any], str]:
-    for method in ("get_output_embeddings", "get_classifier"):
-        for holder in (model, getattr(model, "module", None)):  # .module: inside DistributedDataParallel
-            layers = getattr(holder, method)() if hasattr(holder, method) else None
-            layers = layers if isinstance(layers, list | tuple) else [layers]
-            if layers := [layer for layer in layers if isinstance(layer, nn.Module) and list(layer.parameters())]:
-                return layers, f"{method}()"
-    tied = [placed.parameter for placed in everything if placed.held_by(nn.Embedding) and placed.held_by(nn.Linear)]
-    if tied:
-        return tied, "a weight tied to an embedding"
-    linear = [name or "(the model)" for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    raise ValueError(
-        f"{type(model).__name__}: cannot tell which layer is the output; pass output=<name>, or False if none is. "
-        f"Linear layers, last first: {', '.join(linear[:-9:-1]) or 'none'}"
-    )
-
-
-def _output_weight(item: Any, source: str, model: nn.Module, everything: list[_Placed]) -> nn.Parameter:
-    """The parameter meant by a parameter, a module that has one matrix, or the name of either."""
-    where = f"{source}{item!r}" if isinstance(item, str) else f"{source}<{type(item).__name__}>"
-    if isinstance(item, str):
-        named = {name: placed.parameter for placed in everything for name in placed.names}
-        item = {**named, **dict(model.named_modules(remove_duplicate=False))}.get(item)
-    if isinstance(item, nn.Module):
-        matrices = {name: parameter for name, parameter in item.named_parameters() if parameter.ndim >= 2}
-        if len(matrices) != 1:
-            raise ValueError(f"{where} should hold one matrix, not {len(matrices)}; name one of {', '.join(matrices)}")
-        (item,) = matrices.values()
-    if not any(item is placed.parameter for placed in everything):
-        raise ValueError(f"{where} is not in {type(model).__name__}; pass a module or parameter of it, or its name")
-    if item.ndim < 2:
-        raise ValueError(f"{where} is a vector; name the output layer's weight, its bias follows")
-    return item
 
 
 def explain(groups: Iterable[Mapping[str, Any]]) -> str:
@@ -381,28 +217,3 @@ def _checked(name: str, value: float) -> float:
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{name}={value} must be finite and not negative")
     return float(value)
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name}={value!r} is unknown; choose from {', '.join(choices)}")
-
-
-def _check_patterns(option: str, patterns: Mapping[str, Any], candidates: list[_Placed], what: str) -> None:
-    if not isinstance(patterns, Mapping):
-        raise TypeError(f"{option}={patterns!r}: pass a dict from parameter names or globs")
-    for pattern in patterns:
-        if not any(placed.first_match([pattern]) for placed in candidates):
-            raise ValueError(f"{option}[{pattern!r}] matches no {what}; use a name from model.named_parameters()")
-
-
-def _check_supported(placed: _Placed) -> None:
-    parameter = placed.parameter
-    if is_lazy(parameter):
-        raise ValueError(f"{placed.name} has no shape yet; run the model once before grouping")
-    if parameter.is_complex():
-        raise ValueError(f"{placed.name} is complex; hold real and imaginary part as two parameters")
-    if parameter.layout != torch.strided or any(getattr(owner, "sparse", False) is True for owner in placed.owners):
-        raise ValueError(f"{placed.name} or its gradient is sparse; make it dense (nn.Embedding: sparse=False)")
-    if parameter.ndim < 2 and placed.name.split(".")[-1] == "weight" and placed.held_by(nn.Linear, *_EMBEDDINGS):
-        raise ValueError(f"{placed.name} is a flattened matrix; shard with fully_shard, which keeps shapes")

@@ -1,23 +1,17 @@
-"""Step -> value: ratios, matched momentum, and a scheduler that writes any key of the parameter groups.
+"""Step -> value: ratios, matched momentum, moving targets. `scheduler.Scheduler` writes them into parameter groups.
 
 A step function takes the number of completed steps, so update t = 1..T uses f(t-1); past the end it holds its last
 value. The ones made here are frozen dataclasses: they compare, print and pickle as what they are.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, Literal
-
-from torch import Tensor
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from typing import Literal
 
 from steadynorm import theory
 
 StepFunction = Callable[[int], float]
-PerGroup = StepFunction | Sequence[StepFunction | None] | Mapping[str, StepFunction | None]
-Group = dict[str, Any]
 
 # part of the decay done -> part of the ratio left
 _SHAPES: dict[str, Callable[[float], float]] = {
@@ -227,132 +221,6 @@ def alpha_for_gain(gain: float, low: float, high: float, *, nesterov: bool = Fal
         else:
             high = middle
     return low
-
-
-class Scheduler(LRScheduler):
-    """Write any key of the parameter groups at every step; a torch LRScheduler, so trainers know how to drive it.
-
-        scale:  group[key] = f(step) * group["initial_" + key]        value:  group[key] = f(step)
-
-    The base of a scaled key is captured once, in the group: `optimizer.state_dict()` carries it, and a resumed group
-    is not based on its decayed value. Written at construction (step 0), by `step()` and by `load_state_dict()`.
-    The functions are not saved: build the Scheduler with them again, then load.
-
-    Args:
-        optimizer: whose groups are written.
-        scale, value: key -> a step function for all groups that have the key (not None); or a list, one per group;
-            or a dict by the groups' "name", "*" for all not named. In both, None leaves a group alone.
-        last_epoch: as in torch: the last step already done, -1 for a new run.
-
-    >>> import torch
-    >>> weight = torch.nn.Parameter(torch.zeros(2))
-    >>> optimizer = torch.optim.SGD([{"params": [weight], "alpha": 0.1}], lr=0.02)
-    >>> matched = MatchedMomentum(0.1, 1.0, linear(4))
-    >>> scheduler = Scheduler(optimizer, scale={"lr": matched.lr}, value={"alpha": matched.alpha})
-    >>> optimizer.step(); scheduler.step()
-    >>> optimizer.param_groups[0]["lr"], round(optimizer.param_groups[0]["alpha"], 4)
-    (0.02, 0.1711)
-    """
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        *,
-        scale: Mapping[str, PerGroup] | None = None,
-        value: Mapping[str, PerGroup] | None = None,
-        last_epoch: int = -1,
-    ) -> None:
-        self.scale, self.value = dict(scale or {}), dict(value or {})
-        if both := self.scale.keys() & self.value.keys():
-            raise ValueError(f"Scheduler: {sorted(both)} in scale= and in value=; keep one of the two")
-        if not self.scale and not self.value:
-            raise ValueError('Scheduler: nothing to write; pass e.g. scale={"lr": cosine(1000)}')
-        self.optimizer = optimizer
-        for where, group, key, _ in self._assignments():
-            if last_epoch != -1 and key in self.scale and f"initial_{key}" not in group:
-                raise ValueError(f'{where}: last_epoch={last_epoch} but no "initial_{key}"; load the optimizer first')
-        super().__init__(optimizer, last_epoch)
-
-    def get_lr(self) -> list[float | Tensor]:
-        """Write this step's values, all computed before the first is written; every torch stepping path calls this."""
-        values = [(group, key, self._value(where, group, key, f)) for where, group, key, f in self._assignments()]
-        _own_tensors(self.optimizer.param_groups, {key for _, key, _ in values})
-        for group, key, value in values:
-            if isinstance(group[key], Tensor):
-                group[key].fill_(value)
-            else:
-                group[key] = value
-        return [_copy(group["lr"]) for group in self.optimizer.param_groups]
-
-    def state_dict(self) -> dict[str, Any]:
-        """The step count, and which keys of how many groups are written: numbers and strings only."""
-        return {"last_epoch": self.last_epoch, "_step_count": self._step_count, **self._identity()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go to the saved step and write its values."""
-        mine, saved = self._identity(), {key: state_dict.get(key) for key in self._identity()}
-        if saved != mine:
-            raise ValueError(f"Scheduler: saved with {saved}, loaded into {mine}; build it as it was, then load")
-        self.last_epoch, self._step_count = state_dict["last_epoch"], state_dict["_step_count"]
-        self._last_lr = self.get_lr()
-
-    def _identity(self) -> dict[str, Any]:
-        return {"scale": sorted(self.scale), "value": sorted(self.value), "groups": len(self.optimizer.param_groups)}
-
-    def _value(self, where: str, group: Group, key: str, function: StepFunction) -> float:
-        value = float(function(self.last_epoch))
-        if not 0 <= value < math.inf:
-            raise ValueError(f"{where} is given {value} at step {self.last_epoch}; return a finite number, 0 or more")
-        if key in self.scale:
-            value *= float(group.setdefault(f"initial_{key}", _copy(group[key])))
-        return value
-
-    def _assignments(self) -> Iterator[tuple[str, Group, str, StepFunction]]:
-        """(where, group, key, function) for all that is written."""
-        groups: list[Group] = self.optimizer.param_groups
-        for key, spec in (self.scale | self.value).items():
-            functions, written = _per_group(key, spec, groups), 0
-            for index, (group, function) in enumerate(zip(groups, functions, strict=True)):
-                meant = isinstance(spec, Sequence) or (isinstance(spec, Mapping) and group.get("name") in spec)
-                if function is None or (group.get(key) is None and not meant):
-                    continue
-                where = f'group {index} ("{group["name"]}")' if "name" in group else f"group {index}"
-                if isinstance(group.get(key), bool) or not isinstance(group.get(key), float | int | Tensor):
-                    raise ValueError(f"{where}: {key}={group.get(key)!r} is no number to schedule; pass None for it")
-                if not callable(function):
-                    raise TypeError(f"{where}: {key} is given {function!r}; pass a function of the step")
-                written += 1
-                yield f"{where}: {key}", group, key, function
-            if not written:
-                known = sorted({name for group in groups for name in group} - {"params"})
-                raise ValueError(f"Scheduler: no group has a number under {key!r}; the groups' keys are {known}")
-
-
-def _per_group(key: str, spec: PerGroup, groups: list[Group]) -> Sequence[StepFunction | None]:
-    if isinstance(spec, Mapping):
-        names = [group.get("name", "*") for group in groups]
-        if unknown := set(spec) - {*names, "*"}:
-            raise ValueError(f'Scheduler: {key} for {sorted(unknown)}, but the groups\' "name" are {names}')
-        return [spec.get(name, spec.get("*")) for name in names]
-    if isinstance(spec, Sequence):
-        if len(spec) != len(groups):
-            raise ValueError(f"Scheduler: {key} has {len(spec)} functions for {len(groups)} groups; pass one for each")
-        return spec
-    return [spec] * len(groups)
-
-
-def _own_tensors(groups: list[Group], keys: set[str]) -> None:
-    """Groups that took a tensor lr from the optimizer's default share one object: writing one would write all."""
-    seen: set[int] = set()
-    for group in groups:
-        for key in keys & group.keys():
-            if isinstance(group[key], Tensor):
-                group[key] = group[key].clone() if id(group[key]) in seen else group[key]
-                seen.add(id(group[key]))
-
-
-def _copy(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else float(value)
 
 
 def _after_warmup(total: int, warmup: int) -> int:

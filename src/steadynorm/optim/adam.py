@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from steadynorm.decay import Correction, prepare_group, where
+from steadynorm.decay import Correction, group_label, prepare_group
 from steadynorm.families import ADAM
 from steadynorm.optim.base import (
     Group,
@@ -95,7 +95,7 @@ class AdamC(torch.optim.AdamW):
                 check_parameter(p, name_of(group, k))
         except ValueError as error:
             self.param_groups.pop()
-            raise ValueError(f"AdamC, {where(len(self.param_groups), group)}: {error}") from None
+            raise ValueError(f"AdamC, {group_label(len(self.param_groups), group)}: {error}") from None
         for p in group["params"]:
             self.state[p].update(self._fresh_state(group, p))
 

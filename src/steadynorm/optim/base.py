@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from steadynorm.decay import where
+from steadynorm.decay import group_label
 from steadynorm.optim.buckets import Bucket, Rule, Work, finite_gradients, run
 
 Group = dict[str, Any]
@@ -63,7 +63,7 @@ class SteadyOptimizer(Optimizer):
                 self.settings(group, p)
         except (ValueError, TypeError) as error:
             self.param_groups.pop()
-            raise type(error)(f"{type(self).__name__}, {where(index, group)}: {error}") from None
+            raise type(error)(f"{type(self).__name__}, {group_label(index, group)}: {error}") from None
         for p in group["params"]:
             self.state[p].update(self._all_state(p))
         self._buckets.clear()
@@ -88,7 +88,7 @@ class SteadyOptimizer(Optimizer):
             try:
                 numbers = self.scalars(group, bucket)
             except ValueError as error:
-                raise ValueError(f"{type(self).__name__}, {where(bucket.group, group)}: {error}") from None
+                raise ValueError(f"{type(self).__name__}, {group_label(bucket.group, group)}: {error}") from None
             grads = [p.grad for p in bucket.params if p.grad is not None]
             state: dict[str, list[Tensor]] = {}
             for p in bucket.params:
@@ -184,7 +184,7 @@ class SteadyOptimizer(Optimizer):
                     shape = tuple(values[name].shape) if name in values else None
                     if shape != tuple(fresh.shape):
                         raise ValueError(
-                            f"{type(self).__name__}, {where(index, group)}: the checkpoint has {name} of shape {shape} "
+                            f"{type(self).__name__}, {group_label(index, group)}: the checkpoint has {name} of shape {shape} "
                             f"for {name_of(group, k)} of shape {tuple(p.shape)}: it is of another model or optimizer"
                         )
 
@@ -198,7 +198,7 @@ class NonFiniteGradientError(ValueError):
 
     def __init__(self, optimizer: str, index: int, group: Group, k: int):
         super().__init__(
-            f"{optimizer}, {where(index, group)}: the gradient of {name_of(group, k)} is not finite; "
+            f"{optimizer}, {group_label(index, group)}: the gradient of {name_of(group, k)} is not finite; "
             "nothing was written (check_finite=True)"
         )
 

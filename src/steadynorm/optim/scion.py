@@ -112,6 +112,8 @@ class Scion(SteadyOptimizer):
         check_range("alpha", group["alpha"], most=1.0)
         if group["weight_decay"] is not None:
             check_range("weight_decay", group["weight_decay"], closed=True)
+        elif "steady_norm_sq" not in self.defaults:
+            raise ValueError("weight_decay=None means corrected: use ScionC, or param_groups(model, weight_decay=...)")
 
     def weight_decay(self, group: Group, lr: float, bucket: Bucket) -> float:
         """lambda_t of one bucket."""

@@ -16,8 +16,8 @@ from typing import TypeAlias
 import numpy as np
 
 from steadynorm.theory.kernels import Floats, Overlap
-from steadynorm.theory.momentum import Filter, advance, ema, lion, trace
-from steadynorm.theory.steady import SIGN, Kernel, as_kernel, check_alpha, check_betas, eta_of
+from steadynorm.theory.momentum import Filter, advance, check_alpha, check_beta, ema, lion, trace
+from steadynorm.theory.steady import SIGN, Kernel, as_kernel, eta_of
 
 Series: TypeAlias = float | Sequence[float] | Floats
 
@@ -139,9 +139,7 @@ def _ema_walk(
 ) -> tuple[Floats, Floats]:
     kernel = as_kernel(overlap)
     gamma, decay, a = _series(lr=lr, weight_decay=weight_decay, alpha=alpha)
-    for value in {float(a.min()), float(a.max())} if len(a) else ():
-        check_alpha(value)
-    filters = (ema(value, nesterov=nesterov) for value in a.tolist())
+    filters = (ema(check_alpha(value), nesterov=nesterov) for value in a.tolist())
     return walk(begin(kernel, start=start, warm_momentum=warm), kernel, filters, gamma, gamma * decay)[:2]
 
 
@@ -155,9 +153,10 @@ def forecast_lion(
     """
     kernel = SIGN
     gamma, decay, b1, b2 = _series(lr=lr, weight_decay=weight_decay, beta1=beta1, beta2=beta2)
-    if len(b1):
-        check_betas(float(b1.max()), float(b2.max()))
-    filters = (lion(*betas) for betas in zip(b1.tolist(), b2.tolist(), strict=True))
+    filters = (
+        lion(check_beta("beta1", one), check_beta("beta2", two))
+        for one, two in zip(b1.tolist(), b2.tolist(), strict=True)
+    )
     return walk(begin(kernel, start=start), kernel, filters, gamma, gamma * decay)[0]
 
 
@@ -172,7 +171,7 @@ def forecast_adam(lr: Series, weight_decay: Series, beta1: Series = 0.9, *, star
     """
     gamma, decay, b1 = _series(lr=lr, weight_decay=weight_decay, beta1=beta1)
     # The bias correction of a changing beta1 follows torch: 1 - beta1^t with the current beta1.
-    scales = [1 / (1 - b**t) for t, b in enumerate(b1.tolist(), start=1)]
+    scales = [1 / (1 - check_beta("beta1", b) ** t) for t, b in enumerate(b1.tolist(), start=1)]
     filters = (ema(1 - b) for b in b1.tolist())
     return _linear_walk(filters, scales, gamma, gamma * decay, start)
 
@@ -194,7 +193,8 @@ def forecast_sgd(
     True
     """
     gamma, decay, m = _series(lr=lr, weight_decay=weight_decay, mu=mu)
-    filters = (ema(1 - v, nesterov=nesterov) if dampened else trace(v, nesterov=nesterov) for v in m.tolist())
+    m = [check_beta("mu", v) for v in m.tolist()]
+    filters = (ema(1 - v, nesterov=nesterov) if dampened else trace(v, nesterov=nesterov) for v in m)
     return _linear_walk(filters, [1.0] * len(gamma), gamma, gamma * decay, start)
 
 
@@ -217,14 +217,18 @@ def _series(**values: Series) -> list[Floats]:
     """Broadcast numbers to the arrays' common length; checks lr and decay."""
     arrays = {name: np.atleast_1d(np.asarray(value, dtype=np.float64)) for name, value in values.items()}
     if all(np.ndim(value) == 0 for value in values.values()):
-        raise ValueError("forecast: one of lr, weight_decay, alpha must be an array with a value for each step")
+        raise ValueError(f"forecast: one of {', '.join(values)} must be an array with a value for each step")
+    if deep := [name for name, value in values.items() if np.ndim(value) > 1]:
+        raise ValueError(f"forecast: {deep[0]} has {np.ndim(values[deep[0]])} dimensions; pass one value for each step")
     lengths = {name: len(array) for name, array in arrays.items() if np.ndim(values[name]) > 0}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"forecast: arrays of different lengths: {lengths}")
     length = next(iter(lengths.values()))
     for name, array in arrays.items():
-        if not np.isfinite(array).all():
-            raise ValueError(f"forecast: {name} holds a value that is not finite")
+        if not (fine := np.isfinite(array)).all():
+            raise ValueError(
+                f"forecast: {name} holds {array[~fine][0]} at step {int(np.argmin(fine))}; it must be finite"
+            )
     out = [np.broadcast_to(array, (length,)) for array in arrays.values()]
     if length:
         eta_of(float(out[0].min()), float(out[1].min()))

@@ -14,17 +14,20 @@ from typing import TypeAlias
 
 import numpy as np
 
-from steadynorm.theory.momentum import Correlation, ema, steady
+from steadynorm.theory.momentum import Correlation, check_alpha, ema, steady
 
 Floats: TypeAlias = np.ndarray
 
+_KERNELS = (
+    "linear", "adam", "spectral", "conv", "conv-tap", "sign", "embedding", "lion", "bias", "row", "column",
+)  # fmt: skip
 _LAST_MODE = 1 << 20  # (1 - alpha)^n is below 1e-45 there for every alpha >= 1e-4
 _EXACT_MODES = 40  # odd n = 1, 3, ..., 79 are kept as they are
 _BIN_RATIO = 1.25
 _NODES_PER_BIN = 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Overlap:
     """The kernel f(r) = sum_n a_n r^n of one lmo and shape.
 
@@ -36,9 +39,9 @@ class Overlap:
     """
 
     name: str
-    n: Floats = field(repr=False, compare=False)  # exponents; not all whole after compression
-    a: Floats = field(repr=False, compare=False)  # weights, sum 1
-    closed: Callable[[float], float] | None = field(default=None, repr=False, compare=False)
+    n: Floats = field(repr=False)  # exponents; not all whole after compression
+    a: Floats = field(repr=False)  # weights, sum 1
+    closed: Callable[[float], float] | None = field(default=None, repr=False)
 
     def __call__(self, r: float) -> float:
         """Expected overlap of two unit updates whose inputs correlate by r in [-1, 1]."""
@@ -54,7 +57,7 @@ class Overlap:
         >>> round(overlap("linear", None).gain(0.1), 12)
         19.0
         """
-        return self.gain_of(steady(ema(alpha, nesterov=nesterov)), eta)
+        return self.gain_of(steady(ema(check_alpha(alpha), nesterov=nesterov)), float(eta))
 
     def gain_of(self, correlation: Correlation, eta: float = 0.0) -> float:
         """G for any momentum: 1 + 2 (1-eta) sum_n a_n first^n / (1 - q_n), q_n = (1-eta) ratio^n."""
@@ -79,6 +82,8 @@ def overlap(lmo: str, shape: Sequence[int] | None, *, blocks: int = 1) -> Overla
     >>> round(overlap("spectral", (384, 384))(0.5), 4)
     0.3764
     """
+    if lmo not in _KERNELS:
+        raise ValueError(f"overlap: unknown lmo {lmo!r}; choose one of {', '.join(_KERNELS)}")
     if lmo in ("linear", "adam"):
         return _LINEAR
     if lmo in ("sign", "embedding", "lion"):
@@ -87,12 +92,7 @@ def overlap(lmo: str, shape: Sequence[int] | None, *, blocks: int = 1) -> Overla
         raise ValueError(f"overlap({lmo!r}): this kernel depends on the shape; pass the parameter's shape")
     shape = tuple(int(side) for side in shape)
     if lmo == "bias":
-        return _vector(math.prod(shape) // blocks)
-    if lmo not in ("spectral", "conv", "conv-tap", "row", "column"):
-        raise ValueError(
-            f"overlap: unknown lmo {lmo!r}; choose linear, spectral, conv, conv-tap, sign, embedding, lion, bias, "
-            "row, column or adam"
-        )
+        return _vector(_divided(math.prod(shape), blocks, shape))
     if len(shape) < 2:
         raise ValueError(f"overlap({lmo!r}): needs a matrix, got shape {shape}; use 'bias' for a vector")
     rows, columns = matrix_sides(lmo, shape, blocks)
@@ -100,7 +100,9 @@ def overlap(lmo: str, shape: Sequence[int] | None, *, blocks: int = 1) -> Overla
         return _vector(columns)
     if lmo == "column":
         return _vector(rows)
-    return _spectral(rows, columns)
+    small, large = sorted((rows, columns))
+    common = math.gcd(small, large)
+    return _vector(large) if small <= 1 else _spectral(small // common, large // common)
 
 
 def matrix_sides(lmo: str, shape: Sequence[int], blocks: int = 1) -> tuple[int, int]:
@@ -118,7 +120,13 @@ def matrix_sides(lmo: str, shape: Sequence[int], blocks: int = 1) -> tuple[int, 
         rows, columns = shape[0], shape[1]
     else:
         rows, columns = shape[-2], shape[-1]
-    return rows // blocks, columns
+    return _divided(rows, blocks, shape), columns
+
+
+def _divided(rows: int, blocks: int, shape: Sequence[int]) -> int:
+    if blocks < 1 or rows % blocks:
+        raise ValueError(f"blocks={blocks} does not divide the {rows} rows of shape {tuple(shape)}; use blocks=1")
+    return rows // blocks
 
 
 @functools.lru_cache(maxsize=256)
@@ -137,8 +145,8 @@ def _vector(d: int) -> Overlap:
 
 
 @functools.lru_cache(maxsize=256)
-def _spectral(rows: int, columns: int) -> Overlap:
-    """Polar factor of a large Gaussian matrix; only the ratio c = min/max of its sides matters.
+def _spectral(small: int, large: int) -> Overlap:
+    """Polar factor of a large Gaussian matrix; only the ratio c = small/large of its sides matters.
 
     With sigma(phi) = sqrt(1 + c + 2 sqrt(c) cos phi) the orthonormal polynomials of the symmetrised
     Marchenko-Pastur law are P_{2k+1} = sigma U_k(cos phi), so
@@ -147,9 +155,6 @@ def _spectral(rows: int, columns: int) -> Overlap:
 
     are squared Fourier sine coefficients: one FFT. Square: a_n = (4/pi^2) (1/n + 1/(n+2))^2.
     """
-    small, large = sorted((rows, columns))
-    if small <= 1:
-        return _vector(max(large, 1))
     name, c = f"spectral({small}:{large})", small / large
     if 1 - c < 1e-5:
         n = 2.0 * np.arange(_LAST_MODE // 2) + 1

@@ -99,3 +99,17 @@ def steady(filter: Filter) -> Correlation:
     v = s * s / (1 - r * r)
     var_x = p * p * v + q * q
     return Correlation(p * (p * r * v + q * s) / var_x, r)
+
+
+def check_alpha(alpha: float) -> float:
+    """alpha as a float in (0, 1], or ValueError."""
+    if not 0 < alpha <= 1:
+        raise ValueError(f"alpha={alpha} is outside (0, 1]; alpha is the weight of the new gradient, 1 - momentum")
+    return float(alpha)
+
+
+def check_beta(name: str, beta: float) -> float:
+    """The weight of the past as a float in [0, 1), or ValueError."""
+    if not 0 <= beta < 1:
+        raise ValueError(f"{name}={beta} is outside [0, 1)")
+    return float(beta)

@@ -9,7 +9,7 @@ import math
 from typing import TypeAlias
 
 from steadynorm.theory.kernels import Overlap, overlap
-from steadynorm.theory.momentum import Correlation, ema, lion, steady
+from steadynorm.theory.momentum import Correlation, check_alpha, check_beta, ema, lion, steady
 
 Kernel: TypeAlias = str | Overlap  # "linear" or an Overlap
 
@@ -25,8 +25,7 @@ def momentum_gain(alpha: float, *, nesterov: bool = False) -> float:
     >>> round(momentum_gain(0.1), 9), round(momentum_gain(0.1, nesterov=True), 4)
     (19.0, 14.158)
     """
-    check_alpha(alpha)
-    a = alpha
+    a = check_alpha(alpha)
     denominator = a * (1 + 4 * a - 6 * a**2 + 2 * a**3) if nesterov else a
     return (2 - a) / denominator
 
@@ -37,8 +36,7 @@ def effective_lr(lr: float, alpha: float, *, nesterov: bool = False) -> float:
     >>> round(effective_lr(0.01, 0.1), 6)
     0.043589
     """
-    check_lr(lr)
-    return float(lr) * math.sqrt(momentum_gain(alpha, nesterov=nesterov))
+    return check_lr(lr) * math.sqrt(momentum_gain(alpha, nesterov=nesterov))
 
 
 def effective_lr_trace(lr: float, mu: float, *, nesterov: bool = False) -> float:
@@ -49,9 +47,7 @@ def effective_lr_trace(lr: float, mu: float, *, nesterov: bool = False) -> float
     >>> effective_lr_trace(0.01, 0.9) == effective_lr(0.01, 1 - 0.9)
     True
     """
-    if not 0 <= mu < 1:
-        raise ValueError(f"mu={mu} is outside [0, 1); mu is the weight of the past, alpha = 1 - mu")
-    return effective_lr(lr, 1 - mu, nesterov=nesterov)
+    return effective_lr(lr, 1 - check_beta("mu", mu), nesterov=nesterov)
 
 
 def half_life(lr: float, weight_decay: float) -> float:
@@ -84,7 +80,7 @@ def steady_norm_sq(
     >>> round(steady_norm_sq(0.01, 0.08, 0.1, limit=True), 6)
     1.1875
     """
-    check_alpha(alpha)
+    alpha = check_alpha(alpha)
     eta = eta_of(lr, weight_decay)
     if limit:
         kernel = as_kernel(overlap)
@@ -108,17 +104,13 @@ def weight_decay_for(
     >>> round(weight_decay_for(1.1875, 0.01, 0.1), 12)
     0.08
     """
-    check_alpha(alpha)
-    check_lr(lr)
-    if not (steady_norm_sq > 0 and math.isfinite(steady_norm_sq)):
-        raise ValueError(f"steady_norm_sq={steady_norm_sq} must be positive and finite")
+    alpha, lr, target = check_alpha(alpha), check_lr(lr), _check_target("steady_norm_sq", steady_norm_sq)
     if lr == 0:
         return 0.0
     if isinstance(overlap, Overlap):
-        correlation = steady(ema(float(alpha), nesterov=bool(nesterov)))
-        return _eta_for(float(steady_norm_sq), float(lr), overlap, correlation) / float(lr)
+        return _eta_for(target, lr, overlap, steady(ema(alpha, nesterov=nesterov))) / lr
     as_kernel(overlap)
-    return momentum_gain(alpha, nesterov=nesterov) / (2 * float(steady_norm_sq)) * float(lr)
+    return momentum_gain(alpha, nesterov=nesterov) / (2 * target) * lr
 
 
 def lion_steady_norm_sq(lr: float, weight_decay: float, beta1: float, beta2: float) -> float:
@@ -127,8 +119,7 @@ def lion_steady_norm_sq(lr: float, weight_decay: float, beta1: float, beta2: flo
     >>> lion_steady_norm_sq(1e-4, 1.0, 0.9, 0.99) > steady_norm_sq(1e-4, 1.0, 1.0)
     True
     """
-    check_betas(beta1, beta2)
-    return _norm_sq(float(lr), eta_of(lr, weight_decay), SIGN, steady(lion(beta1, beta2)))
+    return _norm_sq(float(lr), eta_of(lr, weight_decay), SIGN, _lion(beta1, beta2))
 
 
 def lion_weight_decay_for(steady_norm_sq: float, lr: float, beta1: float, beta2: float) -> float:
@@ -138,13 +129,8 @@ def lion_weight_decay_for(steady_norm_sq: float, lr: float, beta1: float, beta2:
     >>> round(lion_steady_norm_sq(1e-3, decay, 0.9, 0.99), 9)
     0.01
     """
-    check_betas(beta1, beta2)
-    check_lr(lr)
-    if not (steady_norm_sq > 0 and math.isfinite(steady_norm_sq)):
-        raise ValueError(f"steady_norm_sq={steady_norm_sq} must be positive and finite")
-    if lr == 0:
-        return 0.0
-    return _eta_for(float(steady_norm_sq), float(lr), SIGN, steady(lion(beta1, beta2))) / float(lr)
+    correlation, lr, target = _lion(beta1, beta2), check_lr(lr), _check_target("steady_norm_sq", steady_norm_sq)
+    return _eta_for(target, lr, SIGN, correlation) / lr if lr > 0 else 0.0
 
 
 def lion_gain(beta1: float, beta2: float, *, eta: float = 0.0) -> float:
@@ -153,8 +139,7 @@ def lion_gain(beta1: float, beta2: float, *, eta: float = 0.0) -> float:
     >>> lion_gain(0.9, 0.99) > 1
     True
     """
-    check_betas(beta1, beta2)
-    return SIGN.gain_of(steady(lion(beta1, beta2)), eta)
+    return SIGN.gain_of(_lion(beta1, beta2), float(eta))
 
 
 def adam_mean_square(lr: float, weight_decay: float, beta1: float = 0.9, *, limit: bool = False) -> float:
@@ -165,7 +150,7 @@ def adam_mean_square(lr: float, weight_decay: float, beta1: float = 0.9, *, limi
     >>> round(adam_mean_square(1e-3, 0.1, limit=True), 6)
     0.005
     """
-    eta = eta_of(lr, weight_decay)
+    eta, beta1 = eta_of(lr, weight_decay), check_beta("beta1", beta1)
     if limit:
         return math.inf if weight_decay == 0 else float(lr) / (2 * float(weight_decay))
     update_sq = (1 - beta1) / (1 + beta1)
@@ -178,10 +163,11 @@ def adam_weight_decay_for(mean_square: float, lr: float) -> float:
     >>> adam_weight_decay_for(0.005, 1e-3)
     0.1
     """
-    check_lr(lr)
-    if not (mean_square > 0 and math.isfinite(mean_square)):
-        raise ValueError(f"target mean square {mean_square} must be positive and finite")
-    return float(lr) / (2 * float(mean_square))
+    return check_lr(lr) / (2 * _check_target("mean_square", mean_square))
+
+
+def _lion(beta1: float, beta2: float) -> Correlation:
+    return steady(lion(check_beta("beta1", beta1), check_beta("beta2", beta2)))
 
 
 def _norm_sq(lr: float, eta: float, kernel: Overlap, correlation: Correlation) -> float:
@@ -195,7 +181,7 @@ def _norm_sq(lr: float, eta: float, kernel: Overlap, correlation: Correlation) -
 @functools.lru_cache(maxsize=4096)
 def _eta_for(target: float, lr: float, kernel: Overlap, correlation: Correlation) -> float:
     """Solve R^2(eta) = target by secant steps in log-log, where the curve is nearly straight, kept in a bracket."""
-    if target < lr * lr:
+    if target < lr * lr * (1 - 1e-12):
         raise ValueError(
             f"steady_norm_sq={target:g} is unreachable at lr={lr:g}: one update alone has lr^2={lr * lr:g}; "
             "lower lr or raise steady_norm_sq"
@@ -247,17 +233,14 @@ def eta_of(lr: float, weight_decay: float) -> float:
     return eta
 
 
-def check_lr(lr: float) -> None:
+def check_lr(lr: float) -> float:
+    """lr as a float, finite and not negative, or ValueError."""
     if not (lr >= 0 and math.isfinite(lr)):
         raise ValueError(f"lr={lr} must be finite and not negative")
+    return float(lr)
 
 
-def check_alpha(alpha: float) -> None:
-    if not 0 < alpha <= 1:
-        raise ValueError(f"alpha={alpha} is outside (0, 1]; alpha is the weight of the new gradient, 1 - momentum")
-
-
-def check_betas(beta1: float, beta2: float) -> None:
-    for name, beta in (("beta1", beta1), ("beta2", beta2)):
-        if not 0 <= beta < 1:
-            raise ValueError(f"{name}={beta} is outside [0, 1)")
+def _check_target(name: str, value: float) -> float:
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"{name}={value} must be positive and finite")
+    return float(value)

@@ -1,0 +1,47 @@
+# Every target works from nothing: it makes .venv when missing. Python >= 3.11 is all that is needed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test test-all lint format bench docs clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+venv: $(STAMP) ## make .venv with the pinned versions
+
+# torch first and by its exact version: an unpinned torch would pull gigabytes of CUDA packages.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' constraints.txt)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(STAMP) ## predicted against simulated steady-state norms
+	$(BIN)/steadynorm demo
+
+test: $(STAMP) ## the test suite without the slow part
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-all: $(STAMP) ## the whole test suite
+	$(BIN)/python -m pytest
+
+lint: $(STAMP) ## ruff and pyright
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(STAMP) ## let ruff rewrite
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## step time side by side with torch's optimizers
+	$(BIN)/python -m benchmarks.steps
+
+docs: $(STAMP) ## build the documentation into site/, warnings are errors
+	$(BIN)/mkdocs build --strict --quiet
+
+clean: ## remove what make made
+	rm -rf $(VENV) site build dist .pytest_cache .ruff_cache

@@ -1,0 +1,206 @@
+"""Which role a parameter plays in a model: told by the caller, the module that holds it, its name and shape."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+# role: (lmo, least dimensions, most dimensions)
+ROLES = {
+    "hidden": ("spectral", 2, 2),
+    "stacked": ("spectral", 3, 5),
+    "conv": ("conv", 3, 5),
+    "vector": ("bias", 0, math.inf),
+    "embedding": ("embedding", 2, 5),
+    "output": ("sign", 2, 2),
+    "output-bias": ("bias", 0, 1),
+}
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+_NORM_CLASS = re.compile(r"norm(\d?d)?$", re.I)
+_TABLE_NAME = re.compile(r"(^|[._])(pos|position\w*|tokens?|embed|embeddings?)(_\w*|\d*)(\.\d+)?$", re.I)
+_BIAS_NAME = re.compile(r"bias\w*(\.\d+)?$", re.I)
+_EXPERT_NAME = re.compile(r"expert|gate_up|(gate|up|down)_proj|(^|[._])(moe|w[123])([._]|$)", re.I)
+_FUSED_NAME = re.compile(r"(qkv|c_attn|in_proj|query_key_value)[^.]*(\.weight)?$", re.I)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One parameter and every place in the model that holds it."""
+
+    parameter: nn.Parameter
+    names: tuple[str, ...]  # the first is the one used, the others are ties
+    owners: tuple[nn.Module, ...]  # one per name
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    def held_by(self, *kinds: type[nn.Module]) -> bool:
+        return any(isinstance(owner, kinds) for owner in self.owners)
+
+    def first_match(self, patterns: Iterable[str]) -> str | None:
+        return next((p for p in patterns if any(name == p or fnmatchcase(name, p) for name in self.names)), None)
+
+
+def places(model: nn.Module) -> list[Placed]:
+    """Every parameter once, in model order, with all its names and owners."""
+    held: dict[nn.Parameter, list[tuple[str, nn.Module]]] = {}  # tensors hash by identity
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, parameter in module.named_parameters(prefix, recurse=False, remove_duplicate=False):
+            held.setdefault(parameter, []).append((name, module))
+    return [Placed(parameter, *zip(*places, strict=True)) for parameter, places in held.items()]
+
+
+def role_of(placed: Placed, roles: Mapping[str, str], outputs: dict[int, str], *, strict: bool) -> tuple[str, str]:
+    """Role and reason: by the caller's word, the output layer, the module's type, or name and shape."""
+    shape = tuple(placed.parameter.shape)
+    role, reason = "", f"{len(shape)} dimensions"
+    if (pattern := placed.first_match(roles)) is not None:
+        role, reason = roles[pattern], f"roles[{pattern!r}]"
+        check_choice(reason, role, tuple(ROLES))
+    elif id(placed.parameter) in outputs:
+        role, reason = "output", outputs[id(placed.parameter)]
+    elif known := _role_by_module(placed) or _role_by_name(placed):
+        role, reason = known
+    if role == "output" and len(shape) <= 1:
+        role = "output-bias"
+    if not strict:  # Adam needs no more than matrix or vector
+        return role or "hidden", reason
+    _, least, most = ROLES.get(role, ("", 0, math.inf))
+    if role and least <= len(shape) <= most:
+        return role, reason
+    problem = f"{role!r} ({reason}) takes {least} to {most} dimensions" if role else "its role is ambiguous"
+    remedy = f'pass roles={{"{placed.name}": <role>}}, one of {", ".join(ROLES)}'
+    raise ValueError(f"{placed.name} {shape} in {type(placed.owners[0]).__name__}: {problem}; {remedy}")
+
+
+def _role_by_module(placed: Placed) -> tuple[str, str] | None:
+    owner = type(placed.owners[0]).__name__
+    reason = f"{placed.name.rsplit('.', 1)[-1]} of {owner}"
+    if placed.parameter.ndim <= 1 or _NORM_CLASS.search(owner):
+        return "vector", reason
+    if placed.held_by(*_CONVOLUTIONS):
+        return "conv", reason
+    if placed.held_by(*_TRANSPOSED):
+        return "conv", f"{reason}: input channels come first, so it is flattened to d_in x rest"
+    if placed.held_by(*_EMBEDDINGS):
+        return "embedding", f"{reason}: one-hot input"
+    if owner == "Conv1D":  # Hugging Face GPT-2
+        return "hidden", f"{reason}: stored d_in x d_out, so its update is d_in/d_out times a Linear's"
+    return ("hidden", reason) if placed.held_by(nn.Linear) else None
+
+
+def _role_by_name(placed: Placed) -> tuple[str, str] | None:
+    """For a bare nn.Parameter of at least two dimensions."""
+    wide = sum(size > 1 for size in placed.parameter.shape)
+    if wide <= 1:
+        return "vector", "only one dimension above 1"
+    if wide == 2 and _TABLE_NAME.search(placed.name):
+        return "embedding", "bare parameter named like a table whose rows are looked up"
+    if _BIAS_NAME.search(placed.name):
+        return "vector", "bare parameter named like a bias"
+    if placed.parameter.ndim == 2:
+        return "hidden", "bare two-dimensional parameter"
+    if placed.parameter.ndim == 3 and _EXPERT_NAME.search(placed.name):
+        return "stacked", "bare parameter named like experts, one matrix each"
+    return None
+
+
+def row_blocks(placed: Placed, blocks: Mapping[str, int]) -> tuple[int, str]:
+    """How many row blocks are matrices of their own, and a note for the reason."""
+    rows, columns = placed.parameter.shape[-2:]
+    if (pattern := placed.first_match(blocks)) is not None:
+        count = blocks[pattern]
+        if type(count) is not int or count < 1 or rows % count:
+            raise ValueError(f"blocks[{pattern!r}]={count!r} does not divide the {rows} rows of {placed.name}")
+        return count, f"; blocks[{pattern!r}]"
+    fused = _FUSED_NAME.search(placed.name)
+    if fused is None:
+        return 1, ""
+    if type(placed.owners[0]).__name__ == "Conv1D":
+        return 1, "; q, k, v are columns here: one matrix"
+    if rows != 3 * columns:
+        return 1, f"; fused, but {rows} rows are not 3 x {columns}: one matrix unless blocks= says more"
+    if fused[1].lower() == "query_key_value":  # GPT-NeoX, BLOOM, Falcon: the rows go head by head
+        return 1, "; fused, but by this name usually head by head: one matrix unless blocks= says more"
+    return 3, "; fused q, k, v: 3 row blocks"
+
+
+def find_outputs(model: nn.Module, everything: list[Placed], output: Any, roles: Mapping[str, str]) -> dict[int, str]:
+    """id of each parameter of the output layer -> how it was found."""
+    if output is False or (output is None and "output" in roles.values()):
+        return {}
+    given, source = _known_output(model, everything) if output is None else (output, "output=")
+    several = given if isinstance(given, list | tuple) else [given]
+    weights = {id(_output_weight(item, source, model, everything)) for item in several}
+    layers = {owner for placed in everything if id(placed.parameter) in weights for owner in placed.owners}
+    biases = {id(getattr(layer, "bias", None)) for layer in layers}
+    return dict.fromkeys(weights | biases, f"output layer, by {source}")
+
+
+def _known_output(model: nn.Module, everything: list[Placed]) -> tuple[list[Any], str]:
+    for method in ("get_output_embeddings", "get_classifier"):
+        for holder in (model, getattr(model, "module", None)):  # .module: inside DistributedDataParallel
+            layers = getattr(holder, method)() if hasattr(holder, method) else None
+            layers = layers if isinstance(layers, list | tuple) else [layers]
+            if layers := [layer for layer in layers if isinstance(layer, nn.Module) and list(layer.parameters())]:
+                return layers, f"{method}()"
+    tied = [placed.parameter for placed in everything if placed.held_by(nn.Embedding) and placed.held_by(nn.Linear)]
+    if tied:
+        return tied, "a weight tied to an embedding"
+    linear = [name or "(the model)" for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    raise ValueError(
+        f"{type(model).__name__}: cannot tell which layer is the output; pass output=<name>, or False if none is. "
+        f"Linear layers, last first: {', '.join(linear[:-9:-1]) or 'none'}"
+    )
+
+
+def _output_weight(item: Any, source: str, model: nn.Module, everything: list[Placed]) -> nn.Parameter:
+    """The parameter meant by a parameter, a module that has one matrix, or the name of either."""
+    where = f"{source}{item!r}" if isinstance(item, str) else f"{source}<{type(item).__name__}>"
+    if isinstance(item, str):
+        named = {name: placed.parameter for placed in everything for name in placed.names}
+        item = {**named, **dict(model.named_modules(remove_duplicate=False))}.get(item)
+    if isinstance(item, nn.Module):
+        matrices = {name: parameter for name, parameter in item.named_parameters() if parameter.ndim >= 2}
+        if len(matrices) != 1:
+            raise ValueError(f"{where} should hold one matrix, not {len(matrices)}; name one of {', '.join(matrices)}")
+        (item,) = matrices.values()
+    if not any(item is placed.parameter for placed in everything):
+        raise ValueError(f"{where} is not in {type(model).__name__}; pass a module or parameter of it, or its name")
+    if item.ndim < 2:
+        raise ValueError(f"{where} is a vector; name the output layer's weight, its bias follows")
+    return item
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} is unknown; choose from {', '.join(choices)}")
+
+
+def check_patterns(option: str, patterns: Mapping[str, Any], candidates: list[Placed], what: str) -> None:
+    if not isinstance(patterns, Mapping):
+        raise TypeError(f"{option}={patterns!r}: pass a dict from parameter names or globs")
+    for pattern in patterns:
+        if not any(placed.first_match([pattern]) for placed in candidates):
+            raise ValueError(f"{option}[{pattern!r}] matches no {what}; use a name from model.named_parameters()")
+
+
+def check_supported(placed: Placed) -> None:
+    parameter = placed.parameter
+    if is_lazy(parameter):
+        raise ValueError(f"{placed.name} has no shape yet; run the model once before grouping")
+    if parameter.is_complex():
+        raise ValueError(f"{placed.name} is complex; hold real and imaginary part as two parameters")
+    if parameter.layout != torch.strided or any(getattr(owner, "sparse", False) is True for owner in placed.owners):
+        raise ValueError(f"{placed.name} or its gradient is sparse; make it dense (nn.Embedding: sparse=False)")
+    if parameter.ndim < 2 and placed.name.split(".")[-1] == "weight" and placed.held_by(nn.Linear, *_EMBEDDINGS):
+        raise ValueError(f"{placed.name} is a flattened matrix; shard with fully_shard, which keeps shapes")

@@ -1,0 +1,989 @@
+"""Claims about `correct(optimizer)`: the decay each update sees, which peak it is measured by, what it refuses.
+
+With a zero gradient AdamW, NAdam, RAdam, Muon and Lion do nothing but decay, so the weights themselves tell which
+coefficient was applied: theta_T = theta_0 prod_t (1 - gamma_t lambda_t).
+"""
+
+import copy
+import io
+import math
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.optim import lr_scheduler, swa_utils
+from torch.optim.optimizer import Optimizer
+
+import steadynorm as sn
+from steadynorm import correct, theory
+
+LR, DECAY = 0.1, 0.2
+
+
+class Lion(Optimizer):
+    """x = b1 m + (1-b1) g; theta <- (1 - gamma lambda) theta - gamma sign(x); m <- b2 m + (1-b2) g."""
+
+    def __init__(self, params: Any, lr: float = 1e-3, betas: Any = (0.9, 0.99), weight_decay: float = 0.0):
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            b1, b2 = group["betas"]
+            for p in group["params"]:
+                m = self.state[p].setdefault("m", torch.zeros_like(p))
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.sub_(group["lr"] * torch.sign(b1 * m + (1 - b1) * p.grad))
+                m.mul_(b2).add_(p.grad, alpha=1 - b2)
+
+
+class Stranger(Optimizer):
+    """A class that nobody knows: theta <- (1 - gamma lambda) theta - gamma g."""
+
+    def __init__(self, params: Any, lr: float = 1e-3, weight_decay: float = 0.0, **more: Any):
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, **more})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(p.grad, alpha=group["lr"])
+
+
+class SomebodysScion(Stranger):
+    pass
+
+
+class FusedAdam(Stranger):
+    pass
+
+
+def torch_with(cls: Any, **settings: Any) -> Callable[..., Optimizer]:
+    return lambda params, **more: cls(params, **settings, **more)
+
+
+DECOUPLED: dict[str, Any] = {
+    "AdamW": torch.optim.AdamW,
+    "Adam": torch_with(torch.optim.Adam, decoupled_weight_decay=True),
+    "NAdam": torch_with(torch.optim.NAdam, decoupled_weight_decay=True),
+    "RAdam": torch_with(torch.optim.RAdam, decoupled_weight_decay=True),
+    "Muon": torch_with(torch.optim.Muon, nesterov=False, ns_steps=1),
+    "Muon-Nesterov": torch_with(torch.optim.Muon, nesterov=True, ns_steps=1),
+    "Lion": Lion,
+    "Stranger": Stranger,
+}
+ADAMS = ("AdamW", "Adam", "NAdam", "RAdam")
+
+SCHEDULES: dict[str, Callable[[Optimizer], Any]] = {  # all with their maximum at the lr given to the optimizer
+    "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda t: min(1.0, (t + 1) / 5) * 0.9 ** max(0, t - 4)),
+    "multiplicative": lambda o: lr_scheduler.MultiplicativeLR(o, lambda t: 0.9),
+    "step": lambda o: lr_scheduler.StepLR(o, 4, 0.3),
+    "multistep": lambda o: lr_scheduler.MultiStepLR(o, [3, 9], 0.2),
+    "constant": lambda o: lr_scheduler.ConstantLR(o, 0.25, total_iters=6),
+    "linear": lambda o: lr_scheduler.LinearLR(o, 0.1, total_iters=8),
+    "exponential": lambda o: lr_scheduler.ExponentialLR(o, 0.8),
+    "polynomial": lambda o: lr_scheduler.PolynomialLR(o, 15, 2.0),
+    "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, 8),
+    "restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 5),
+    "sequential": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o, 0.2, total_iters=4), lr_scheduler.CosineAnnealingLR(o, 12)], [4]
+    ),
+    "chained": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o, 0.5, total_iters=5), lr_scheduler.ExponentialLR(o, 0.9)]
+    ),
+    "plateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, factor=0.5, patience=1),
+    "swa": lambda o: swa_utils.SWALR(o, 0.02, anneal_epochs=6),
+}
+
+
+def weight(*shape: int, dtype: torch.dtype = torch.float64) -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.ones(shape or (2, 2), dtype=dtype))
+
+
+def adamw(*groups: Any, lr: Any = LR, **more: Any) -> torch.optim.AdamW:
+    """AdamW with decay DECAY on one weight, or on the groups given."""
+    return torch.optim.AdamW(list(groups) or [weight()], lr=lr, **{"weight_decay": DECAY} | more)
+
+
+def parameters(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def step(optimizer: Optimizer, *, seed: int | None = None) -> None:
+    """One update on a zero gradient, or on a seeded random one."""
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    for p in parameters(optimizer):
+        p.grad = torch.zeros_like(p) if seed is None else torch.randn(p.shape, generator=generator, dtype=p.dtype)
+    optimizer.step()
+
+
+def decays(optimizer: Optimizer, lr: float | None = None, **settings: Any) -> list[float]:
+    """What each group's decay is in an update at this lr (and momentum, betas, ...)."""
+    for group in optimizer.param_groups:
+        group.update(settings if lr is None else settings | {"lr": lr})
+    step(optimizer)
+    return [group["weight_decay"] for group in optimizer.param_groups]
+
+
+def drive(optimizer: Optimizer, scheduler: Any, steps: int = 14, *, seed: int | None = None) -> list[dict[str, Any]]:
+    """Train; returns what each update saw in the first group."""
+    seen = []
+    for t in range(steps):
+        step(optimizer, seed=None if seed is None else seed + t)
+        seen.append({k: copy.deepcopy(v) for k, v in optimizer.param_groups[0].items() if k != "params"})
+        scheduler.step(*([1.0] if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau) else []))
+    return seen
+
+
+def snapshot(optimizer: Optimizer) -> Any:
+    """All that a refused call must leave alone: groups, their parameters and keys, weights, state, hooks."""
+    groups = [
+        {key: [id(p) for p in value] if key == "params" else copy.deepcopy(value) for key, value in group.items()}
+        for group in optimizer.param_groups
+    ]
+    hooks = {key: list(value) for key, value in vars(optimizer).items() if key.endswith("_hooks")}
+    state = {id(p): {key: torch.as_tensor(v).tolist() for key, v in s.items()} for p, s in optimizer.state.items()}
+    return groups, hooks, [p.tolist() for p in parameters(optimizer)], state
+
+
+@contextmanager
+def refused(optimizer: Optimizer, match: str, error: type[Exception] = ValueError) -> Iterator[None]:
+    before = snapshot(optimizer)
+    with pytest.raises(error, match=match):
+        yield
+    assert snapshot(optimizer) == before
+
+
+def through_disk(*objects: Any) -> list[Any]:
+    buffer = io.BytesIO()
+    torch.save([each.state_dict() for each in objects], buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+COPIES: dict[str, Callable[[Optimizer], Optimizer]] = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda o: pickle.loads(pickle.dumps(o)),
+}
+
+# ---------------------------------------------------------------- lambda_t = lambda gamma_t / gamma_peak
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("when", ["before the scheduler", "after the scheduler"])
+@pytest.mark.parametrize("name", DECOUPLED)
+def test_each_update_decays_by_lambda_gamma_over_peak(name: str, when: str, schedule: str) -> None:
+    optimizer = DECOUPLED[name]([weight()], lr=LR, weight_decay=DECAY)
+    decoupled = True if name == "Stranger" else None
+    if when == "before the scheduler":
+        correct(optimizer, decoupled=decoupled)
+    scheduler = SCHEDULES[schedule](optimizer)
+    if when == "after the scheduler":
+        correct(optimizer, decoupled=decoupled)
+    seen = drive(optimizer, scheduler)
+    lrs = [group["lr"] for group in seen]
+    assert min(lrs) < 0.5 * max(lrs)  # otherwise it would show nothing
+    assert [group["weight_decay"] for group in seen] == pytest.approx([DECAY * lr / LR for lr in lrs], rel=1e-12)
+    left = math.prod(1 - lr * DECAY * lr / LR for lr in lrs)
+    assert parameters(optimizer)[0].flatten().tolist() == pytest.approx([left] * 4, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ADAMS)
+def test_onecycle_peak_is_its_max_lr_and_its_momentum_cycle_changes_nothing_for_adam(name: str) -> None:
+    optimizer = DECOUPLED[name]([weight()], lr=LR, weight_decay=DECAY)
+    scheduler = lr_scheduler.OneCycleLR(optimizer, max_lr=0.7, total_steps=20)
+    seen = drive(correct(optimizer), scheduler, 19)
+    assert max(group["lr"] for group in seen) == pytest.approx(0.7)
+    assert len({group["betas"][0] for group in seen}) > 10
+    assert [g["weight_decay"] for g in seen] == pytest.approx([DECAY * g["lr"] / 0.7 for g in seen], rel=1e-12)
+
+
+def test_onecycle_after_correct_needs_its_peak_and_says_so() -> None:
+    for peak, match in ((None, "group 0.*peak_lr="), (0.7, None)):
+        optimizer = correct(adamw(), peak_lr=peak)
+        scheduler = lr_scheduler.OneCycleLR(optimizer, max_lr=0.7, total_steps=20)
+        if match is None:
+            seen = drive(optimizer, scheduler, 19)
+            assert [g["weight_decay"] for g in seen] == pytest.approx([DECAY * g["lr"] / 0.7 for g in seen], rel=1e-12)
+        else:
+            with pytest.raises(ValueError, match=match):
+                drive(optimizer, scheduler, 19)
+
+
+def test_cyclic_lr_starts_at_its_base_so_it_needs_peak_lr() -> None:
+    def made(**peak: Any) -> tuple[Optimizer, Any]:
+        optimizer = adamw()
+        scheduler = lr_scheduler.CyclicLR(optimizer, base_lr=0.01, max_lr=LR, step_size_up=4)
+        return correct(optimizer, **peak), scheduler
+
+    with pytest.raises(ValueError, match=r"group 0.*lr=.*guessed.*peak_lr="):
+        drive(*made())
+    seen = drive(*made(peak_lr=LR))
+    assert [g["weight_decay"] for g in seen] == pytest.approx([DECAY * g["lr"] / LR for g in seen], rel=1e-12)
+
+
+def test_lambda_t_derives_from_the_base_not_from_what_was_written() -> None:
+    optimizer = correct(adamw())
+    for _ in range(3):
+        assert decays(optimizer, LR / 2) == [DECAY / 2]
+    assert decays(optimizer, LR) == [DECAY]
+    assert decays(optimizer, 0.0) == [0.0]
+    assert decays(optimizer, LR) == [DECAY]
+
+
+@pytest.mark.parametrize("flags", [{"foreach": False}, {"foreach": True}, {"fused": True}], ids=str)
+@pytest.mark.parametrize("lr", [LR, torch.tensor(LR)], ids=["float lr", "tensor lr"])
+def test_corrected_adamw_equals_adamw_with_the_decay_written_by_hand(flags: dict[str, bool], lr: Any) -> None:
+    if flags.get("foreach") and isinstance(lr, torch.Tensor):
+        pytest.skip("torch: no tensor lr with foreach unless capturable")
+    ours, hand = (adamw({"params": [weight(5), weight(3, 4)]}, lr=copy.deepcopy(lr), **flags) for _ in range(2))
+    correct(ours)
+    schedulers = [SCHEDULES["lambda"](each) for each in (ours, hand)]
+    for t in range(12):
+        hand.param_groups[0]["weight_decay"] = DECAY * (float(hand.param_groups[0]["lr"]) / float(lr))
+        step(ours, seed=t)
+        step(hand, seed=t)
+        for scheduler in schedulers:
+            scheduler.step()
+    assert all(torch.equal(a, b) for a, b in zip(parameters(ours), parameters(hand), strict=True))
+
+
+@pytest.mark.parametrize("name", DECOUPLED)
+def test_at_the_peak_training_is_bit_identical_to_uncorrected(name: str) -> None:
+    ours, plain = (DECOUPLED[name]([weight(6, 6, dtype=torch.float32)], lr=0.03, weight_decay=0.7) for _ in range(2))
+    correct(ours, decoupled=True)
+    for t in range(10):
+        step(ours, seed=t)
+        step(plain, seed=t)
+    assert torch.equal(parameters(ours)[0], parameters(plain)[0])
+
+
+def test_a_tensor_lr_stays_the_users_tensor_and_the_decay_becomes_a_float() -> None:
+    lr = torch.tensor(LR, dtype=torch.float64)
+    optimizer = adamw(lr=lr)
+    scheduler = SCHEDULES["cosine"](correct(optimizer))
+    seen = drive(optimizer, scheduler, 5)
+    assert optimizer.param_groups[0]["lr"] is lr
+    assert float(lr) < LR
+    assert [type(group["weight_decay"]) for group in seen] == [float] * 5
+    assert [g["weight_decay"] for g in seen] == pytest.approx([DECAY * float(g["lr"]) / LR for g in seen], rel=1e-12)
+
+
+def test_closure_is_called_once_and_its_loss_returned() -> None:
+    optimizer = correct(adamw())
+    calls = []
+
+    def closure() -> torch.Tensor:
+        calls.append(optimizer.param_groups[0]["weight_decay"])
+        loss = parameters(optimizer)[0].sum() * 3
+        loss.backward()
+        return loss
+
+    optimizer.param_groups[0]["lr"] = LR / 4
+    assert optimizer.step(closure).item() == 12.0
+    assert len(calls) == 1
+    assert optimizer.param_groups[0]["weight_decay"] == DECAY / 4
+
+
+def test_correct_returns_the_optimizer_it_was_given() -> None:
+    optimizer = adamw()
+    assert correct(optimizer) is optimizer
+
+
+# ---------------------------------------------------------------- the momentum factor
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_muon_decay_follows_the_gain_of_its_momentum(nesterov: bool) -> None:
+    optimizer = correct(torch.optim.Muon([weight()], lr=LR, weight_decay=DECAY, momentum=0.95, nesterov=nesterov))
+
+    def gain(momentum: float) -> float:
+        return theory.momentum_gain(1 - momentum, nesterov=nesterov)
+
+    for lr, momentum in ((LR, 0.95), (LR, 0.8), (LR / 3, 0.5), (LR / 3, 0.0), (LR / 2, 0.99), (LR, 0.95)):
+        expected = DECAY * lr / LR * gain(momentum) / gain(0.95)
+        assert decays(optimizer, lr, momentum=momentum) == pytest.approx([expected], rel=1e-12)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("when", ["before the scheduler", "after the scheduler"])
+@pytest.mark.parametrize("cycle", ["onecycle", "cyclic"])
+def test_muon_under_a_scheduler_that_cycles_momentum(cycle: str, when: str, nesterov: bool) -> None:
+    def run(correcting: bool) -> tuple[float, list[dict[str, Any]]]:
+        name = "Muon-Nesterov" if nesterov else "Muon"
+        optimizer = DECOUPLED[name]([weight()], lr=LR, weight_decay=DECAY, momentum=0.9)
+        if correcting and when == "before the scheduler":
+            correct(optimizer, peak_lr=0.7)
+        start = optimizer.param_groups[0]["momentum"]
+        if cycle == "onecycle":
+            scheduler = lr_scheduler.OneCycleLR(optimizer, max_lr=0.7, total_steps=20)
+        else:
+            scheduler = lr_scheduler.CyclicLR(optimizer, base_lr=0.01, max_lr=0.7, step_size_up=6)
+        if correcting and when == "after the scheduler":
+            correct(optimizer, peak_lr=0.7)
+            start = optimizer.param_groups[0]["momentum"]
+        return start, drive(optimizer, scheduler, 19)
+
+    start, seen = run(True)
+    gains = [theory.momentum_gain(1 - m, nesterov=nesterov) for m in (start, *(group["momentum"] for group in seen))]
+    assert max(gains) > 1.5 * min(gains)
+    expected = [DECAY * group["lr"] / 0.7 * gain / gains[0] for group, gain in zip(seen, gains[1:], strict=True)]
+    assert [group["weight_decay"] for group in seen] == pytest.approx(expected, rel=1e-12)
+    for key in ("lr", "momentum", "base_momentum", "max_momentum"):  # the scheduler's own business
+        assert [group[key] for group in seen] == [group[key] for group in run(False)[1]]
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.99), [0.95, 0.98]], ids=["tuple", "list"])
+def test_lion_decay_follows_the_gain_of_its_betas(betas: Any) -> None:
+    optimizer = correct(Lion([weight()], lr=LR, weight_decay=DECAY, betas=betas))
+    for lr, now in ((LR, betas), (LR, (0.8, 0.99)), (LR / 3, (0.9, 0.999)), (LR / 3, (0.0, 0.0)), (LR / 2, betas)):
+        expected = DECAY * lr / LR * theory.lion_gain(*now) / theory.lion_gain(*betas)
+        assert decays(optimizer, lr, betas=now) == pytest.approx([expected], rel=1e-12)
+
+
+@pytest.mark.parametrize("when", ["before the scheduler", "after the scheduler"])
+def test_lion_under_onecycle(when: str) -> None:
+    optimizer = Lion([weight()], lr=LR, weight_decay=DECAY)
+    if when == "before the scheduler":
+        correct(optimizer, peak_lr=0.7)
+    start = optimizer.param_groups[0]["betas"]
+    scheduler = lr_scheduler.OneCycleLR(optimizer, max_lr=0.7, total_steps=20)
+    if when == "after the scheduler":
+        correct(optimizer)
+        start = optimizer.param_groups[0]["betas"]
+    for group in drive(optimizer, scheduler, 19):
+        expected = DECAY * group["lr"] / 0.7 * theory.lion_gain(*group["betas"]) / theory.lion_gain(*start)
+        assert group["weight_decay"] == pytest.approx(expected, rel=1e-12)
+
+
+def test_adam_and_unknown_classes_have_no_momentum_factor() -> None:
+    assert decays(correct(adamw(betas=(0.9, 0.999))), LR / 2, betas=(0.5, 0.9)) == [DECAY / 2]
+    stranger = Stranger([weight()], lr=LR, weight_decay=DECAY, momentum=0.9)
+    assert decays(correct(stranger, decoupled=True), LR / 2, momentum=0.5) == [DECAY / 2]
+
+
+def test_a_class_named_scion_has_muons_factor_by_its_alpha() -> None:
+    optimizer = correct(SomebodysScion([weight()], lr=LR, weight_decay=DECAY, alpha=0.1))
+    expected = DECAY * theory.momentum_gain(0.4) / theory.momentum_gain(0.1)
+    assert decays(optimizer, alpha=0.4) == pytest.approx([expected], rel=1e-12)
+
+
+@pytest.mark.parametrize(("trace", "factor"), [(False, 1.0), (True, (0.1 / 0.25) ** 2)])
+def test_sgd_factor_is_one_for_ema_and_alpha_ratio_squared_for_trace(trace: bool, factor: float) -> None:
+    optimizer = sn.SGDC([weight()], lr=LR, weight_decay=DECAY, alpha=0.1, trace=trace)
+    assert decays(optimizer, LR / 2, alpha=0.25) == pytest.approx([DECAY / 2 * factor], rel=1e-12)
+
+
+# ---------------------------------------------------------------- which optimizers
+
+
+COUPLED = [
+    (torch.optim.SGD, {"momentum": 0.9}),
+    (torch.optim.Adam, {}),
+    (torch.optim.NAdam, {}),
+    (torch.optim.RAdam, {}),
+    (torch.optim.Adamax, {}),
+    (torch.optim.ASGD, {}),
+    (torch.optim.Adagrad, {}),
+    (torch.optim.Adadelta, {}),
+    (torch.optim.RMSprop, {}),
+]
+
+
+@pytest.mark.parametrize(("cls", "settings"), COUPLED)
+@pytest.mark.parametrize("decoupled", [None, True])
+def test_coupled_decay_is_refused_with_the_reason(cls: Any, settings: dict[str, Any], decoupled: Any) -> None:
+    optimizer = cls([weight()], lr=LR, weight_decay=DECAY, **settings)
+    with refused(optimizer, rf"(?s){cls.__name__}.*adds decay to the gradient \(coupled L2\).*use .*AdamW"):
+        correct(optimizer, decoupled=decoupled)
+
+
+@pytest.mark.parametrize("cls", [torch.optim.Rprop, torch.optim.LBFGS, torch.optim.SparseAdam])
+def test_torch_optimizers_without_decay_are_refused(cls: Any) -> None:
+    optimizer = cls([weight()], lr=LR)
+    with refused(optimizer, cls.__name__):
+        correct(optimizer)
+
+
+def test_adafactor_is_refused_because_its_lr_follows_the_weights() -> None:
+    optimizer = torch.optim.Adafactor([weight()], lr=LR, weight_decay=DECAY)
+    for decoupled in (None, True):
+        with refused(optimizer, "Adafactor scales its lr by the weight's RMS"):
+            correct(optimizer, decoupled=decoupled)
+
+
+def test_one_coupled_group_is_enough_to_refuse_adam() -> None:
+    groups = [{"params": [weight()], "decoupled_weight_decay": flag} for flag in (True, False)]
+    optimizer = torch.optim.Adam(groups, lr=LR, weight_decay=DECAY)
+    with refused(optimizer, "coupled L2"):
+        correct(optimizer)
+
+
+def test_an_unknown_class_needs_decoupled_true() -> None:
+    optimizer = Stranger([weight()], lr=LR, weight_decay=DECAY)
+    with refused(optimizer, r"Stranger is unknown; pass decoupled=True"):
+        correct(optimizer)
+    with refused(optimizer, "decoupled=False"):
+        correct(optimizer, decoupled=False)
+    assert decays(correct(optimizer, decoupled=True), LR / 2) == [DECAY / 2]
+
+
+def test_an_unknown_class_named_adam_is_of_the_adam_family() -> None:
+    optimizer = FusedAdam([weight()], lr=LR, weight_decay=DECAY)
+    with refused(optimizer, "decoupled=True"):
+        correct(optimizer)
+    assert decays(correct(optimizer, decoupled=True, steady_norm_sq=0.5)) == [LR / (2 * 0.5)]
+
+
+def test_a_subclass_of_adamw_is_adamw() -> None:
+    class Mine(torch.optim.AdamW):
+        pass
+
+    assert decays(correct(Mine([weight()], lr=LR, weight_decay=DECAY)), LR / 2) == [DECAY / 2]
+
+
+def test_muon_with_an_impossible_momentum_is_refused() -> None:
+    optimizer = torch.optim.Muon([weight()], lr=LR, momentum=1.0)
+    with refused(optimizer, r"group 0.*momentum=1.0"):
+        correct(optimizer)
+    optimizer = SomebodysScion([weight()], lr=LR, alpha=0.0)
+    with refused(optimizer, r"group 0.*alpha=0.0"):
+        correct(optimizer)
+
+
+def test_a_class_named_lion_without_betas_is_refused() -> None:
+    class LionLike(Stranger):
+        pass
+
+    for more in ({}, {"alpha": 0.1}):
+        optimizer = LionLike([weight()], lr=LR, weight_decay=DECAY, **more)
+        with refused(optimizer, "betas"):
+            correct(optimizer)
+
+
+def test_correcting_twice_is_an_error() -> None:
+    optimizer = correct(adamw())
+    with refused(optimizer, "corrected already"):
+        correct(optimizer)
+    own = sn.AdamC([weight()])
+    with refused(own, "AdamC"):
+        correct(own)
+
+
+# ---------------------------------------------------------------- bad arguments leave the optimizer as it was
+
+
+BAD_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
+    ({"overlap": "cubic"}, "overlap='cubic'"),
+    *(({"steady_norm_sq": value}, "steady_norm_sq=") for value in (0.0, -1.0, math.nan, math.inf)),
+    *(({"peak_lr": value}, "peak_lr=") for value in (0.0, -1.0, math.nan, math.inf)),
+    ({"peak_lr": [LR, -1.0]}, "peak_lr=-1"),
+    ({"peak_lr": [LR]}, "peak_lr has 1 values for 2 groups"),
+    ({"skip": [2]}, "group 2.*2 groups"),
+    ({"skip": [-3]}, "group -3.*2 groups"),
+    ({"skip": ["nobody"]}, "'nobody'"),
+    ({"skip": [torch.nn.Parameter(torch.ones(1))]}, "does not have"),
+    ({"skip": ["a"], "peak_lr": [LR, LR]}, "peak_lr"),
+    ({"skip": ["a"], "peak_lr": -1.0}, "peak_lr=-1"),
+    ({"skip": ["a", "nobody"]}, "'nobody'"),
+    ({"skip": [1, 2]}, "group 2"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "match"), BAD_ARGUMENTS, ids=lambda value: str(value)[:40])
+def test_a_bad_argument_leaves_the_optimizer_as_it_was(arguments: dict[str, Any], match: str) -> None:
+    optimizer = adamw({"params": [("a", weight()), ("b", weight())]}, {"params": [("c", weight())], "name": "head"})
+    with refused(optimizer, match):
+        correct(optimizer, **arguments)
+    assert decays(correct(optimizer), LR / 2) == [DECAY / 2] * 2  # and a good call still works
+
+
+def test_skip_of_something_else_is_a_type_error() -> None:
+    optimizer = adamw()
+    with refused(optimizer, "skip takes parameters, names and group indices", TypeError):
+        correct(optimizer, skip=[1.5])
+
+
+def test_an_error_in_the_second_group_leaves_the_first_alone() -> None:
+    optimizer = Lion([{"params": [weight()]}, {"params": [weight()]}], lr=LR, weight_decay=DECAY)
+    del optimizer.param_groups[1]["betas"]
+    with refused(optimizer, "betas"):
+        correct(optimizer)
+
+
+# ---------------------------------------------------------------- the peak
+
+
+def test_the_peak_is_given_else_max_lr_else_initial_lr_else_lr() -> None:
+    keys: dict[str, float] = {}
+    for key, value in (("lr", 0.1), ("initial_lr", 0.2), ("max_lr", 0.4)):
+        keys[key] = value
+        optimizer = correct(adamw({"params": [weight()], **keys}))
+        assert decays(optimizer, 0.05) == pytest.approx([DECAY * 0.05 / value], rel=1e-12)
+    optimizer = correct(adamw({"params": [weight()], **keys}), peak_lr=0.8)
+    assert decays(optimizer, 0.05) == pytest.approx([DECAY * 0.05 / 0.8], rel=1e-12)
+
+
+def test_above_an_explicit_peak_the_decay_goes_above_the_base() -> None:
+    assert decays(correct(adamw(), peak_lr=LR / 2), LR) == [2 * DECAY]
+
+
+def test_above_a_guessed_peak_nothing_is_written_and_the_error_names_group_and_remedy() -> None:
+    groups = [{"params": [weight()]}, {"params": [weight()], "name": "head"}]
+    optimizer = correct(adamw(*groups))
+    decays(optimizer, LR / 2)
+    optimizer.param_groups[0]["lr"] = LR / 4
+    optimizer.param_groups[1]["lr"] = LR * (1 + 5e-7)  # rounding of a schedule is forgiven
+    step(optimizer)
+    assert optimizer.param_groups[1]["weight_decay"] == pytest.approx(DECAY, rel=1e-6)
+    optimizer.param_groups[0]["lr"] = LR / 8
+    optimizer.param_groups[1]["lr"] = LR * (1 + 2e-6)
+    with refused(optimizer, r'group 1 \("head"\): lr=0.1\S* exceeds .*peak_lr=0.1; pass peak_lr='):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("lr", [-0.1, math.nan, math.inf])
+def test_an_impossible_lr_is_an_error_that_names_the_group(lr: float) -> None:
+    optimizer = correct(adamw(), peak_lr=LR)
+    step(optimizer)
+    optimizer.param_groups[0]["lr"] = lr
+    before = parameters(optimizer)[0].clone()
+    with pytest.raises(ValueError, match=r"group 0: lr="):
+        optimizer.step()
+    assert torch.equal(parameters(optimizer)[0], before)
+    assert optimizer.param_groups[0]["weight_decay"] == DECAY
+
+
+def test_each_group_has_its_own_peak() -> None:
+    lrs = [0.1, 0.05, 0.001]  # layer-wise lr
+    optimizer = adamw(*({"params": [weight()], "lr": lr, "weight_decay": lr * 7} for lr in lrs))
+    scheduler = lr_scheduler.LambdaLR(correct(optimizer), lambda t: 0.5**t)
+    for t in range(4):
+        step(optimizer)
+        expected = [lr * 7 * 0.5**t for lr in lrs]
+        assert [group["weight_decay"] for group in optimizer.param_groups] == pytest.approx(expected, rel=1e-12)
+        scheduler.step()
+
+
+def test_onecycle_with_a_max_lr_per_group() -> None:
+    optimizer = adamw({"params": [weight()]}, {"params": [weight()]})
+    scheduler = lr_scheduler.OneCycleLR(optimizer, max_lr=[0.7, 0.07], total_steps=12)
+    correct(optimizer)
+    for _ in range(11):
+        step(optimizer)
+        for group, peak in zip(optimizer.param_groups, (0.7, 0.07), strict=True):
+            assert group["weight_decay"] == pytest.approx(DECAY * group["lr"] / peak, rel=1e-12)
+        scheduler.step()
+
+
+def test_peak_lr_is_one_number_for_all_groups_or_one_each() -> None:
+    for peak, peaks in ((0.4, (0.4, 0.4)), ([0.4, 0.2], (0.4, 0.2)), ((0.4, 0.2), (0.4, 0.2))):
+        optimizer = correct(adamw({"params": [weight()]}, {"params": [weight()]}), peak_lr=peak)
+        assert decays(optimizer, LR) == pytest.approx([DECAY * LR / each for each in peaks], rel=1e-12)
+
+
+def test_a_step_with_lr_zero_changes_neither_peak_nor_base() -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = correct(torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=DECAY))
+    saved = get_optimizer_state_dict(model, optimizer)  # torch's DCP: lr = 0, step(), lr restored
+    assert optimizer.state
+    assert saved["param_groups"]
+    assert optimizer.param_groups[0]["lr"] == LR
+    assert decays(optimizer, LR) == [DECAY]
+    assert decays(optimizer, LR / 2) == [DECAY / 2]
+
+
+# ---------------------------------------------------------------- skip
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Linear(2, 2, dtype=torch.float64)
+        self.head = torch.nn.Linear(2, 3, dtype=torch.float64)
+
+
+def decay_of(optimizer: Optimizer, p: torch.Tensor) -> float:
+    (group,) = (group for group in optimizer.param_groups if any(p is each for each in group["params"]))
+    return group["weight_decay"]
+
+
+@pytest.mark.parametrize("by", ["parameter", "name", "generator"])
+def test_skip_splits_a_group_and_keeps_settings_names_and_parameters(by: str) -> None:
+    net = Net()
+    head = net.head.weight.detach().clone()
+    optimizer = adamw(*net.named_parameters(), betas=(0.8, 0.95), eps=1e-5)
+    old = dict(optimizer.param_groups[0])
+    skip = {"parameter": [net.head.weight, net.head.bias], "name": ["head.weight", "head.bias"]}
+    correct(optimizer, skip=skip[by] if by in skip else net.head.parameters())
+    assert len(optimizer.param_groups) == 2
+    for group in optimizer.param_groups:
+        assert {key: group[key] for key in old if key not in ("params", "param_names")} == {
+            key: value for key, value in old.items() if key not in ("params", "param_names")
+        }
+        named = zip(group["param_names"], group["params"], strict=True)
+        assert all(net.get_parameter(name) is p for name, p in named)
+    assert sorted(map(id, parameters(optimizer))) == sorted(map(id, net.parameters()))
+    scheduler = lr_scheduler.LambdaLR(optimizer, lambda t: 0.5**t)
+    for t in range(3):
+        step(optimizer)
+        assert decay_of(optimizer, net.body.weight) == decay_of(optimizer, net.body.bias) == DECAY * 0.5**t
+        assert decay_of(optimizer, net.head.weight) == decay_of(optimizer, net.head.bias) == DECAY
+        scheduler.step()
+    left = math.prod(1 - LR * 0.5**t * DECAY for t in range(3))
+    assert torch.allclose(net.head.weight, head * left, rtol=1e-12)
+
+
+@pytest.mark.parametrize("index", [1, -1])
+def test_skip_by_group_index(index: int) -> None:
+    optimizer = correct(adamw({"params": [weight()]}, {"params": [weight()]}), skip=[index])
+    assert len(optimizer.param_groups) == 2
+    assert decays(optimizer, LR / 2) == [DECAY / 2, DECAY]
+    assert decays(optimizer, LR * 3 / 4) == pytest.approx([DECAY * 3 / 4, DECAY])
+
+
+def test_skipping_all_of_a_group_does_not_split_it_and_may_come_late() -> None:
+    head = weight()
+    optimizer = adamw({"params": [weight()]}, {"params": [head]})
+    SCHEDULES["cosine"](optimizer)
+    step(optimizer)
+    correct(optimizer, skip=[head])
+    assert len(optimizer.param_groups) == 2
+    assert decays(optimizer, LR / 2) == [DECAY / 2, DECAY]
+
+
+@pytest.mark.parametrize("late", ["scheduler", "state"])
+def test_a_split_that_comes_too_late_is_an_error(late: str) -> None:
+    head = weight()
+    optimizer = adamw({"params": [weight(), head], "name": "all"})
+    if late == "state":
+        step(optimizer)
+    else:
+        SCHEDULES["cosine"](optimizer)
+    with refused(optimizer, r'skip would split group 0 \("all"\).*group of their own'):
+        correct(optimizer, skip=[head])
+
+
+def test_two_groups_are_split_each_with_its_own_settings() -> None:
+    a, b, c, d = (weight() for _ in range(4))
+    optimizer = adamw({"params": [a, b]}, {"params": [c, d], "lr": LR / 10, "weight_decay": 0.9})
+    correct(optimizer, skip=[b, c])
+    assert sorted(map(id, parameters(optimizer))) == sorted(map(id, (a, b, c, d)))
+    for group in optimizer.param_groups:
+        group["lr"] /= 2
+    step(optimizer)
+    assert [decay_of(optimizer, p) for p in (a, b, c, d)] == [DECAY / 2, DECAY, 0.9, 0.45]
+
+
+def test_a_skipped_group_may_go_above_the_guessed_peak() -> None:
+    optimizer = correct(adamw({"params": [weight()]}, {"params": [weight()]}), skip=[1])
+    optimizer.param_groups[1]["lr"] = 5 * LR
+    step(optimizer)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [DECAY, DECAY]
+
+
+@pytest.mark.parametrize("target", [{}, {"steady_norm_sq": 0.3}], ids=["relative", "absolute"])
+def test_a_group_without_decay_stays_without(target: dict[str, float]) -> None:
+    optimizer = correct(adamw({"params": [weight()]}, {"params": [weight()], "weight_decay": 0.0}), **target)
+    for lr in (LR, LR / 2):
+        corrected, without = decays(optimizer, lr)
+        assert corrected > 0
+        assert without == 0.0
+
+
+# ---------------------------------------------------------------- an absolute target
+
+
+def test_adamw_reaches_a_mean_square_by_gamma_over_twice_the_target() -> None:
+    optimizer = correct(adamw(), steady_norm_sq=0.3)
+    for lr in (LR, LR / 3, 4 * LR, 0.0):  # there is no peak to exceed
+        assert decays(optimizer, lr, betas=(1 - LR, 0.9)) == pytest.approx([lr / (2 * 0.3)], rel=1e-12)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("overlap", ["linear", "exact"])
+def test_muon_target_is_solved_by_theory(overlap: str, nesterov: bool) -> None:
+    muon = torch.optim.Muon([weight(4, 8), weight(4, 8)], lr=LR, momentum=0.95, nesterov=nesterov)
+    optimizer = correct(muon, steady_norm_sq=1.5, overlap=overlap)
+    kernel = theory.overlap("spectral", (4, 8)) if overlap == "exact" else "linear"
+    for lr, momentum in ((LR, 0.95), (LR / 7, 0.95), (LR / 7, 0.6), (3 * LR, 0.6)):
+        expected = theory.weight_decay_for(1.5, lr, 1 - momentum, nesterov=nesterov, overlap=kernel)
+        assert decays(optimizer, lr, momentum=momentum) == pytest.approx([expected], rel=1e-12)
+    linear = theory.weight_decay_for(1.5, LR, 0.05, nesterov=nesterov)
+    exact = theory.weight_decay_for(1.5, LR, 0.05, nesterov=nesterov, overlap=theory.overlap("spectral", (4, 8)))
+    assert abs(linear - exact) > 0.02 * exact  # so the two cannot be mistaken for each other
+
+
+def test_exact_overlap_needs_one_kernel_a_group() -> None:
+    optimizer = torch.optim.Muon([weight(4, 4), weight(4, 16)], lr=LR, weight_decay=DECAY)
+    with pytest.raises(ValueError, match=r"overlap='exact'.*split the group by shape"):
+        step(correct(optimizer, steady_norm_sq=1.5, overlap="exact"))
+    assert all((p == 1).all() for p in parameters(optimizer))
+    groups = [{"params": [weight(4, 4)]}, {"params": [weight(4, 16)]}]
+    optimizer = torch.optim.Muon(groups, lr=LR, weight_decay=DECAY, momentum=0.9, nesterov=False)
+    expected = [
+        theory.weight_decay_for(1.5, LR, 1 - 0.9, overlap=theory.overlap("spectral", s)) for s in ((4, 4), (4, 16))
+    ]
+    correct(optimizer, steady_norm_sq=1.5, overlap="exact")
+    assert decays(optimizer, LR) == pytest.approx(expected, rel=1e-12)
+    assert expected[0] != pytest.approx(expected[1], rel=1e-3)
+
+
+def test_a_matrix_and_its_transpose_have_one_kernel() -> None:
+    muon = torch.optim.Muon([weight(4, 8), weight(8, 4)], lr=LR, weight_decay=DECAY, momentum=0.9, nesterov=False)
+    expected = theory.weight_decay_for(1.5, LR, 1 - 0.9, overlap=theory.overlap("spectral", (4, 8)))
+    assert decays(correct(muon, steady_norm_sq=1.5, overlap="exact")) == pytest.approx([expected], rel=1e-12)
+
+
+def test_lion_target_is_solved_by_theory() -> None:
+    optimizer = correct(Lion([weight()], lr=LR, weight_decay=DECAY), steady_norm_sq=1.5)
+    for lr, betas in ((LR, (0.9, 0.99)), (LR / 7, (0.9, 0.99)), (LR / 7, (0.5, 0.9)), (3 * LR, (0.5, 0.9))):
+        expected = theory.lion_weight_decay_for(1.5, lr, *betas)
+        assert decays(optimizer, lr, betas=betas) == pytest.approx([expected], rel=1e-12)
+
+
+def test_an_unreachable_target_is_an_error_before_anything_is_written() -> None:
+    optimizer = correct(Lion([weight()], lr=LR, weight_decay=DECAY), steady_norm_sq=LR**2 / 2)
+    parameters(optimizer)[0].grad = torch.zeros_like(parameters(optimizer)[0])
+    with refused(optimizer, r"group 0: steady_norm_sq=0.005 is unreachable at lr=0.1.*lower lr"):
+        optimizer.step()
+
+
+def test_an_absolute_target_needs_an_update_of_known_size() -> None:
+    optimizer = Stranger([weight()], lr=LR, weight_decay=DECAY)
+    with refused(optimizer, "steady_norm_sq.*leave it out"):
+        correct(optimizer, decoupled=True, steady_norm_sq=1.0)
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+RESUMED: dict[str, tuple[Callable[[], Optimizer], Callable[[Optimizer], Any], dict[str, Any]]] = {
+    "AdamW, OneCycle": (
+        lambda: torch.optim.AdamW([{"params": [weight(5)]}, {"params": [weight(3)]}], lr=LR, weight_decay=DECAY),
+        lambda o: lr_scheduler.OneCycleLR(o, max_lr=[0.3, 0.2], total_steps=20),
+        {"skip": [1]},
+    ),
+    "AdamW, peak given": (lambda: adamw(), SCHEDULES["sequential"], {"peak_lr": 0.3}),
+    "AdamW, absolute": (lambda: adamw(), SCHEDULES["cosine"], {"steady_norm_sq": 0.5}),
+    "Muon, OneCycle": (
+        lambda: torch.optim.Muon([weight(4, 4)], lr=LR, weight_decay=DECAY),
+        lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.3, total_steps=20),
+        {},
+    ),
+    "Muon, exact": (
+        lambda: torch.optim.Muon([weight(4, 4)], lr=LR, weight_decay=DECAY),
+        SCHEDULES["cosine"],
+        {"steady_norm_sq": 2.0, "overlap": "exact"},
+    ),
+    "Lion, OneCycle": (
+        lambda: Lion([weight(5)], lr=LR, weight_decay=DECAY),
+        lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.3, total_steps=20),
+        {},
+    ),
+}
+
+
+def plain(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in group.items() if key != "params"} for group in groups]
+
+
+@pytest.mark.parametrize("order", ["corrected, then loaded", "loaded, then corrected"])
+@pytest.mark.parametrize("name", RESUMED)
+def test_stopping_and_resuming_in_mid_schedule_equals_going_on(name: str, order: str) -> None:
+    make, schedule, arguments = RESUMED[name]
+    unbroken = make()
+    scheduler = schedule(unbroken)
+    correct(unbroken, **arguments)
+    drive(unbroken, scheduler, 7, seed=0)
+    weights = [p.detach().clone() for p in parameters(unbroken)]
+    saved = through_disk(unbroken, scheduler)
+    drive(unbroken, scheduler, 9, seed=7)
+
+    resumed = make()
+    for p, value in zip(parameters(resumed), weights, strict=True):
+        p.data.copy_(value)
+    again = schedule(resumed)
+    if order == "corrected, then loaded":
+        correct(resumed, **arguments)
+    resumed.load_state_dict(saved[0])
+    again.load_state_dict(saved[1])
+    if order == "loaded, then corrected":
+        correct(resumed)
+    drive(resumed, again, 9, seed=7)
+    assert plain(resumed.param_groups) == plain(unbroken.param_groups)
+    assert all(torch.equal(a, b) for a, b in zip(parameters(resumed), parameters(unbroken), strict=True))
+
+
+def test_a_checkpoint_from_before_the_correction_gives_the_base_and_not_the_peak() -> None:
+    old = adamw({"params": [weight()], "weight_decay": 0.6}, {"params": [weight()], "weight_decay": 0.4}, lr=LR / 4)
+    optimizer = correct(adamw({"params": [weight()]}, {"params": [weight()]}), skip=[1])
+    decays(optimizer, LR / 2)
+    optimizer.load_state_dict(through_disk(old)[0])
+    assert [group["lr"] for group in optimizer.param_groups] == [LR / 4] * 2
+    assert decays(optimizer) == pytest.approx([0.6 / 4, 0.4], rel=1e-12)
+    assert decays(optimizer, LR) == pytest.approx([0.6, 0.4], rel=1e-12)
+    with pytest.raises(ValueError, match="guessed"):
+        decays(optimizer, LR * 1.01)
+
+
+def test_a_checkpoint_from_before_the_correction_keeps_an_explicit_peak_explicit() -> None:
+    optimizer = correct(adamw(), peak_lr=0.4)
+    optimizer.load_state_dict(through_disk(adamw(weight_decay=0.6))[0])
+    assert decays(optimizer, 0.8) == pytest.approx([1.2], rel=1e-12)
+
+
+def test_a_checkpoint_from_before_the_correction_keeps_the_absolute_target() -> None:
+    optimizer = correct(adamw(), steady_norm_sq=0.3)
+    optimizer.load_state_dict(through_disk(adamw(weight_decay=0.6))[0])
+    assert decays(optimizer, LR / 2) == pytest.approx([LR / 2 / (2 * 0.3)], rel=1e-12)
+
+    def muon() -> Optimizer:
+        return torch.optim.Muon([weight(4, 4)], lr=LR, weight_decay=DECAY, momentum=0.9, nesterov=False)
+
+    optimizer = correct(muon(), steady_norm_sq=1.5, overlap="exact")
+    optimizer.load_state_dict(through_disk(muon())[0])
+    expected = theory.weight_decay_for(1.5, LR / 2, 1 - 0.9, overlap=theory.overlap("spectral", (4, 4)))
+    assert decays(optimizer, LR / 2) == pytest.approx([expected], rel=1e-12)
+
+
+def test_a_checkpoint_from_before_the_correction_leaves_the_schedulers_keys_alone() -> None:
+    old = torch.optim.Muon([weight()], lr=LR, weight_decay=0.6, momentum=0.9)
+    lr_scheduler.OneCycleLR(old, max_lr=0.7, total_steps=20)
+    optimizer = correct(torch.optim.Muon([weight()], lr=LR, weight_decay=DECAY, momentum=0.9), peak_lr=0.7)
+    optimizer.load_state_dict(through_disk(old)[0])
+    loaded = optimizer.param_groups[0]
+    assert {key: loaded[key] for key in old.param_groups[0] if key != "params"} == plain(old.param_groups)[0]
+
+
+def test_a_checkpoints_peak_and_base_win_over_the_constructors() -> None:
+    saved = correct(adamw())
+    decays(saved, LR / 4)
+    other = correct(adamw(lr=5 * LR, weight_decay=0.9))
+    other.load_state_dict(through_disk(saved)[0])
+    assert decays(other) == [DECAY / 4]
+    assert decays(other, LR) == [DECAY]
+
+
+def test_a_corrected_checkpoint_goes_on_under_correct_only() -> None:
+    saved = correct(adamw())
+    decays(saved, LR / 4)
+    other = adamw()
+    other.load_state_dict(through_disk(saved)[0])
+    assert decays(other, LR / 2) == [DECAY / 4]  # torch alone: what was in force
+    assert decays(correct(other), LR / 2) == [DECAY / 2]
+
+
+@pytest.mark.parametrize("name", DECOUPLED)
+def test_what_is_saved_is_plain_python_even_if_numpy_was_given(name: str) -> None:
+    optimizer = DECOUPLED[name]([weight()], lr=np.float64(LR), weight_decay=np.float64(DECAY))
+    before = set(optimizer.param_groups[0])
+    correct(optimizer, decoupled=True, peak_lr=np.float64(0.3))
+    decays(optimizer, np.float64(LR / 2))
+    group = optimizer.param_groups[0]
+    added = set(group) - before
+    assert added
+    for key in (*added, "weight_decay"):
+        values = group[key] if isinstance(group[key], list) else [group[key]]
+        assert {type(value) for value in values} <= {float, int, bool, str}, key
+
+
+@pytest.mark.parametrize("name", [*ADAMS, "Muon", "Lion"])
+def test_a_numpy_target_is_saved_as_a_float(name: str) -> None:
+    optimizer = DECOUPLED[name]([weight()], lr=LR, weight_decay=DECAY)
+    correct(optimizer, steady_norm_sq=np.float64(1.5))
+    decays(optimizer)
+    group = optimizer.param_groups[0]
+    assert type(group["weight_decay"]) is type(group["steady_norm_sq"]) is float
+
+
+# ---------------------------------------------------------------- copies and added groups
+
+
+COPIED: dict[str, tuple[Callable[[], Optimizer], dict[str, Any], dict[str, Any]]] = {
+    "guessed peak": (lambda: adamw(), {}, {}),
+    "peak given": (lambda: adamw(), {"peak_lr": LR / 2}, {}),
+    "skip": (lambda: adamw({"params": [weight()]}, {"params": [weight()]}), {"skip": [1]}, {}),
+    "target": (lambda: adamw(), {"steady_norm_sq": 0.3}, {}),
+    "Muon": (lambda: torch.optim.Muon([weight()], lr=LR, weight_decay=DECAY), {}, {"momentum": 0.8}),
+    "Muon, exact": (
+        lambda: torch.optim.Muon([weight()], lr=LR, weight_decay=DECAY),
+        {"steady_norm_sq": 1.5, "overlap": "exact"},
+        {"momentum": 0.8},
+    ),
+    "Lion": (lambda: Lion([weight()], lr=LR, weight_decay=DECAY), {}, {"betas": (0.8, 0.95)}),
+    "Stranger": (lambda: Stranger([weight()], lr=LR, weight_decay=DECAY), {"decoupled": True}, {}),
+}
+
+
+@pytest.mark.parametrize("way", COPIES)
+@pytest.mark.parametrize("name", COPIED)
+def test_correct_without_arguments_restores_a_copy(name: str, way: str) -> None:
+    make, arguments, moved = COPIED[name]
+    optimizer = correct(make(), **arguments)
+    decays(optimizer, LR / 2, **moved)
+    in_force = [group["weight_decay"] for group in optimizer.param_groups]
+    copied = COPIES[way](optimizer)
+    if name != "skip":
+        assert decays(COPIES[way](optimizer), LR / 4) == in_force  # torch drops hooks: the reason for all this
+    correct(copied)
+    for t, lr in enumerate((LR / 2, LR / 4, LR)):
+        assert decays(copied, lr, **moved) == decays(optimizer, lr, **moved)
+        step(copied, seed=t)
+        step(optimizer, seed=t)
+    assert all(torch.equal(a, b) for a, b in zip(parameters(copied), parameters(optimizer), strict=True))
+    with pytest.raises(ValueError, match="corrected already"):
+        correct(copied)
+
+
+def test_the_original_of_a_copy_keeps_its_own_correction() -> None:
+    optimizer = correct(adamw())
+    copied = correct(copy.deepcopy(optimizer))
+    assert decays(copied, LR / 2) == [DECAY / 2]
+    assert optimizer.param_groups[0]["weight_decay"] == DECAY
+    assert decays(optimizer, LR / 4) == [DECAY / 4]
+
+
+def test_a_group_added_later_is_corrected_by_its_own_lr_and_decay() -> None:
+    optimizer = correct(adamw())
+    decays(optimizer, LR / 2)
+    optimizer.add_param_group({"params": [weight()], "lr": 0.01, "weight_decay": 0.9})
+    step(optimizer)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [DECAY / 2, 0.9]
+    for group in optimizer.param_groups:
+        group["lr"] /= 2
+    step(optimizer)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [DECAY / 4, 0.45]
+
+
+def test_a_group_added_later_does_not_take_its_peak_from_a_step_with_lr_zero() -> None:
+    optimizer = correct(adamw())
+    optimizer.add_param_group({"params": [weight()], "lr": 0.01, "weight_decay": 0.9})
+    decays(optimizer, 0.0)  # what DCP does to build state
+    optimizer.param_groups[0]["lr"], optimizer.param_groups[1]["lr"] = LR, 0.01
+    step(optimizer)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [DECAY, 0.9]
+
+
+def test_an_added_group_survives_a_checkpoint() -> None:
+    def made() -> Optimizer:
+        optimizer = correct(adamw())
+        optimizer.add_param_group({"params": [weight()], "lr": 0.01, "weight_decay": 0.9})
+        return optimizer
+
+    saved, resumed = made(), made()
+    step(saved)
+    for group in saved.param_groups:
+        group["lr"] /= 2
+    step(saved)
+    resumed.load_state_dict(through_disk(saved)[0])
+    for optimizer in (saved, resumed):
+        for group in optimizer.param_groups:
+            group["lr"] /= 2
+        step(optimizer)
+        assert [group["weight_decay"] for group in optimizer.param_groups] == [DECAY / 4, 0.9 / 4]

@@ -1,0 +1,197 @@
+"""Table 1: update, norm, init, U^2 and kernel of every lmo, against plain formulas."""
+
+import math
+
+import pytest
+import torch
+
+from steadynorm import theory
+from steadynorm.lmo import LMOS, by_shape, get
+from steadynorm.polar import Polar
+
+SHAPES = {
+    "spectral": [(6, 12), (12, 6), (3, 8, 10)],
+    "conv": [(8, 4, 3, 3), (6, 5, 3), (4, 2, 3, 3, 2)],
+    "conv-tap": [(8, 4, 3, 3), (6, 5, 3)],
+    "sign": [(6, 9), (2, 4, 5)],
+    "embedding": [(10, 6)],
+    "bias": [(12,), (), (4, 3)],
+    "row": [(6, 9), (2, 4, 5)],
+    "column": [(6, 9), (2, 4, 5)],
+}
+CASES = [(name, shape, blocks) for name, shapes in SHAPES.items() for shape in shapes for blocks in (1, 2)]
+CASES = [
+    (n, s, b)
+    for n, s, b in CASES
+    if b == 1 or (s and (s[-2] if n in ("spectral", "sign", "row", "column") else s[0]) % 2 == 0)
+]
+EXACT = Polar("svd")
+
+
+def sample(shape, seed=0):
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def update(name, x, blocks=1, **kwargs):
+    return get(name).update(x, blocks=blocks, polar=EXACT, **kwargs)
+
+
+def polar_of(x):
+    u, _, vh = torch.linalg.svd(x, full_matrices=False)
+    return u @ vh
+
+
+def test_every_lmo_is_in_these_tests():
+    assert set(SHAPES) == set(LMOS)
+
+
+@pytest.mark.parametrize(("name", "shape", "blocks"), CASES)
+def test_update_has_unit_norm_and_the_stated_size(name, shape, blocks):
+    u = update(name, sample(shape), blocks)
+    assert u.shape == shape
+    assert get(name).norm(u, blocks=blocks).item() == pytest.approx(1)
+    assert u.square().sum().item() == pytest.approx(get(name).update_norm_sq(shape, blocks=blocks))
+
+
+@pytest.mark.parametrize(("name", "shape", "blocks"), CASES)
+def test_update_is_the_steepest_point_of_the_unit_ball(name, shape, blocks):
+    """<x, u> = max over |w| <= 1: no other unit-norm point does better."""
+    x = sample(shape)
+    best = (x * update(name, x, blocks)).sum()
+    for seed in range(1, 20):
+        other = sample(shape, seed)
+        other = other / get(name).norm(other, blocks=blocks)
+        assert (x * other).sum() <= best + 1e-12
+
+
+@pytest.mark.parametrize(("name", "shape", "blocks"), CASES)
+def test_scale_does_not_matter_and_zero_stays_zero(name, shape, blocks):
+    x = sample(shape).float()
+    for scale in (1e-30, 1e30):
+        assert torch.allclose(update(name, x * scale, blocks), update(name, x, blocks), atol=1e-5)
+    assert torch.equal(update(name, torch.zeros(shape), blocks), torch.zeros(shape))
+    assert get(name).norm(torch.zeros(shape), blocks=blocks).item() == 0
+
+
+@pytest.mark.parametrize(("name", "shape", "blocks"), CASES)
+def test_stacked_parameters_are_independent(name, shape, blocks):
+    x = torch.stack([sample(shape, seed) for seed in range(3)])
+    together = update(name, x, blocks, batch_ndim=1)
+    for k in range(3):
+        assert torch.allclose(together[k], update(name, x[k], blocks), atol=1e-12)
+
+
+def test_formulas_of_table_1():
+    x = sample((6, 12))
+    assert torch.allclose(update("spectral", x), math.sqrt(6 / 12) * polar_of(x))
+    assert torch.equal(update("sign", x), x.sign() / 12)
+    assert torch.equal(update("embedding", x), x.sign())
+    b = sample((7,))
+    assert torch.allclose(update("bias", b), b / b.square().mean().sqrt())
+    assert torch.allclose(update("row", x), x / (x.norm(dim=1, keepdim=True) * math.sqrt(12)))
+    assert torch.allclose(update("column", x), x / x.square().mean(0).sqrt())
+
+
+def test_blocks_are_matrices_of_their_own():
+    x = sample((12, 5))
+    parts = torch.cat([update("spectral", part) for part in x.chunk(3)])
+    assert torch.allclose(update("spectral", x, 3), parts)
+    assert not torch.allclose(update("spectral", x, 3), update("spectral", x))
+
+
+def test_convolutions_flattened_and_per_tap():
+    x = sample((8, 4, 3, 3))
+    flat = update("spectral", x.reshape(8, 36)).reshape(x.shape)
+    assert torch.allclose(update("conv", x), flat)
+    tap = update("conv-tap", x)
+    for i in range(3):
+        for j in range(3):
+            assert torch.allclose(tap[:, :, i, j], math.sqrt(8 / 4) / 9 * polar_of(x[:, :, i, j]))
+
+
+@pytest.mark.parametrize(("name", "shape", "blocks"), CASES)
+def test_init_is_a_point_of_unit_norm_or_zero(name, shape, blocks):
+    x = torch.full(shape, 7.0)
+    assert get(name).init_(x, blocks=blocks, generator=torch.Generator().manual_seed(0)) is x
+    assert get(name).norm(x, blocks=blocks).item() == pytest.approx(0 if name == "bias" else 1, abs=1e-5)
+    again = get(name).init_(torch.empty(shape), blocks=blocks, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(x, again)
+
+
+def test_spectral_init_is_orthogonal_per_block():
+    w = get("spectral").init_(torch.empty(12, 4, dtype=torch.float64), blocks=3)
+    for part in w.chunk(3):
+        assert torch.allclose(part.mT @ part, torch.eye(4, dtype=torch.float64), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "blocks", "kernel"),
+    [
+        ("spectral", (1152, 384), 3, theory.overlap("spectral", (384, 384))),
+        ("conv", (64, 16, 3, 3), 1, theory.overlap("spectral", (64, 144))),
+        ("conv-tap", (64, 16, 3, 3), 1, theory.overlap("spectral", (64, 16))),
+        ("bias", (24,), 1, theory.overlap("bias", (24,))),
+        ("bias", (24,), 2, theory.overlap("bias", (12,))),
+        ("row", (6, 24), 1, theory.overlap("bias", (24,))),
+        ("column", (6, 24), 1, theory.overlap("bias", (6,))),
+        ("embedding", (6, 24), 1, theory.overlap("sign", None)),
+    ],
+)
+def test_kernel_is_that_of_what_the_lmo_normalises(name, shape, blocks, kernel):
+    assert get(name).overlap(shape, blocks=blocks)(0.7) == pytest.approx(kernel(0.7))
+
+
+def test_kernel_agrees_with_measured_overlap():
+    """Two inputs that correlate by r give updates that overlap by f(r) U^2."""
+    r = 0.8
+    for name, shape in (
+        ("spectral", (48, 48)),
+        ("conv", (32, 8, 3, 3)),
+        ("row", (64, 3)),
+        ("column", (3, 64)),
+        ("sign", (40, 40)),
+    ):
+        a, b = sample((40, *shape), 1), sample((40, *shape), 2)
+        ua, ub = (update(name, x, batch_ndim=1) for x in (a, r * a + math.sqrt(1 - r * r) * b))
+        measured = (ua * ub).sum().item() / 40 / get(name).update_norm_sq(shape)
+        assert measured == pytest.approx(get(name).overlap(shape)(r), rel=0.015)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_in_and_out(dtype):
+    for name, shapes in SHAPES.items():
+        u = get(name).update(sample(shapes[0]).to(dtype) * 1e-4, polar=Polar("express"))
+        assert u.dtype == dtype
+        assert u.isfinite().all()
+
+
+def test_empty_parameters_pass():
+    for name, shape in (("spectral", (0, 4)), ("sign", (0, 4)), ("bias", (0,)), ("row", (3, 0))):
+        assert update(name, torch.empty(shape)).shape == shape
+        assert get(name).norm(torch.empty(shape)).item() == 0
+
+
+def test_by_shape():
+    assert [by_shape(shape).name for shape in ((), (3,), (3, 3), (3, 3, 3), (3, 3, 3, 3))] == [
+        "bias",
+        "bias",
+        "spectral",
+        "conv",
+        "conv",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: get("spectrall"), "unknown lmo 'spectrall'.*spectral"),
+        (lambda: update("spectral", torch.ones(3)), r"'spectral' needs 2.*\(3,\).*bias"),
+        (lambda: update("sign", torch.ones(3)), "'sign' needs 2"),
+        (lambda: update("conv", torch.ones(3, 3)), "'conv' needs 3.*spectral"),
+        (lambda: update("spectral", torch.ones(4, 3), blocks=3), "blocks=3 does not divide the 4 rows"),
+        (lambda: update("bias", torch.ones(4), blocks=3), "blocks=3"),
+    ],
+)
+def test_errors_quote_what_was_passed(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

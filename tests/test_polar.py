@@ -1,0 +1,151 @@
+"""Polar factors: accuracy, scale, bad matrices in a batch, and the coefficients' optimality."""
+
+import numpy as np
+import pytest
+import torch
+
+from steadynorm.polar import METHODS, Polar, coefficients, polar
+
+SHAPES = [(64, 64), (32, 128), (128, 32), (17, 40), (40, 17), (1, 9), (9, 1), (1, 1), (2, 3)]
+
+
+def exact(x: torch.Tensor) -> torch.Tensor:
+    u, _, vh = torch.linalg.svd(x.double(), full_matrices=False)
+    return u @ vh
+
+
+def error(x: torch.Tensor, y: torch.Tensor) -> float:
+    return ((y.double() - exact(x)).norm() / exact(x).norm()).item()
+
+
+def spectrum(rows: int, columns: int, low: float, seed: int = 0) -> torch.Tensor:
+    """A matrix with singular values spread log-uniformly over [low, 1]."""
+    g = torch.Generator().manual_seed(seed)
+    u, _, vh = torch.linalg.svd(torch.randn(rows, columns, dtype=torch.float64, generator=g), full_matrices=False)
+    s = torch.logspace(0, np.log10(low), min(rows, columns), dtype=torch.float64)
+    return (u * s) @ vh
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_svd_is_exact(shape, dtype):
+    x = torch.randn(3, *shape, dtype=torch.float64).to(dtype)
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 4e-3}[dtype]
+    assert polar(x, method="svd").dtype == dtype
+    assert all(error(a, b) < tolerance for a, b in zip(x, polar(x, method="svd"), strict=True))
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (32, 128), (128, 32), (17, 40)])
+def test_express_is_closer_than_newton_schulz_at_the_same_cost(shape):
+    x = torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+    assert error(x, polar(x)) < 0.75 * error(x, polar(x, method="newton-schulz"))
+
+
+@pytest.mark.parametrize("shape", [(48, 48), (24, 96)])
+def test_more_steps_converge_to_the_exact_factor_in_fp64(shape):
+    x = spectrum(*shape, low=1e-3)
+    errors = [error(x, polar(x, steps=steps)) for steps in (3, 5, 7, 9)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 1e-9
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e12, 1e30])
+def test_scale_of_the_input_does_not_matter(method, scale):
+    x = torch.randn(2, 12, 20, generator=torch.Generator().manual_seed(2))
+    assert torch.allclose(polar(x * scale, method=method), polar(x, method=method), atol=2e-2)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_transpose_of_a_matrix_gives_the_transpose(method):
+    x = torch.randn(3, 10, 24, dtype=torch.float64)
+    assert torch.allclose(polar(x.mT, method=method), polar(x, method=method).mT, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_zero_and_missing_rank_stay_zero(method):
+    assert not polar(torch.zeros(2, 5, 7), method=method).any()
+    x = torch.zeros(6, 8, dtype=torch.float64)
+    x[0, 0], x[1, 1] = 3.0, -2.0
+    y = polar(x, method=method, steps=12)
+    assert y[2:].abs().max() < 1e-12
+    assert y[:, 2:].abs().max() < 1e-12
+    assert abs(y[0, 0] - 1) < 0.35  # newton-schulz hovers around 1
+    assert abs(y[1, 1] + 1) < 0.35
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_bad_matrix_leaves_its_neighbours_alone(method):
+    x = torch.randn(4, 8, 16)
+    alone = polar(x, method=method)
+    x[1, 2, 3] = float("nan")
+    x[2] = float("inf")
+    together = polar(x, method=method)
+    assert torch.equal(together[[0, 3]], alone[[0, 3]])
+    assert together[1].isnan().all()
+    assert not together[2].isfinite().all()
+
+
+def test_batch_dimensions_are_kept_and_empty_ones_pass():
+    assert polar(torch.randn(2, 3, 4, 5)).shape == (2, 3, 4, 5)
+    assert polar(torch.empty(0, 4, 5)).shape == (0, 4, 5)
+    assert polar(torch.empty(3, 0, 5)).shape == (3, 0, 5)
+
+
+def test_fp64_never_goes_through_bf16():
+    x = spectrum(16, 16, low=0.9)
+    assert error(x, polar(x, steps=9)) < 1e-12
+
+
+def test_single_row_is_a_normalised_vector_in_every_method():
+    x = torch.randn(1, 300)
+    for method in METHODS:
+        assert torch.allclose(polar(x, method=method), x / x.norm(), atol=1e-6)
+
+
+@pytest.mark.parametrize("steps", [4, 5, 6])
+def test_express_beats_every_perturbed_composition_on_its_interval(steps):
+    """The composed polynomial's worst error over the interval does not fall when any coefficient is nudged."""
+    from steadynorm import polar as module
+
+    s = np.geomspace(module._LOWER, 1, 4000)
+
+    def worst(quintics):
+        y = s.copy()
+        for a, b, c in quintics:
+            y = a * y + b * y**3 + c * y**5
+        return np.abs(1 - y).max()
+
+    last = coefficients("express", steps)[-1]
+    best = worst(coefficients("express", steps))
+    for k in range(3):
+        for factor in (0.98, 1.02):
+            nudged = list(last)
+            nudged[k] *= factor
+            assert worst([*coefficients("express", steps)[:-1], tuple(nudged)]) > best
+
+
+def test_best_quintic_equioscillates():
+    from steadynorm.polar import _best_quintic
+
+    a, b, c = _best_quintic(0.1, 1.0)
+    s = np.linspace(0.1, 1, 20001)
+    miss = 1 - (a * s + b * s**3 + c * s**5)
+    turns = [miss[0], *miss[1:-1][np.diff(np.sign(np.diff(miss))) != 0], miss[-1]]
+    assert len(turns) == 4
+    assert np.allclose(np.abs(turns), np.abs(turns[0]), rtol=1e-5)
+    assert np.all(np.sign(turns[1:]) == -np.sign(turns[:-1]))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Polar("qr"), "polar='qr'.*express"),
+        (lambda: Polar(steps=0), "polar_steps=0"),
+        (lambda: Polar(steps=2.5), "polar_steps=2.5"),  # type: ignore[arg-type]
+        (lambda: polar(torch.ones(3)), r"needs matrices.*\(3,\)"),
+    ],
+)
+def test_errors_quote_what_was_passed(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
