@@ -44,6 +44,8 @@ class Entry:
     normalised: the update does not depend on the gradient's scale.
     follows: how closely the decay is proportional to lr, relative; None: constant decay.
     tensor_lr: takes its lr as a tensor.
+    gain: G of a group's momentum, where the decay is relative and OneCycleLR can cycle the momentum.
+    compilations: how many torch.compile(optimizer.step) takes at most.
     revive: what a deep copy or unpickled optimizer needs.
     """
 
@@ -54,6 +56,8 @@ class Entry:
     normalised: bool = False
     follows: float | None = 1e-12
     tensor_lr: bool = True
+    gain: Callable[[dict[str, Any]], float] | None = None
+    compilations: int = 2
     shapes: tuple[str, ...] = tuple(SHAPES)
     revive: Callable[[Optimizer], Any] = lambda optimizer: optimizer
 
@@ -77,23 +81,41 @@ def corrected(cls: type[Optimizer]) -> Callable[..., Optimizer]:
 
 
 ScionC = partial(sn.ScionC, lmo="by-shape")
-TORCH = {"engine": False, "own": False, "revive": sn.correct}
+ADAM = {"engine": False, "gain": lambda group: 1.0}
+TORCH = {"own": False, "revive": sn.correct}
+
+
+def lion_gain(group: dict[str, Any]) -> float:
+    return sn.theory.lion_gain(*group["betas"])
+
+
+def muon_gain(group: dict[str, Any]) -> float:
+    return sn.theory.momentum_gain(1 - group["momentum"], nesterov=True)
+
 
 REGISTRY = [
     Entry("Scion", partial(sn.Scion, lmo="by-shape", weight_decay=0.1), normalised=True, follows=None),
     Entry("ScionC", ScionC, normalised=True),
     Entry("ScionC nesterov", partial(ScionC, nesterov=True), normalised=True),
     Entry("ScionC exact", partial(ScionC, overlap="exact"), normalised=True, follows=0.05),
-    Entry("AdamC", sn.AdamC, engine=False),
-    Entry("AdamC foreach", partial(sn.AdamC, foreach=True), engine=False, tensor_lr=False),
-    Entry("AdamC fused", partial(sn.AdamC, fused=True), engine=False),
+    Entry("AdamC", sn.AdamC, **ADAM),
+    Entry("AdamC foreach", partial(sn.AdamC, foreach=True), **ADAM, tensor_lr=False),
+    Entry("AdamC fused", partial(sn.AdamC, fused=True), **ADAM),
     Entry("RenormalizedAdamW", sn.RenormalizedAdamW, follows=None),
-    Entry("LionC", sn.LionC, normalised=True),
+    Entry("LionC", sn.LionC, normalised=True, gain=lion_gain),
     Entry("SGDC", sn.SGDC),
     Entry("SGDC nesterov", partial(sn.SGDC, nesterov=True)),
     Entry("SGDC trace", partial(sn.SGDC, trace=True)),
-    Entry("correct(AdamW)", corrected(torch.optim.AdamW), **TORCH),
-    Entry("correct(Muon)", corrected(torch.optim.Muon), **TORCH, shapes=tuple(MATRICES)),
+    Entry("correct(AdamW)", corrected(torch.optim.AdamW), **ADAM, **TORCH),
+    Entry(
+        "correct(Muon)",
+        corrected(torch.optim.Muon),
+        engine=False,
+        **TORCH,
+        gain=muon_gain,
+        shapes=tuple(MATRICES),
+        compilations=3,
+    ),
 ]
 
 

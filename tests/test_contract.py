@@ -252,7 +252,7 @@ def test_zero_gradient_without_decay_moves_nothing(entry: Entry):
 
 @every
 def test_missing_gradient_leaves_weights_and_state_alone(entry: Entry):
-    params, full = entry.params(), entry.params()
+    params, full = entry.params(torch.float64), entry.params(torch.float64)
     optimizer, reference = entry(params), entry(full)
     train(optimizer, params, range(3))
     train(reference, full, range(3))
@@ -264,11 +264,8 @@ def test_missing_gradient_leaves_weights_and_state_alone(entry: Entry):
     reference.step()
     after = snapshot(optimizer, params)
     assert_same(after, before, names=["wide"])
-    others = [name for name in params if name not in ("wide", "wide too")]
-    assert_same(after, snapshot(reference, full), names=others)
-    # in a batch of its own now: rounding may differ
-    torch.testing.assert_close(params["wide too"], full["wide too"], rtol=1e-2, atol=1e-3)
-    assert not torch.equal(after["wide too"]["weight"], before["wide too"]["weight"])
+    others = [name for name in params if name != "wide"]
+    assert_same(after, snapshot(reference, full), names=others, rtol=1e-10)
 
 
 @every
@@ -301,17 +298,15 @@ def test_added_group_trains_as_an_optimizer_of_its_own(entry: Entry):
     reference = entry([alone[name] for name in first])
     train(optimizer, {name: params[name] for name in first}, range(4))
     train(reference, {name: alone[name] for name in first}, range(8))
-    optimizer.add_param_group({"params": [params[name] for name in late], "lr": LR} | base_momentum(optimizer))
+    vary(optimizer, 4)
+    keys = [key for key in ("alpha", "betas", "momentum") if key in optimizer.param_groups[0]]
+    momentum = {key: optimizer.param_groups[0][key] for key in keys}
+    optimizer.add_param_group({"params": [params[name] for name in late], "initial_lr": LR, **momentum})
     train(optimizer, {name: params[name] for name in first + late}, range(4, 8))
-    late_reference = entry([fresh[name] for name in late])
+    late_reference = entry([{"params": [fresh[name] for name in late], **momentum}])
     train(late_reference, {name: fresh[name] for name in late}, range(4, 8))
     assert_same(snapshot(optimizer, params), snapshot(reference, alone), names=first)
     assert_same(snapshot(optimizer, params), snapshot(late_reference, fresh), names=late)
-
-
-def base_momentum(optimizer: Any) -> dict[str, Any]:
-    """A new group starts from the constructor's momentum; `train` has moved that of the old groups alone."""
-    return {key: optimizer.defaults[key] for key in ("alpha", "betas", "momentum") if key in optimizer.defaults}
 
 
 @every
@@ -431,22 +426,23 @@ def test_decay_follows_every_scheduler(entry: Entry, scheduler: str):
     assert all(p.isfinite().all() for p in params.values())
 
 
-@entries(lambda entry: not entry.name.startswith(("Scion", "SGDC")))
-def test_one_cycle_may_cycle_betas_or_momentum(entry: Entry):
-    """OneCycleLR's default; AdamW's norm does not depend on beta1, so there the decay follows lr alone."""
+@entries(lambda entry: entry.gain is not None)
+def test_decay_follows_one_cycle_with_its_momentum_cycling(entry: Entry):
+    """OneCycleLR's default: lambda_t = lambda (gamma_t / gamma_peak) G_t / G_0, and G is 1 for the Adam family."""
     params = entry.params()
     optimizer = entry(params)
+    group = optimizer.param_groups[0]
+    decay, gain = group["weight_decay"], entry.gain(group)
     schedule = OneCycleLR(optimizer, max_lr=LR, total_steps=12)
-    start = params["wide"].detach().clone()
+    momenta = set()
     for t in range(11):
         set_gradients(params, t)
         optimizer.step()
-        if "Adam" in entry.name and entry.follows is not None:
-            group = optimizer.param_groups[0]
-            assert group["weight_decay"] / group["lr"] == pytest.approx(group["base_weight_decay"] / LR)
+        momenta.add(group.get("betas", group.get("momentum")))
+        assert group["weight_decay"] == pytest.approx(decay * group["lr"] / LR * entry.gain(group) / gain)
         schedule.step()
+    assert len(momenta) > 5
     assert params["wide"].isfinite().all()
-    assert not torch.equal(params["wide"], start)
 
 
 # --- numbers
@@ -550,14 +546,14 @@ def test_gradient_scale_does_not_matter_to_normalised_rules(entry: Entry, scale)
 @every
 def test_order_and_grouping_of_parameters_change_nothing(entry: Entry):
     """Permuted, and one group each, so that nothing is batched."""
-    params, turned, apart = entry.params(), entry.params(), entry.params()
+    params, turned, apart = (entry.params(torch.float64) for _ in range(3))
     optimizer = entry(params)
     backwards = entry(list(turned.values())[::-1])
     single = entry([{"params": [p]} for p in apart.values()])
     for each, values in ((optimizer, params), (backwards, turned), (single, apart)):
         train(each, values, range(5))
-    assert_same(snapshot(backwards, turned), snapshot(optimizer, params), rtol=1e-5)
-    assert_same(snapshot(single, apart), snapshot(optimizer, params), rtol=1e-5)
+    assert_same(snapshot(backwards, turned), snapshot(optimizer, params), rtol=1e-10)
+    assert_same(snapshot(single, apart), snapshot(optimizer, params), rtol=1e-10)
 
 
 # --- bad input
@@ -572,20 +568,23 @@ def test_complex_and_sparse_parameters_are_refused(entry: Entry, bad: str):
         entry([("bad", p)])
     good = entry.params()
     optimizer = entry(good)
-    with pytest.raises(ValueError, match=rf"group 1.*'?{bad}|group 1.*parameter 0"):
+    with pytest.raises(ValueError, match=rf"group 1.*{bad}"):
         optimizer.add_param_group({"params": [p]})
     assert len(optimizer.param_groups) == 1
     train(optimizer, good, range(1))
 
 
 @own
-def test_sparse_gradients_are_refused_before_anything_is_written(entry: Entry):
+@pytest.mark.parametrize("steps_before", [0, 1])
+def test_sparse_gradients_are_refused_before_anything_is_written(entry: Entry, steps_before: int):
     params = entry.params()
     embedding = nn.Embedding(5, 4, sparse=True)
     params["embedding"] = embedding.weight
-    optimizer = entry(params)
+    optimizer = entry([{"params": [p]} for p in params.values()])  # its group is the last
+    train(optimizer, params, range(steps_before))
     before = snapshot(optimizer, params)
-    set_gradients({name: p for name, p in params.items() if name != "embedding"}, 0)
+    set_gradients({name: p for name, p in params.items() if name != "embedding"}, 1)
+    params["embedding"].grad = None
     embedding(torch.tensor([1, 2])).sum().backward()
     with pytest.raises((ValueError, RuntimeError), match=r"sparse"):
         optimizer.step()
@@ -704,7 +703,7 @@ def test_grad_scaler_skips_on_inf_and_else_changes_nothing(entry: Entry):
 
 @every
 def test_compiled_step_equals_eager_and_stops_compiling(entry: Entry):
-    """While lr, alpha and C^2 change: at most two compilations, none after the third step."""
+    """While lr, alpha and C^2 change: at most two compilations (torch's Muon: three), none after the third step."""
     params, plain = entry.params(), entry.params()
     optimizer, reference = entry(params), entry(plain)
     torch._dynamo.reset()
@@ -723,7 +722,7 @@ def test_compiled_step_equals_eager_and_stops_compiling(entry: Entry):
             step()
         counts.append(int(counter.frame_count))
     torch._dynamo.reset()
-    assert 1 <= counts[-1] <= 2
+    assert 1 <= counts[-1] <= entry.compilations
     assert counts[2:] == [counts[-1]] * 5
     for name in params:
         torch.testing.assert_close(params[name], plain[name], rtol=1e-5, atol=1e-5)

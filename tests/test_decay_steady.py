@@ -6,7 +6,7 @@ comes with its opposite: the same run uncorrected visibly leaves.
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,15 +19,6 @@ from torch.optim.optimizer import Optimizer
 from steadynorm import correct, theory
 
 ELEMENTS = 40_000  # the mean square has a relative standard deviation of sqrt(2 / ELEMENTS) = 0.7 %
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors this small only lose by threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def simulate(
