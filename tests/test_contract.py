@@ -49,15 +49,6 @@ own = entries(lambda entry: entry.own)
 engine = entries(lambda entry: entry.engine)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Tensors here are tiny: more threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 # --- stop, save, resume
 
 

@@ -16,174 +16,54 @@ import torch
 from torch.optim import Optimizer
 
 from steadynorm import theory
-from steadynorm.families import Family, family_of
+from steadynorm.families import Family, Group, family_of
 
-KEYS = ("base_weight_decay", "peak_lr", "peak_lr_given", "base_momentum", "corrected")
-
-Group = dict[str, Any]
+KEYS = (
+    "base_weight_decay",
+    "peak_lr",
+    "peak_lr_given",
+    "initial_momentum",
+    "corrected",
+    "steady_norm_sq",
+    "overlap",
+)
 
 
 def corrected_weight_decay(group: Group, family: Family, kernel: theory.Overlap | None = None) -> float:
     """lambda_t of one group, from its keys alone: floats in, a float out.
 
     >>> from steadynorm.families import ADAM
-    >>> group = {"lr": 5e-4, "peak_lr": 1e-3, "base_weight_decay": 0.1, "betas": (0.9, 0.999)}
+    >>> group = {"lr": 5e-4, "peak_lr": 1e-3, "peak_lr_given": True, "base_weight_decay": 0.1}
     >>> corrected_weight_decay(group, ADAM)
     0.05
     """
     lr = float(group["lr"])
     if not (lr >= 0 and math.isfinite(lr)):
         raise ValueError(f"lr={lr} must be finite and not negative")
-    target = group.get("steady_norm_sq")
-    if target is not None:
-        return family.weight_decay_for(float(target), lr, group, kernel)
+    if group.get("steady_norm_sq") is not None:
+        return family.require_target()(float(group["steady_norm_sq"]), lr, group, kernel)
     peak = group["peak_lr"]
-    if not group.get("peak_lr_given", False) and lr > peak * (1 + 1e-6):
-        raise ValueError(
-            f"lr={lr:g} exceeds the guessed peak_lr={peak:g}; pass peak_lr=<the schedule's maximum> to correct()"
-        )
-    if peak == 0:
-        return 0.0
-    return group["base_weight_decay"] * (lr / peak) * family.factor(group)
+    if not group["peak_lr_given"] and lr > peak * (1 + 1e-6):
+        raise ValueError(f"lr={lr} exceeds the guessed peak_lr={peak}; pass peak_lr=<the schedule's maximum>")
+    return group["base_weight_decay"] * (lr / peak) * family.factor(group) if peak > 0 else 0.0
 
 
-class Correction:
-    """A step pre-hook that writes lambda_t into each corrected group; kept apart so that it can be recognised."""
-
-    def __init__(self, family: Family):
-        self.family = family
-        self.known: list[Group] = []  # keys per group, for checkpoints that lack them
-
-    def __call__(self, optimizer: Optimizer, args: Any = None, kwargs: Any = None) -> None:
-        values = []
-        for index, group in enumerate(optimizer.param_groups):
-            if "base_weight_decay" not in group:  # added after correct()
-                prepare_group(group, self.family)
-            values.append(self._value(index, group))
-        for group, value in zip(optimizer.param_groups, values, strict=True):
-            if value is not None:
-                group["weight_decay"] = value
-
-    def _value(self, index: int, group: Group) -> float | None:
-        if not group["corrected"] or group["base_weight_decay"] == 0:
-            return None
-        try:
-            return corrected_weight_decay(group, self.family, self._kernel(group))
-        except ValueError as error:
-            raise ValueError(f"{group_label(index, group)}: {error}") from None
-
-    def _kernel(self, group: Group) -> theory.Overlap | None:
-        if group.get("overlap", "linear") == "linear" or self.family.lmo is None:
-            return None
-        kernels = {theory.overlap(self.family.lmo, p.shape) for p in group["params"]}
-        if len(kernels) > 1:
-            raise ValueError(
-                f"overlap='exact' needs one kernel per group, but its shapes have {len(kernels)}; "
-                "split the group by shape or use overlap='linear'"
-            )
-        return kernels.pop() if kernels else None
-
-    def remember(self, optimizer: Optimizer) -> None:
-        """Note the groups' keys, for a checkpoint that lacks them."""
-        self.known = [{key: group[key] for key in KEYS if key in group} for group in optimizer.param_groups]
-
-    def after_load(self, optimizer: Optimizer) -> None:
-        """A checkpoint from before the correction: its weight_decay is the base, the rest stays as it was."""
-        for index, group in enumerate(optimizer.param_groups):
-            if "base_weight_decay" not in group:
-                known = dict(self.known[index]) if index < len(self.known) else {}
-                group.update(known | {"base_weight_decay": float(group["weight_decay"])})
-                if not known:
-                    prepare_group(group, self.family)
-
-
-def correct(
-    optimizer: Optimizer,
-    *,
-    skip: Iterable[Any] = (),
-    peak_lr: float | Sequence[float] | None = None,
-    steady_norm_sq: float | None = None,
-    overlap: str = "linear",
-    decoupled: bool | None = None,
-) -> Optimizer:
-    """Correct the decoupled weight decay of an optimizer; returns it.
-
-        lambda_t = lambda (gamma_t / gamma_peak) F_t     at every step, for any schedule
-
-    Arguments:
-        optimizer: AdamW, Adam, NAdam or RAdam with decoupled decay, torch's Muon, Lion and others (see `families`).
-        skip: parameters, names or group indices that keep constant decay: the output layer under cross-entropy.
-        peak_lr: the schedule's maximum, one number or one per group. Default: the group's `max_lr` (OneCycle), else
-            `initial_lr` (torch schedulers), else `lr`.
-        steady_norm_sq: an absolute target in place of peak and base decay: E|theta|^2/|u|^2 for Muon and Lion, the
-            mean square of an element for the Adam family.
-        overlap: "linear" (the paper's formula) or "exact" (Muon: one kernel a group).
-        decoupled: True for a class we do not know whose decay is decoupled.
-
-    The correction is a step pre-hook; what it needs is saved with the groups. torch drops hooks on deepcopy and
-    pickle: `correct(copy)` with no arguments restores it.
-
-    >>> p = torch.nn.Parameter(torch.ones(2))
-    >>> optimizer = correct(torch.optim.AdamW([p], lr=1e-3, weight_decay=0.1))
-    >>> optimizer.param_groups[0]["lr"] = 5e-4  # what a scheduler does
-    >>> p.grad = torch.zeros(2); optimizer.step(); optimizer.param_groups[0]["weight_decay"]
-    0.05
-    """
-    if attached(optimizer):
-        raise ValueError(f"correct: {type(optimizer).__name__} is corrected already; call correct() once per optimizer")
-    family = family_of(optimizer, decoupled=decoupled)
-    if overlap not in ("linear", "exact"):
-        raise ValueError(f"correct: overlap={overlap!r} is unknown; choose 'linear' or 'exact'")
-    if steady_norm_sq is not None:
-        if not (steady_norm_sq > 0 and math.isfinite(steady_norm_sq)):
-            raise ValueError(f"correct: steady_norm_sq={steady_norm_sq} must be positive and finite")
-        family.check_target()
-    peaks = _peaks(peak_lr, len(optimizer.param_groups))
-    _split_skipped(optimizer, list(skip))
-    if len(peaks) != len(optimizer.param_groups):  # a group was split: its parts follow at the end
-        if isinstance(peak_lr, Sequence):
-            raise ValueError(
-                "correct: peak_lr per group and a skip that splits a group do not go together; group first"
-            )
-        peaks = [peaks[0]] * len(optimizer.param_groups)
-    for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-        prepare_group(group, family, peak_lr=peak)
-        if steady_norm_sq is not None:
-            group["steady_norm_sq"] = float(steady_norm_sq)
-        if overlap != "linear":
-            group["overlap"] = overlap
-    attach(optimizer, family)
-    return optimizer
-
-
-def attach(optimizer: Optimizer, family: Family) -> Correction:
-    """Hook a Correction whose groups are prepared."""
-    correction = Correction(family)
-    optimizer.register_step_pre_hook(correction)
-    optimizer.register_load_state_dict_pre_hook(lambda this, _: correction.remember(this))
-    optimizer.register_load_state_dict_post_hook(correction.after_load)
-    return correction
-
-
-def attached(optimizer: Optimizer) -> bool:
-    """Whether a Correction is hooked to this optimizer, or it corrects by itself."""
-    hooks = optimizer._optimizer_step_pre_hooks.values()
-    return getattr(optimizer, "corrects_itself", False) or any(isinstance(hook, Correction) for hook in hooks)
-
-
-def prepare_group(group: Group, family: Family, *, peak_lr: float | None = None) -> None:
-    """Write the keys of the correction, keeping those a checkpoint or a copied optimizer brought."""
-    group.setdefault("base_weight_decay", float(group.get("weight_decay", 0.0)))
-    group.setdefault("corrected", True)
-    group.setdefault("base_momentum", family.momentum(group))
+def group_keys(group: Group, family: Family, *, peak_lr: float | None = None) -> Group:
+    """The correction's keys for a group, those it has already kept; writes nothing."""
+    keys = {key: group[key] for key in KEYS if group.get(key) is not None}
+    keys.setdefault("base_weight_decay", float(group.get("weight_decay", 0.0)))
+    keys.setdefault("corrected", True)
+    if family.momentum is not None:
+        keys.setdefault("initial_momentum", family.momentum(group))
     if peak_lr is not None:
         if not (peak_lr > 0 and math.isfinite(peak_lr)):
             raise ValueError(f"peak_lr={peak_lr} must be positive and finite")
-        group.update(peak_lr=float(peak_lr), peak_lr_given=True)
-    elif "peak_lr" not in group or group["peak_lr"] is None:
+        keys.update(peak_lr=float(peak_lr), peak_lr_given=True)
+    elif "peak_lr" not in keys:
         guess = next(group[key] for key in ("max_lr", "initial_lr", "lr") if group.get(key) is not None)
-        group.update(peak_lr=float(guess), peak_lr_given=False)
-    group.setdefault("peak_lr_given", True)
+        keys.update(peak_lr=float(guess), peak_lr_given=False)
+    keys.setdefault("peak_lr_given", True)
+    return keys
 
 
 def group_label(index: int, group: Group) -> str:
@@ -195,47 +75,167 @@ def group_label(index: int, group: Group) -> str:
     return f'group {index} ("{group["name"]}")' if "name" in group else f"group {index}"
 
 
+class Correction:
+    """Writes lambda_t into each corrected group before a step: a step pre-hook, or called by our own classes."""
+
+    def __init__(self, family: Family):
+        self.family = family
+        self.known: list[Group] = []  # the groups' keys, for checkpoints that lack them
+
+    def __call__(self, optimizer: Optimizer, args: Any = None, kwargs: Any = None) -> None:
+        values = [self._value(index, group) for index, group in enumerate(optimizer.param_groups)]
+        for group, value in zip(optimizer.param_groups, values, strict=True):
+            if value is not None:
+                group["weight_decay"] = value
+
+    def _value(self, index: int, group: Group) -> float | None:
+        """lambda_t, or None where the group's decay is left alone."""
+        if "base_weight_decay" not in group:  # added after correct()
+            if float(group["lr"]) == 0:  # a step that only builds state (DCP): no peak to be had from it
+                return None
+            group.update(group_keys(group, self.family))
+        if not group["corrected"] or group["base_weight_decay"] == 0:
+            return None
+        if not group["peak_lr_given"] and group.get("max_lr") is not None:  # OneCycleLR came after correct()
+            group["peak_lr"] = float(group["max_lr"])
+        try:
+            return corrected_weight_decay(group, self.family, exact_kernel(group, self.family))
+        except ValueError as error:
+            raise ValueError(f"{group_label(index, group)}: {error}") from None
+
+    def remember(self, optimizer: Optimizer) -> None:
+        """Note the groups' keys, for a checkpoint that lacks them."""
+        self.known = [{key: group[key] for key in KEYS if key in group} for group in optimizer.param_groups]
+
+    def after_load(self, optimizer: Optimizer) -> None:
+        """A checkpoint from before the correction: its weight_decay is the base, the rest stays as it was."""
+        for group, known in zip(optimizer.param_groups, self.known, strict=True):
+            if "base_weight_decay" not in group:
+                group.update({**known, "base_weight_decay": float(group["weight_decay"])})
+
+
+def exact_kernel(group: Group, family: Family) -> theory.Overlap | None:
+    """The overlap kernel that all parameters of a group share, for overlap="exact"; None for "linear"."""
+    if group.get("overlap") != "exact" or family.lmo is None:
+        return None
+    kernels = {theory.overlap(family.lmo, p.shape) for p in group["params"]}
+    if len(kernels) != 1:
+        raise ValueError(
+            f"overlap='exact' needs one kernel a group, but its shapes have {len(kernels)}; "
+            "split the group by shape or use overlap='linear'"
+        )
+    return kernels.pop()
+
+
+def correct(
+    optimizer: Optimizer,
+    *,
+    skip: Iterable[Any] = (),
+    peak_lr: float | Sequence[float] | None = None,
+    steady_norm_sq: float | None = None,
+    overlap: str = "linear",
+    decoupled: bool | None = None,
+) -> Optimizer:
+    """Correct the decoupled weight decay of an optimizer; returns it. On an error the optimizer is as it was.
+
+        lambda_t = lambda (gamma_t / gamma_peak) F_t     at every step, for any schedule
+
+    Arguments:
+        optimizer: AdamW, Adam, NAdam or RAdam with decoupled decay, torch's Muon, Lion and others (see `families`).
+        skip: parameters, names or group indices that keep constant decay: the output layer under cross-entropy.
+        peak_lr: the schedule's maximum, one number or one per group. Default: the group's `max_lr` (OneCycle), else
+            `initial_lr` (torch schedulers), else `lr`.
+        steady_norm_sq: an absolute target in place of peak and base decay: E|theta|^2/|u|^2 for Muon and Lion, the
+            mean square of an element for the Adam family.
+        overlap: of a Muon target: "linear" (the paper's formula) or "exact" (groups of one side ratio).
+        decoupled: True for a class we do not know whose decay is decoupled.
+
+    The correction is a step pre-hook; what it needs is saved with the groups. torch drops hooks on deepcopy and
+    pickle: `correct(copy)` with no arguments restores it.
+
+    >>> p = torch.nn.Parameter(torch.ones(2))
+    >>> optimizer = correct(torch.optim.AdamW([p], lr=1e-3, weight_decay=0.1))
+    >>> optimizer.param_groups[0]["lr"] = 5e-4  # what a scheduler does
+    >>> p.grad = torch.zeros(2); optimizer.step(); optimizer.param_groups[0]["weight_decay"]
+    0.05
+    """
+    if getattr(optimizer, "corrects_itself", False):
+        raise ValueError(f"correct: {type(optimizer).__name__} corrects its own decay; leave correct() out")
+    if any(isinstance(hook, Correction) for hook in optimizer._optimizer_step_pre_hooks.values()):
+        raise ValueError(f"correct: this {type(optimizer).__name__} is corrected already; call correct() once")
+    family, groups = family_of(optimizer, decoupled=decoupled), optimizer.param_groups
+    target = _target_keys(family, steady_norm_sq, overlap)
+    skipped = _find_skipped(groups, list(skip), settled=bool(optimizer.state))
+    plans = []
+    for index, (group, peak) in enumerate(zip(groups, _peaks(peak_lr, len(groups)), strict=True)):
+        try:
+            keys = {**group_keys(group, family, peak_lr=peak), **target}
+            exact_kernel({**group, **keys}, family)
+        except ValueError as error:
+            raise ValueError(f"correct: {group_label(index, group)}: {error}") from None
+        plans.append((group, keys))
+
+    for group, keys in plans:
+        group.update(keys)
+    for index, positions in skipped.items():
+        part = _split(optimizer, groups[index], positions) if positions else groups[index]
+        part["corrected"] = False
+    correction = Correction(family)
+    optimizer.register_step_pre_hook(correction)
+    optimizer.register_load_state_dict_pre_hook(lambda this, _: correction.remember(this))
+    optimizer.register_load_state_dict_post_hook(correction.after_load)
+    return optimizer
+
+
+def _target_keys(family: Family, steady_norm_sq: float | None, overlap: str) -> Group:
+    if overlap not in ("linear", "exact"):
+        raise ValueError(f"correct: overlap={overlap!r} is unknown; choose 'linear' or 'exact'")
+    if overlap == "exact" and (steady_norm_sq is None or family.lmo is None):
+        raise ValueError("correct: overlap='exact' goes with a steady_norm_sq= for Muon; leave it out")
+    if steady_norm_sq is None:
+        return {}
+    if not (steady_norm_sq > 0 and math.isfinite(steady_norm_sq)):
+        raise ValueError(f"correct: steady_norm_sq={steady_norm_sq} must be positive and finite")
+    family.require_target()
+    return {"steady_norm_sq": float(steady_norm_sq), "overlap": overlap}
+
+
 def _peaks(peak_lr: float | Sequence[float] | None, groups: int) -> list[float | None]:
-    if isinstance(peak_lr, Sequence):
-        if len(peak_lr) != groups:
-            raise ValueError(f"correct: peak_lr has {len(peak_lr)} values for {groups} groups")
-        return list(peak_lr)
-    return [peak_lr] * groups
+    if not isinstance(peak_lr, Sequence):
+        return [peak_lr] * groups
+    if len(peak_lr) != groups:
+        raise ValueError(f"correct: peak_lr has {len(peak_lr)} values for {groups} groups")
+    return list(peak_lr)
 
 
-def _split_skipped(optimizer: Optimizer, skip: list[Any]) -> None:
-    """Mark skipped groups; split a group of which only some parameters are skipped. Checks all before it writes."""
+def _find_skipped(groups: list[Group], skip: list[Any], *, settled: bool) -> dict[int, list[int]]:
+    """Group index -> positions of skipped parameters in it, none for the whole group. Writes nothing."""
     indices = {entry for entry in skip if isinstance(entry, int)}
     names = {entry for entry in skip if isinstance(entry, str)}
     wanted = {id(entry) for entry in skip if isinstance(entry, torch.Tensor)}
-    groups = optimizer.param_groups
     if bad := [entry for entry in skip if not isinstance(entry, int | str | torch.Tensor)]:
         raise TypeError(f"correct: skip takes parameters, names and group indices, got {bad[0]!r}")
     if bad := [index for index in indices if not -len(groups) <= index < len(groups)]:
         raise ValueError(f"correct: skip names group {bad[0]}, but there are {len(groups)} groups")
-    indices = {index % len(groups) for index in indices}
-    found: set[Any] = set()
-    parts: list[tuple[int, list[int]]] = []  # group index, positions skipped in it
+    found: dict[int, list[int]] = {index % len(groups): [] for index in indices}
+    seen: set[Any] = set()
     for index, group in enumerate(groups):
         labels = group.get("param_names") or [None] * len(group["params"])
         hit = [k for k, p in enumerate(group["params"]) if id(p) in wanted or labels[k] in names]
-        found |= {id(group["params"][k]) for k in hit} | {labels[k] for k in hit}
-        if index in indices or (hit and len(hit) == len(group["params"])):
-            parts.append((index, []))
-        elif hit:
-            parts.append((index, hit))
-    if missing := sorted(names - found):
+        seen |= {id(group["params"][k]) for k in hit} | {labels[k] for k in hit}
+        if hit and index not in found:
+            found[index] = [] if len(hit) == len(group["params"]) else hit
+    if missing := sorted(names - seen):
         raise ValueError(f"correct: skip names {missing[0]!r}, which no group has; pass model.named_parameters()")
-    if wanted - found:
+    if wanted - seen:
         raise ValueError("correct: skip holds a parameter that this optimizer does not have")
-    split = [index for index, hit in parts if hit]
-    if split and (optimizer.state or any("initial_lr" in groups[index] for index in split)):
-        raise ValueError(
-            f"correct: skip would split {group_label(split[0], groups[split[0]])}, which has a scheduler or state already; "
-            "call correct() before both, or put the skipped parameters in a group of their own"
-        )
-    for index, hit in parts:
-        (_split(optimizer, groups[index], hit) if hit else groups[index])["corrected"] = False
+    for index, positions in found.items():
+        if positions and (settled or "initial_lr" in groups[index]):
+            raise ValueError(
+                f"correct: skip would split {group_label(index, groups[index])}, which has a scheduler or state; "
+                "call correct() before both, or put the skipped parameters in a group of their own"
+            )
+    return found
 
 
 def _split(optimizer: Optimizer, group: Group, positions: list[int]) -> Group:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from steadynorm.decay import Correction, group_label, prepare_group
+from steadynorm.decay import Correction, group_keys, group_label
 from steadynorm.families import ADAM
 from steadynorm.optim.base import (
     Group,
@@ -90,7 +90,7 @@ class AdamC(torch.optim.AdamW):
             check_range("weight_decay", group["weight_decay"], closed=True)
             if group["steady_norm_sq"] is not None:
                 check_range("steady_norm_sq", group["steady_norm_sq"])
-            prepare_group(group, ADAM, peak_lr=None if "base_weight_decay" in group else group["peak_lr"])
+            group.update(group_keys(group, ADAM))
             for k, p in enumerate(group["params"]):
                 check_parameter(p, name_of(group, k))
         except ValueError as error:
@@ -165,14 +165,14 @@ class AdamC(torch.optim.AdamW):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load as torch does; a plain AdamW checkpoint too: its weight_decay is the base."""
-        before = [dict(group) for group in self.param_groups]
+        check_finite = [group["check_finite"] for group in self.param_groups]
         correction = Correction(ADAM)
         correction.remember(self)
         super().load_state_dict(state_dict)
         correction.after_load(self)
-        for group, old in zip(self.param_groups, before, strict=True):
-            for key in ("steady_norm_sq", "check_finite"):
-                group.setdefault(key, old[key])
+        for group, check in zip(self.param_groups, check_finite, strict=True):
+            group.setdefault("check_finite", check)
+            group.setdefault("steady_norm_sq", None)
             for p in group["params"]:
                 state = self.state[p]
                 state["skipped"] = state["skipped"].long() if "skipped" in state else _no_skips(p)

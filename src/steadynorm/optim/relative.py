@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from steadynorm.decay import Correction, prepare_group
+from steadynorm.decay import Correction, group_keys
 from steadynorm.families import Family
 from steadynorm.optim.base import Group, SteadyOptimizer, check_range
 
@@ -21,7 +21,7 @@ class RelativelyCorrected(SteadyOptimizer):
         check_range("weight_decay", group["weight_decay"], closed=True)
         if group.get("steady_norm_sq") is not None:
             check_range("steady_norm_sq", group["steady_norm_sq"])
-        prepare_group(group, self.family, peak_lr=None if "base_weight_decay" in group else group["peak_lr"])
+        group.update(group_keys(group, self.family))
 
     def before_step(self) -> None:
         Correction(self.family)(self)

@@ -69,6 +69,7 @@ class Scion(SteadyOptimizer):
     """
 
     rule = staticmethod(scion_rule)
+    corrects_itself = False
 
     def __init__(
         self,
@@ -147,6 +148,8 @@ class ScionC(Scion):
     >>> round(optimizer.weight_decay_of(model.weight), 6)
     0.08
     """
+
+    corrects_itself = True
 
     def __init__(
         self,
