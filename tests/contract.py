@@ -57,7 +57,7 @@ class Entry:
     follows: float | None = 1e-12
     tensor_lr: bool = True
     gain: Callable[[dict[str, Any]], float] | None = None
-    compilations: int = 2
+    compilations: int = 1
     shapes: tuple[str, ...] = tuple(SHAPES)
     revive: Callable[[Optimizer], Any] = lambda optimizer: optimizer
 
@@ -81,7 +81,7 @@ def corrected(cls: type[Optimizer]) -> Callable[..., Optimizer]:
 
 
 ScionC = partial(sn.ScionC, lmo="by-shape")
-ADAM = {"engine": False, "gain": lambda group: 1.0}
+ADAM = {"engine": False, "gain": lambda group: 1.0, "compilations": 2}
 TORCH = {"own": False, "revive": sn.correct}
 
 

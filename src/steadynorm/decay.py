@@ -38,8 +38,6 @@ def corrected_weight_decay(group: Group, family: Family, kernel: theory.Overlap 
     0.05
     """
     lr = float(group["lr"])
-    if not (lr >= 0 and math.isfinite(lr)):
-        raise ValueError(f"lr={lr} must be finite and not negative")
     if group.get("steady_norm_sq") is not None:
         return family.require_target()(float(group["steady_norm_sq"]), lr, group, kernel)
     peak = group["peak_lr"]
@@ -56,13 +54,12 @@ def group_keys(group: Group, family: Family, *, peak_lr: float | None = None) ->
     if family.momentum is not None:
         keys.setdefault("initial_momentum", family.momentum(group))
     if peak_lr is not None:
-        if not (peak_lr > 0 and math.isfinite(peak_lr)):
-            raise ValueError(f"peak_lr={peak_lr} must be positive and finite")
         keys.update(peak_lr=float(peak_lr), peak_lr_given=True)
     elif "peak_lr" not in keys:
         guess = next(group[key] for key in ("max_lr", "initial_lr", "lr") if group.get(key) is not None)
         keys.update(peak_lr=float(guess), peak_lr_given=False)
-    keys.setdefault("peak_lr_given", True)
+    if keys.setdefault("peak_lr_given", True) and not (keys["peak_lr"] > 0 and math.isfinite(keys["peak_lr"])):
+        raise ValueError(f"peak_lr={keys['peak_lr']} must be positive and finite")
     return keys
 
 
@@ -90,8 +87,11 @@ class Correction:
 
     def _value(self, index: int, group: Group) -> float | None:
         """lambda_t, or None where the group's decay is left alone."""
+        lr = float(group["lr"])
+        if not (lr >= 0 and math.isfinite(lr)):
+            raise ValueError(f"{group_label(index, group)}: lr={lr} must be finite and not negative")
         if "base_weight_decay" not in group:  # added after correct()
-            if float(group["lr"]) == 0:  # a step that only builds state (DCP): no peak to be had from it
+            if lr == 0:  # a step that only builds state (DCP): no peak to be had from it
                 return None
             group.update(group_keys(group, self.family))
         if not group["corrected"] or group["base_weight_decay"] == 0:

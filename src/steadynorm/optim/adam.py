@@ -13,13 +13,16 @@ from steadynorm.optim.base import (
     Group,
     NonFiniteGradientError,
     SteadyOptimizer,
+    check_dense_gradients,
     check_lr,
     check_parameter,
     check_range,
+    load_exactly,
     name_of,
+    no_skips,
     refuse_unknown,
 )
-from steadynorm.optim.buckets import finite_gradients
+from steadynorm.optim.relative import base_from_plain_checkpoint
 
 
 class AdamC(torch.optim.AdamW):
@@ -106,7 +109,7 @@ class AdamC(torch.optim.AdamW):
         return {
             "step": torch.zeros((), dtype=torch.float32, device=p.device if on_device else "cpu"),
             **{name: torch.zeros_like(p, memory_format=torch.preserve_format) for name in names},
-            "skipped": _no_skips(p),
+            "skipped": no_skips(p),
         }
 
     @torch.no_grad()
@@ -119,7 +122,7 @@ class AdamC(torch.optim.AdamW):
         self._prepare()  # pyright: ignore[reportAttributeAccessIssue]
         withheld = self._withhold_non_finite()  # pyright: ignore[reportAttributeAccessIssue]
         try:
-            super().step()
+            _adamw_step()(self)
         finally:
             for p, grad in withheld:
                 p.grad = grad
@@ -134,20 +137,24 @@ class AdamC(torch.optim.AdamW):
     @torch.compiler.disable
     def _withhold_non_finite(self) -> list[tuple[Tensor, Tensor]]:
         """Take non-finite gradients away, so that torch's step leaves those parameters alone; returns them."""
+        check_dense_gradients(self)
+        found = [
+            (index, group, device, params, _finite([p.grad for p in params if p.grad is not None], dtype))
+            for index, group in enumerate(self.param_groups)
+            for (device, dtype), params in _alike(group["params"]).items()
+        ]
         withheld = []
-        for index, group in enumerate(self.param_groups):
-            for device, params in _by_device(group["params"]).items():
-                grads = [p.grad for p in params if p.grad is not None]
-                finite = finite_gradients(grads)
-                if group["fused"] and device.type != "cpu" and not group["check_finite"]:
-                    self._skip_all_if(~finite.all())
-                else:
-                    bad = [p for p, good in zip(params, finite.tolist(), strict=True) if not good]
-                    if bad and group["check_finite"]:
-                        k = next(k for k, p in enumerate(group["params"]) if p is bad[0])
-                        raise NonFiniteGradientError("AdamC", index, group, k)
-                    withheld += [(p, p.grad) for p in bad]
-                torch._foreach_add_([self.state[p]["skipped"] for p in params], list((~finite).long().unbind(0)))
+        for index, group, device, params, finite in found:
+            if group["fused"] and device.type != "cpu" and not group["check_finite"]:
+                self._skip_all_if(~finite.all())
+                continue
+            bad = [p for p, good in zip(params, finite.tolist(), strict=True) if not good]
+            if bad and group["check_finite"]:
+                k = next(k for k, p in enumerate(group["params"]) if p is bad[0])
+                raise NonFiniteGradientError(type(self).__name__, index, group, k)
+            withheld += [(p, p.grad) for p in bad]
+        for _, _, _, params, finite in found:
+            torch._foreach_add_([self.state[p]["skipped"] for p in params], list((~finite).long().unbind(0)))
         for p, _ in withheld:
             p.grad = None
         return withheld
@@ -164,30 +171,33 @@ class AdamC(torch.optim.AdamW):
     skipped_steps = SteadyOptimizer.skipped_steps
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load as torch does; a plain AdamW checkpoint too: its weight_decay is the base."""
-        check_finite = [group["check_finite"] for group in self.param_groups]
-        correction = Correction(ADAM)
-        correction.remember(self)
-        super().load_state_dict(state_dict)
-        correction.after_load(self)
-        for group, check in zip(self.param_groups, check_finite, strict=True):
-            group.setdefault("check_finite", check)
-            group.setdefault("steady_norm_sq", None)
-            for p in group["params"]:
-                state = self.state[p]
-                state["skipped"] = state["skipped"].long() if "skipped" in state else _no_skips(p)
-                for key, fresh in self._fresh_state(group, p).items():
-                    state.setdefault(key, fresh)
+        """Load as torch does; a plain AdamW checkpoint too: its weight_decay is the base.
+
+        A checkpoint that does not fit raises ValueError before anything changes.
+        """
+        load_exactly(self, super().load_state_dict, state_dict, self._fresh_state)
+        base_from_plain_checkpoint(self, state_dict)
 
 
-def _no_skips(p: Tensor) -> Tensor:
-    return torch.zeros((), dtype=torch.int64, device=p.device)
+def _adamw_step() -> Callable[[torch.optim.AdamW], Any]:
+    """torch's own step without the wrapper that runs step hooks: ours runs them already."""
+    step: Any = torch.optim.AdamW.step
+    while getattr(step, "hooked", False):
+        step = step.__wrapped__
+    return step
 
 
-def _by_device(params: list[Tensor]) -> dict[torch.device, list[Tensor]]:
-    """Parameters that have a dense gradient, by device."""
-    found: dict[torch.device, list[Tensor]] = {}
+def _finite(grads: list[Tensor], dtype: torch.dtype) -> Tensor:
+    """Whether each gradient is finite, (gradients,). By the 2-norm, the fast one: where the sum of squares overflows,
+    Adam's second moment would too."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    return torch.stack(torch._foreach_norm(grads, 2.0, dtype=wide)).isfinite()
+
+
+def _alike(params: list[Tensor]) -> dict[tuple[torch.device, torch.dtype], list[Tensor]]:
+    """Parameters that have a gradient, by device and dtype."""
+    found: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for p in params:
-        if p.grad is not None and p.grad.layout is torch.strided and p.numel():
-            found.setdefault(p.device, []).append(p)
+        if p.grad is not None and p.numel():
+            found.setdefault((p.device, p.dtype), []).append(p)
     return found

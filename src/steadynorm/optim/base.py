@@ -22,6 +22,7 @@ class SteadyOptimizer(Optimizer):
     """
 
     rule: Rule  # set by each subclass
+    setting_keys: tuple[str, ...] = ()  # group keys that `settings` reads
     corrects_itself = True  # correct() refuses these: they know their own decay
 
     def __init__(self, params: ParamsT, defaults: Group):
@@ -101,25 +102,24 @@ class SteadyOptimizer(Optimizer):
         return works
 
     def _current_buckets(self) -> list[Bucket]:
-        """Buckets of the parameters that have a gradient now; a cache by which ones they are."""
-        present = tuple(p.grad is not None and p.numel() > 0 for group in self.param_groups for p in group["params"])
-        if present not in self._buckets:
+        """Buckets of the parameters that have a gradient now; cached by which ones these are and the settings."""
+        check_dense_gradients(self)
+        key = tuple(
+            (*(group[name] for name in self.setting_keys), *(p.grad is not None for p in group["params"]))
+            for group in self.param_groups
+        )
+        if key not in self._buckets:
             if len(self._buckets) > 16:  # parameters come and go at random: do not hoard
                 self._buckets.clear()
-            self._buckets[present] = self._make_buckets()
-        return self._buckets[present]
+            self._buckets[key] = self._make_buckets()
+        return self._buckets[key]
 
     def _make_buckets(self) -> list[Bucket]:
         found: dict[Any, Bucket] = {}
         for index, group in enumerate(self.param_groups):
-            for k, p in enumerate(group["params"]):
+            for p in group["params"]:
                 if p.grad is None or p.numel() == 0:
                     continue
-                if p.grad.layout is not torch.strided:
-                    raise ValueError(
-                        f"{type(self).__name__}: the gradient of {name_of(group, k)} is sparse; "
-                        "use a dense one (nn.Embedding(sparse=False))"
-                    )
                 settings, by_rows = self.settings(group, p)
                 shape = tuple(p.shape)
                 key = (index, shape, p.dtype, p.device, settings)
@@ -132,7 +132,7 @@ class SteadyOptimizer(Optimizer):
             group = self.param_groups[work.bucket.group]
             if not group["check_finite"]:
                 continue
-            for p, finite in zip(work.bucket.params, finite_gradients(work.grads).tolist(), strict=True):
+            for p, finite in zip(work.bucket.params, finite_gradients(work).tolist(), strict=True):
                 if not finite:
                     k = next(k for k, q in enumerate(group["params"]) if q is p)
                     raise NonFiniteGradientError(type(self).__name__, work.bucket.group, group, k)
@@ -148,49 +148,76 @@ class SteadyOptimizer(Optimizer):
 
         A checkpoint that does not fit raises ValueError before anything changes.
         """
-        loaded: dict[str, Any] = {}
-        before = [dict(group) for group in self.param_groups]
-
-        def last_hook(_: Optimizer, final: dict[str, Any]) -> None:
-            self._check_fits(final)
-            loaded.update(final)
-
-        handle = self.register_load_state_dict_pre_hook(last_hook)
-        try:
-            super().load_state_dict(state_dict)
-        finally:
-            handle.remove()
-        for group, old, saved in zip(self.param_groups, before, loaded["param_groups"], strict=True):
-            for key, value in old.items():
-                group.setdefault(key, value)
-            for p, index in zip(group["params"], saved["params"], strict=True):
-                values = loaded["state"].get(index, {})
-                self.state[p] = {
-                    key: values[key].to(fresh, copy=True) if key in values else fresh
-                    for key, fresh in self._all_state(p).items()
-                }
+        load_exactly(self, super().load_state_dict, state_dict, lambda group, p: self._all_state(p))
         self._buckets.clear()
 
     def _all_state(self, p: Tensor) -> dict[str, Tensor]:
-        return {**self.fresh_state(p), "skipped": torch.zeros((), dtype=torch.int64, device=p.device)}
-
-    def _check_fits(self, state_dict: dict[str, Any]) -> None:
-        for index, (group, saved) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=False)):
-            for k, (p, key) in enumerate(zip(group["params"], saved["params"], strict=False)):
-                values = state_dict["state"].get(key)
-                if values is None:
-                    continue
-                for name, fresh in self.fresh_state(p).items():
-                    shape = tuple(values[name].shape) if name in values else None
-                    if shape != tuple(fresh.shape):
-                        raise ValueError(
-                            f"{type(self).__name__}, {group_label(index, group)}: the checkpoint has {name} of shape {shape} "
-                            f"for {name_of(group, k)} of shape {tuple(p.shape)}: it is of another model or optimizer"
-                        )
+        return {**self.fresh_state(p), "skipped": no_skips(p)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._buckets = {}
+
+
+def no_skips(p: Tensor) -> Tensor:
+    """A counter of skipped updates, at zero."""
+    return torch.zeros((), dtype=torch.int64, device=p.device)
+
+
+def load_exactly(
+    optimizer: Optimizer,
+    load: Callable[[dict[str, Any]], None],
+    state_dict: dict[str, Any],
+    fresh_state: Callable[[Group, Tensor], dict[str, Tensor]],
+) -> None:
+    """torch's load, then the state again in the dtype and device of `fresh_state`, and group keys that were missing."""
+    loaded: dict[str, Any] = {}
+    before = [dict(group) for group in optimizer.param_groups]
+
+    def last_hook(_: Optimizer, final: dict[str, Any]) -> None:  # sees what users' own hooks made of the checkpoint
+        _check_fits(optimizer, final, fresh_state)
+        loaded.update(final)
+
+    handle = optimizer.register_load_state_dict_pre_hook(last_hook)
+    try:
+        load(state_dict)
+    finally:
+        handle.remove()
+    for group, old, saved in zip(optimizer.param_groups, before, loaded["param_groups"], strict=True):
+        for key, value in old.items():
+            group.setdefault(key, value)
+        for p, index in zip(group["params"], saved["params"], strict=True):
+            values = loaded["state"].get(index, {})
+            optimizer.state[p] = {
+                key: values[key].to(fresh, copy=True) if key in values else fresh
+                for key, fresh in fresh_state(group, p).items()
+            }
+
+
+def _check_fits(
+    optimizer: Optimizer, state_dict: dict[str, Any], fresh_state: Callable[[Group, Tensor], dict[str, Tensor]]
+) -> None:
+    for index, (group, saved) in enumerate(zip(optimizer.param_groups, state_dict["param_groups"], strict=False)):
+        for k, (p, key) in enumerate(zip(group["params"], saved["params"], strict=False)):
+            values = state_dict["state"].get(key)
+            for name, fresh in fresh_state(group, p).items() if values else ():
+                shape = tuple(values[name].shape) if name in values else None
+                if shape != tuple(fresh.shape) and not (shape is None and name == "skipped"):
+                    raise ValueError(
+                        f"{type(optimizer).__name__}, {group_label(index, group)}: the checkpoint has {name} of shape "
+                        f"{shape} for {name_of(group, k)} of shape {tuple(p.shape)}: it is of another model or optimizer"
+                    )
+
+
+def check_dense_gradients(optimizer: Optimizer) -> None:
+    """ValueError naming the first parameter whose gradient is sparse."""
+    for index, group in enumerate(optimizer.param_groups):
+        for k, p in enumerate(group["params"]):
+            if p.grad is not None and p.grad.layout is not torch.strided:
+                raise ValueError(
+                    f"{type(optimizer).__name__}, {group_label(index, group)}: the gradient of {name_of(group, k)} is "
+                    "sparse; use a dense one (nn.Embedding(sparse=False))"
+                )
 
 
 class NonFiniteGradientError(ValueError):

@@ -77,6 +77,7 @@ class LionC(RelativelyCorrected):
     def scalars(self, group: Group, bucket: Bucket) -> dict[str, float]:
         lr, (beta1, beta2) = float(group["lr"]), group["betas"]
         check_lr(lr)
+        check_betas(group["betas"])
         check_range("weight_decay", group["weight_decay"], closed=True)
         eta = check_eta(lr, group["weight_decay"])
         return {"gamma": lr, "eta": eta, "beta1": float(beta1), "beta2": float(beta2)}

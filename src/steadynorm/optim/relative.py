@@ -3,6 +3,7 @@
 from typing import Any
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from steadynorm.decay import Correction, group_keys
 from steadynorm.families import Family
@@ -27,7 +28,12 @@ class RelativelyCorrected(SteadyOptimizer):
         Correction(self.family)(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        correction = Correction(self.family)
-        correction.remember(self)
         super().load_state_dict(state_dict)
-        correction.after_load(self)
+        base_from_plain_checkpoint(self, state_dict)
+
+
+def base_from_plain_checkpoint(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+    """A checkpoint from before the correction: its weight_decay is the base, the rest stays as it was."""
+    for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
+        if "base_weight_decay" not in saved:
+            group["base_weight_decay"] = float(group["weight_decay"])

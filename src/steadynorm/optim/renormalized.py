@@ -30,7 +30,7 @@ def renormalized_rule(
     step = state["step"] + 1  # (batch,)
     m = state["exp_avg"] * beta1 + grad * (1 - beta1)
     v = state["exp_avg_sq"] * beta2 + grad.square() * (1 - beta2)
-    bias = [(1 - beta**step).view(-1, *[1] * (theta.ndim - 1)) for beta in (beta1, beta2)]
+    bias = [-torch.expm1(step * beta.log()).view(-1, *[1] * (theta.ndim - 1)) for beta in (beta1, beta2)]  # 1 - beta^t
     u = (m / bias[0]) / ((v / bias[1]).sqrt() + eps)
     new = decayed_step(theta, u, scalars["eta"], gamma)
     decayed = theta * (1 - scalars["eta"])
@@ -106,6 +106,7 @@ class RenormalizedAdamW(SteadyOptimizer):
     def scalars(self, group: Group, bucket: Bucket) -> dict[str, float]:
         lr, (beta1, beta2) = float(group["lr"]), group["betas"]
         check_lr(lr)
+        check_betas(group["betas"])
         check_range("weight_decay", group["weight_decay"], closed=True)
         eta = check_eta(lr, group["weight_decay"])
         return {"gamma": lr, "eta": eta, "eps": float(group["eps"]), "beta1": float(beta1), "beta2": float(beta2)}

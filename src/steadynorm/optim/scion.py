@@ -69,6 +69,7 @@ class Scion(SteadyOptimizer):
     """
 
     rule = staticmethod(scion_rule)
+    setting_keys = ("lmo", "blocks", "nesterov", "polar", "polar_steps")
     corrects_itself = False
 
     def __init__(

@@ -47,6 +47,7 @@ class SGDC(RelativelyCorrected):
     """
 
     rule = staticmethod(sgd_rule)
+    setting_keys = ("nesterov", "trace")
     family = SGD
 
     def __init__(
