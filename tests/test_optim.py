@@ -429,7 +429,7 @@ def test_large_parameter_cut_in_pieces_equals_uncut(monkeypatch, make, cuttable:
     whole, cut = parameters(shapes, FP64), parameters(shapes, FP64)
     optimizer, pieced = make(whole.values(), lr=0.02), make(cut.values(), lr=0.02)
     train(optimizer, whole, range(5))
-    monkeypatch.setattr(buckets, "MAX_ELEMENTS", most)
+    monkeypatch.setattr(buckets, "MAX_ELEMENTS_CPU", most)
     sizes = []
     stack = buckets.stack
     monkeypatch.setattr(buckets, "stack", lambda tensors: (sizes.append(stack(tensors).numel()), stack(tensors))[1])
@@ -440,7 +440,7 @@ def test_large_parameter_cut_in_pieces_equals_uncut(monkeypatch, make, cuttable:
 
 
 def test_non_finite_row_skips_the_whole_of_a_cut_parameter(monkeypatch):
-    monkeypatch.setattr(buckets, "MAX_ELEMENTS", 6)
+    monkeypatch.setattr(buckets, "MAX_ELEMENTS_CPU", 6)
     params = parameters({"a": (4, 6), "b": (4, 6)})
     optimizer = sn.LionC(params.values(), lr=0.02)
     before = params["a"].detach().clone()

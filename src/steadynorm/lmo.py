@@ -153,7 +153,7 @@ def _length(x: Tensor, dim: int) -> Tensor:
 
 
 def _spectral(x: Tensor, polar: Polar) -> Tensor:
-    return polar(x) * math.sqrt(x.shape[-2] / x.shape[-1])
+    return polar(x).mul_(math.sqrt(x.shape[-2] / x.shape[-1]))
 
 
 def _spectral_norm(x: Tensor) -> Tensor:

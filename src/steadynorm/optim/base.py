@@ -31,7 +31,7 @@ class SteadyOptimizer(Optimizer):
 
     # --- what a subclass fills in
 
-    def fresh_state(self, p: Tensor) -> dict[str, Tensor]:
+    def fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
         """Zero state of one parameter, made at construction so that every rank and checkpoint has the same keys."""
         raise NotImplementedError
 
@@ -66,7 +66,7 @@ class SteadyOptimizer(Optimizer):
             self.param_groups.pop()
             raise type(error)(f"{type(self).__name__}, {group_label(index, group)}: {error}") from None
         for p in group["params"]:
-            self.state[p].update(self._all_state(p))
+            self.state[p].update(self._all_state(group, p))
         self._buckets.clear()
 
     @torch.no_grad()
@@ -148,11 +148,11 @@ class SteadyOptimizer(Optimizer):
 
         A checkpoint that does not fit raises ValueError before anything changes.
         """
-        load_exactly(self, super().load_state_dict, state_dict, lambda group, p: self._all_state(p))
+        load_exactly(self, super().load_state_dict, state_dict, lambda group, p: self._all_state(group, p))
         self._buckets.clear()
 
-    def _all_state(self, p: Tensor) -> dict[str, Tensor]:
-        return {**self.fresh_state(p), "skipped": no_skips(p)}
+    def _all_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
+        return {**self.fresh_state(group, p), "skipped": no_skips(p)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

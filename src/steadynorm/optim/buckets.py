@@ -1,23 +1,36 @@
 """Same-shape parameters of a group, stacked and handled as one batch, in pieces of bounded size.
 
-A `Rule` is the pure part of an optimizer: weights, gradient and state in, new weights and state out, all stacked
-(batch, *shape). `run` does the rest for every optimizer: it stacks, keeps a parameter with a non-finite gradient as
-it was, and writes. Nothing in it waits for the device.
+A `Rule` is the arithmetic of an optimizer on one piece: weights, gradient and state, stacked (batch, *shape), updated
+in place. `run` does the rest for every optimizer: it stacks, spots non-finite gradients, writes back. Nothing in it
+waits for the device. On a CPU the pieces are small, so that one stays in a core's cache, and each core takes its own.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 State: TypeAlias = dict[str, Tensor]
 Scalars: TypeAlias = dict[str, Tensor]  # 0-d, on the CPU: values that change from step to step without recompiling
-Rule: TypeAlias = Callable[[Tensor, Tensor, State, Scalars, Any], tuple[Tensor, State]]
 
-MAX_ELEMENTS = 1 << 22  # of one piece: 16 MiB for each fp32 temporary
+MAX_ELEMENTS = 1 << 22  # of a piece on an accelerator: 16 MiB for each fp32 temporary
+MAX_ELEMENTS_CPU = 1 << 18  # on a CPU: 1 MiB; a larger matrix is a piece by itself
+
+
+class Batch(NamedTuple):
+    """One piece of a bucket, stacked. A Rule updates theta and state in place; grad is its own to overwrite."""
+
+    theta: Tensor  # (batch, *shape), at least fp32
+    grad: Tensor  # likewise, finite throughout
+    state: State
+    live: Tensor  # (batch, 1, ...): 1 where the gradient was finite; where 0, theta and state must stay as they are
+
+
+Rule: TypeAlias = Callable[[Batch, Scalars, Any], None]
 
 
 @dataclass(frozen=True)
@@ -44,64 +57,113 @@ class Work:
     maximize: bool
 
 
-def decayed_step(theta: Tensor, u: Tensor, eta: Tensor, gamma: Tensor) -> Tensor:
-    """theta_t = (1 - eta) theta_{t-1} - gamma u_t."""
-    return theta * (1 - eta) - u * gamma
+class Piece(NamedTuple):
+    """Some parameters of a bucket, or one large one cut by rows."""
+
+    work: Work
+    which: slice
+    cuts: list[slice | None]  # None: whole
 
 
-def write(tensors: Sequence[Tensor], values: Tensor) -> None:
-    """The one function that writes weights and state: values (batch, *shape) into a list of tensors."""
-    torch._foreach_copy_(list(tensors), list(values.unbind(0)))
+def decay_and_step_(theta: Tensor, u: Tensor, eta: Tensor, gamma: Tensor) -> None:
+    """theta <- (1 - eta) theta - gamma u, in place: the one function that changes weights."""
+    theta.mul_(1 - eta).addcmul_(u, -gamma)
 
 
 def run(works: Sequence[Work]) -> None:
     """Carry out a step: every bucket, piece by piece."""
-    for work in works:
-        for which, cuts in pieces(len(work.grads), work.bucket.shape, work.bucket.by_rows):
-            grads = [stack(_cut(work.grads[which], rows)) for rows in cuts]
-            finite = _finite(grads)
-            for grad, rows in zip(grads, cuts, strict=True):
-                _run_piece(work, grad, finite, which, rows)
-            torch._foreach_add_(work.skipped[which], list((~finite).long().unbind(0)))
+    found = [Piece(work, which, cuts) for work in works for which, cuts in pieces(work.bucket, len(work.grads))]
+    threads = torch.get_num_threads()
+    if threads > 1 and len(found) > 1 and not torch.compiler.is_compiling() and _on_plain_cpu(works):
+        _run_a_piece_to_a_core(found, threads)
+        return
+    for piece in found:
+        _run_piece(piece)
+
+
+def _on_plain_cpu(works: Sequence[Work]) -> bool:
+    """Ordinary CPU tensors and no dispatch mode (fake tensors, counters), which other threads would not see."""
+    plain = all(p.device.type == "cpu" and type(p) in _PLAIN for work in works for p in work.bucket.params)
+    return plain and torch._C._len_torch_dispatch_stack() == 0
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def _run_a_piece_to_a_core(found: list[Piece], threads: int) -> None:
+    """Pieces in parallel, one thread each: products this small gain more from that than from two threads in each."""
+    found.sort(key=lambda piece: math.prod(piece.work.bucket.shape), reverse=True)  # so that all end together
+    workers = min(threads, len(found))
+    try:
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads // workers,)) as pool:
+            for done in [pool.submit(_run_piece, piece) for piece in found]:
+                done.result()
+    finally:
+        torch.set_num_threads(threads)  # the setting is the process's, not the thread's
+
+
+@torch.no_grad()
+def _run_piece(piece: Piece) -> None:
+    work, which, cuts = piece
+    grads = [stack(_cut(work.grads[which], rows)) for rows in cuts]
+    finite = _finite(grads)
+    for grad, rows in zip(grads, cuts, strict=True):
+        params = _cut(work.bucket.params[which], rows)
+        lists = {key: _cut(tensors[which], rows) for key, tensors in work.state.items()}
+        exact = torch.float64 if grad.dtype == torch.float64 else torch.float32
+        batch = Batch(
+            stack(params).to(exact),
+            torch.nan_to_num(grad.to(exact), 0.0, 0.0, 0.0),  # a copy
+            {key: stack(tensors).to(exact) for key, tensors in lists.items()},
+            finite.to(exact).view(-1, *[1] * (grad.ndim - 1)),
+        )
+        if work.maximize:
+            batch.grad.neg_()
+        work.rule(batch, work.scalars, work.bucket.settings)
+        _write_back(params, batch.theta)
+        for key, tensors in lists.items():
+            _write_back(tensors, batch.state[key])
+    torch._foreach_add_(work.skipped[which], list((~finite).long().unbind(0)))
+
+
+def _write_back(tensors: list[Tensor], stacked: Tensor) -> None:
+    """Copy a stack into its tensors, unless it is a view of the only one."""
+    if len(tensors) > 1 or stacked.dtype != tensors[0].dtype:
+        torch._foreach_copy_(tensors, list(stacked.unbind(0)))
 
 
 def finite_gradients(work: Work) -> Tensor:
     """Whether each gradient of a bucket is finite, (parameters,) bool, on the device."""
-    found = pieces(len(work.grads), work.bucket.shape, work.bucket.by_rows)
+    found = pieces(work.bucket, len(work.grads))
     return torch.cat([_finite([stack(_cut(work.grads[which], rows)) for rows in cuts]) for which, cuts in found])
 
 
 def _finite(parts: Sequence[Tensor]) -> Tensor:
-    """(batch,): the largest magnitude tells, for NaN wins every comparison. torch's infinity norm is slower by ten."""
-    return torch.stack([part.abs().reshape(len(part), -1).amax(1) for part in parts]).amax(0).isfinite()
+    """(batch,): largest and smallest tell, for NaN wins every comparison. torch's infinity norm is slower by ten."""
+    ends = [end for part in parts for end in (_flat(part).amax(1), _flat(part).amin(1))]
+    return torch.stack(ends).isfinite().all(0)
 
 
-def _run_piece(work: Work, grad: Tensor, finite: Tensor, which: slice, rows: slice | None) -> None:
-    params = _cut(work.bucket.params[which], rows)
-    state = {key: _cut(tensors[which], rows) for key, tensors in work.state.items()}
-    exact = torch.float64 if grad.dtype == torch.float64 else torch.float32
-    theta = stack(params).to(exact)
-    grad = torch.where(_over(finite, grad), -grad if work.maximize else grad, 0.0).to(exact)
-    old = {key: stack(tensors).to(exact) for key, tensors in state.items()}
-    new_theta, new = work.rule(theta, grad, old, work.scalars, work.bucket.settings)
-    write(params, torch.where(_over(finite, theta), new_theta, theta))
-    for key, tensors in state.items():
-        write(tensors, torch.where(_over(finite, old[key]), new[key], old[key]))
+def _flat(x: Tensor) -> Tensor:
+    return x.reshape(len(x), -1)
 
 
-def pieces(count: int, shape: Sequence[int], by_rows: bool) -> Iterator[tuple[slice, list[slice | None]]]:
-    """Cut `count` parameters of one shape into pieces of bounded size: (which of them, which rows or None for all).
+def pieces(bucket: Bucket, count: int) -> Iterator[tuple[slice, list[slice | None]]]:
+    """Cut a bucket of `count` parameters into pieces of bounded size: (which of them, which rows or None for all).
 
-    >>> list(pieces(3, (2, 2), False))
+    >>> p = torch.zeros(2, 2)
+    >>> list(pieces(Bucket(0, (2, 2), False, None, [p, p, p]), 3))
     [(slice(0, 3, None), [None])]
     """
-    size = math.prod(shape)
-    if size > MAX_ELEMENTS and by_rows:
-        rows = max(1, MAX_ELEMENTS * shape[0] // size)
+    shape, size = bucket.shape, math.prod(bucket.shape)
+    small = bucket.params[0].device.type == "cpu" and not torch.compiler.is_compiling()
+    most = MAX_ELEMENTS_CPU if small else MAX_ELEMENTS
+    if size > most and bucket.by_rows:
+        rows = max(1, most * shape[0] // size)
         cuts: list[slice | None] = [slice(low, min(low + rows, shape[0])) for low in range(0, shape[0], rows)]
         yield from ((slice(k, k + 1), cuts) for k in range(count))
         return
-    together = max(1, MAX_ELEMENTS // size)
+    together = max(1, most // size)
     for low in range(0, count, together):
         yield slice(low, min(low + together, count)), [None]
 
@@ -113,8 +175,3 @@ def stack(tensors: Sequence[Tensor]) -> Tensor:
 
 def _cut(tensors: Sequence[Tensor], rows: slice | None) -> list[Tensor]:
     return [t if rows is None else t[rows] for t in tensors]
-
-
-def _over(flags: Tensor, like: Tensor) -> Tensor:
-    """(batch,) flags as (batch, 1, ...), to broadcast over `like`."""
-    return flags.view(-1, *[1] * (like.ndim - 1))

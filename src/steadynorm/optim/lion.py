@@ -2,21 +2,22 @@
 
 from typing import Any, Never
 
+import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from steadynorm.families import LION
 from steadynorm.optim.base import Group, check_betas, check_eta, check_lr, check_range, full_precision, refuse_unknown
-from steadynorm.optim.buckets import Bucket, Scalars, State, decayed_step
+from steadynorm.optim.buckets import Batch, Bucket, Scalars, decay_and_step_
 from steadynorm.optim.relative import RelativelyCorrected
 
 
-def lion_rule(theta: Tensor, grad: Tensor, state: State, scalars: Scalars, settings: Any) -> tuple[Tensor, State]:
+def lion_rule(batch: Batch, scalars: Scalars, settings: Any) -> None:
     """x = b1 m + (1-b1) g;  theta_t = (1-eta) theta - gamma sign(x);  m_t = b2 m + (1-b2) g."""
-    m = state["momentum_buffer"]
-    x = m * scalars["beta1"] + grad * (1 - scalars["beta1"])
-    kept = m * scalars["beta2"] + grad * (1 - scalars["beta2"])
-    return decayed_step(theta, x.sign(), scalars["eta"], scalars["gamma"]), {"momentum_buffer": kept}
+    m, ones = batch.state["momentum_buffer"], batch.live.new_ones(())
+    x = torch.lerp(batch.grad, m, scalars["beta1"] * ones)
+    m.lerp_(batch.grad, (1 - scalars["beta2"]) * batch.live)
+    decay_and_step_(batch.theta, x.sign_(), scalars["eta"] * batch.live, scalars["gamma"] * batch.live)
 
 
 class LionC(RelativelyCorrected):
@@ -32,7 +33,6 @@ class LionC(RelativelyCorrected):
 
     A group with `corrected=False` keeps constant decay (the output layer).
 
-    >>> import torch
     >>> p = torch.nn.Parameter(torch.ones(3)); optimizer = LionC([p], lr=1e-3, weight_decay=0.5)
     >>> p.grad = torch.tensor([1.0, -1.0, 0.0]); optimizer.step()
     >>> p.data
@@ -67,7 +67,7 @@ class LionC(RelativelyCorrected):
         }
         super().__init__(params, defaults)
 
-    def fresh_state(self, p: Tensor) -> dict[str, Tensor]:
+    def fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
         return {"momentum_buffer": full_precision(p)}
 
     def check_group(self, group: Group) -> None:

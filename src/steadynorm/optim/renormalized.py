@@ -16,33 +16,34 @@ from steadynorm.optim.base import (
     full_precision,
     refuse_unknown,
 )
-from steadynorm.optim.buckets import Bucket, Scalars, State, decayed_step
+from steadynorm.optim.buckets import Batch, Bucket, Scalars, decay_and_step_
 
 
-def renormalized_rule(
-    theta: Tensor, grad: Tensor, state: State, scalars: Scalars, settings: Any
-) -> tuple[Tensor, State]:
+def renormalized_rule(batch: Batch, scalars: Scalars, settings: Any) -> None:
     """AdamW, then scaled so that only u's component along the weights changes their norm.
 
     |theta_t| = | |theta_{t-1}| - gamma u_par |,   u_par = <theta_{t-1}, u_t> / |theta_{t-1}|,  theta_{t-1} decayed
     """
-    beta1, beta2, eps, gamma = (scalars[key] for key in ("beta1", "beta2", "eps", "gamma"))
-    step = state["step"] + 1  # (batch,)
-    m = state["exp_avg"] * beta1 + grad * (1 - beta1)
-    v = state["exp_avg_sq"] * beta2 + grad.square() * (1 - beta2)
-    bias = [-torch.expm1(step * beta.log()).view(-1, *[1] * (theta.ndim - 1)) for beta in (beta1, beta2)]  # 1 - beta^t
-    u = (m / bias[0]) / ((v / bias[1]).sqrt() + eps)
-    new = decayed_step(theta, u, scalars["eta"], gamma)
-    decayed = theta * (1 - scalars["eta"])
-    size, new_size = _layer_norm(decayed), _layer_norm(new)
+    theta, grad, state, live = batch
+    eps, gamma, eta = scalars["eps"], scalars["gamma"] * live, scalars["eta"] * live
+    state["step"] += live.flatten()  # (batch,)
+    moments = []
+    for key, value, beta in (("exp_avg", grad, scalars["beta1"]), ("exp_avg_sq", grad * grad, scalars["beta2"])):
+        state[key].lerp_(value, (1 - beta) * live)
+        bias = -torch.expm1(state["step"] * beta.log()).view(live.shape)  # 1 - beta^t; 0 before the first update
+        moments.append(state[key] / torch.where(bias > 0, bias, 1.0))
+    u = moments[0] / (moments[1].sqrt() + eps)
+    decayed = theta * (1 - eta)
+    size = _layer_norm(decayed)
     along = _layer_sum(decayed * u) / torch.where(size > 0, size, 1.0)
-    scale = torch.where(size >= eps, (size - gamma * along).abs() / (new_size + eps), 1.0)
-    return new * scale, {"step": step, "exp_avg": m, "exp_avg_sq": v}
+    decay_and_step_(theta, u, eta, gamma)
+    scale = (size - gamma * along).abs() / (_layer_norm(theta) + eps)
+    theta.mul_(torch.where((size >= eps) & (live > 0), scale, 1.0))
 
 
 def _layer_sum(x: Tensor) -> Tensor:
     """Sum over each parameter of a stack, (batch, 1, ...)."""
-    return x.flatten(1).sum(1).view(-1, *[1] * (x.ndim - 1)) if x.ndim > 1 else x
+    return x.reshape(len(x), -1).sum(1).view(-1, *[1] * (x.ndim - 1))
 
 
 def _layer_norm(x: Tensor) -> Tensor:
@@ -91,7 +92,7 @@ class RenormalizedAdamW(SteadyOptimizer):
         }
         super().__init__(params, defaults)
 
-    def fresh_state(self, p: Tensor) -> dict[str, Tensor]:
+    def fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
         step = torch.zeros((), dtype=torch.float32, device=p.device)
         return {"step": step, "exp_avg": full_precision(p), "exp_avg_sq": full_precision(p)}
 

@@ -7,7 +7,7 @@ from torch.optim.optimizer import ParamsT
 
 from steadynorm.families import SGD
 from steadynorm.optim.base import Group, check_eta, check_lr, check_range, full_precision, refuse_unknown
-from steadynorm.optim.buckets import Bucket, Scalars, State, decayed_step
+from steadynorm.optim.buckets import Batch, Bucket, Scalars, decay_and_step_
 from steadynorm.optim.relative import RelativelyCorrected
 
 
@@ -18,15 +18,13 @@ class SGDSettings(NamedTuple):
     trace: bool
 
 
-def sgd_rule(
-    theta: Tensor, grad: Tensor, state: State, scalars: Scalars, settings: SGDSettings
-) -> tuple[Tensor, State]:
+def sgd_rule(batch: Batch, scalars: Scalars, settings: SGDSettings) -> None:
     """m_t = (1-a) m + a g, trace: (1-a) m + g;  u = m_t, Nesterov: (1-a) m_t + the same share of g."""
-    alpha = scalars["alpha"]
-    share = grad if settings.trace else grad * alpha
-    m = state["momentum_buffer"] * (1 - alpha) + share
-    u = m * (1 - alpha) + share if settings.nesterov else m
-    return decayed_step(theta, u, scalars["eta"], scalars["gamma"]), {"momentum_buffer": m}
+    alpha, m = scalars["alpha"] * batch.live, batch.state["momentum_buffer"]
+    share = batch.grad.mul_(batch.live if settings.trace else alpha)
+    m.mul_(1 - alpha).add_(share)
+    u = share.addcmul_(m, 1 - alpha) if settings.nesterov else m
+    decay_and_step_(batch.theta, u, scalars["eta"] * batch.live, scalars["gamma"] * batch.live)
 
 
 class SGDC(RelativelyCorrected):
@@ -77,7 +75,7 @@ class SGDC(RelativelyCorrected):
         }
         super().__init__(params, defaults)
 
-    def fresh_state(self, p: Tensor) -> dict[str, Tensor]:
+    def fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
         return {"momentum_buffer": full_precision(p)}
 
     def settings(self, group: Group, p: Tensor) -> tuple[SGDSettings, bool]:

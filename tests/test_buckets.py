@@ -1,0 +1,148 @@
+"""The step loop: pieces, cores, and that batching changes nothing."""
+
+import copy
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import steadynorm as sn
+from steadynorm.optim import buckets
+
+
+@pytest.fixture
+def two_threads():
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+SHAPES = [(24, 24), (24, 24), (48, 16), (16, 48), (24, 24), (7,), (7,), (1, 5), (5, 1), (3, 8, 6), (30, 10)]
+MIXED = [torch.float32, torch.float64, torch.float32, torch.bfloat16]
+
+
+def parameters(dtypes=(torch.float32,), seed=0):
+    g = torch.Generator().manual_seed(seed)
+    made = [torch.randn(shape, generator=g).to(dtypes[k % len(dtypes)]) for k, shape in enumerate(SHAPES)]
+    return [torch.nn.Parameter(value) for value in made]
+
+
+def train(params, steps=4, **settings):
+    """ScionC over groups with every kind of lmo and blocks; gradients depend on the parameter alone."""
+    groups = [
+        {"params": [p], "lmo": "by-shape", "blocks": 2 if p.shape == (48, 16) else 1} if len(p.shape) != 2 or min(p.shape) < 2
+        else {"params": [p], "lmo": "spectral" if p.shape != (30, 10) else "sign", "blocks": 2 if p.shape == (48, 16) else 1}
+        for p in params
+    ]  # fmt: skip
+    merged = {}
+    for group in groups:
+        merged.setdefault((group["lmo"], group["blocks"]), {**group, "params": []})["params"] += group["params"]
+    optimizer = sn.ScionC(merged.values(), lr=0.05, **settings)
+    for step in range(steps):
+        for k, p in enumerate(params):
+            p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(100 * step + k)).to(p.dtype)
+        optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float64,), MIXED], ids=["fp64", "mixed"])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_batched_step_equals_one_parameter_at_a_time(dtypes, nesterov, monkeypatch):
+    batched, alone = parameters(dtypes), parameters(dtypes)
+    train(batched, nesterov=nesterov)
+    monkeypatch.setattr(buckets, "MAX_ELEMENTS_CPU", 1)
+    train(alone, nesterov=nesterov)
+    for a, b in zip(batched, alone, strict=True):
+        tolerance = 1e-9 if a.dtype == torch.float64 else 0.02
+        assert torch.allclose(a, b, atol=tolerance), (a.shape, a.dtype)
+
+
+def test_a_piece_to_a_core_equals_one_core(two_threads):
+    """Bit for bit: which thread a piece runs on must not show."""
+    cores, one = parameters(), parameters()
+    train(cores)
+    torch.set_num_threads(1)
+    train(one)
+    assert all(torch.equal(a, b) for a, b in zip(cores, one, strict=True))
+
+
+def test_cores_are_used_and_the_thread_setting_comes_back(two_threads, monkeypatch):
+    seen = set()
+    original = buckets._run_piece
+
+    def spy(piece):
+        seen.add(torch.get_num_threads())
+        original(piece)
+
+    monkeypatch.setattr(buckets, "_run_piece", spy)
+    train(parameters(), steps=1)
+    assert seen == {1}
+    assert torch.get_num_threads() == 2
+
+
+def test_error_in_a_piece_is_raised_and_the_thread_setting_comes_back(two_threads, monkeypatch):
+    def broken(piece):
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(buckets, "_run_piece", broken)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        train(parameters(), steps=1)
+    assert torch.get_num_threads() == 2
+
+
+def test_dispatch_modes_see_every_operation(two_threads):
+    """Fake tensors, FLOP counters and the like live in one thread: under them the step stays there."""
+
+    class Count(TorchDispatchMode):
+        products = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            Count.products += func._schema.name in ("aten::mm", "aten::bmm")
+            return func(*args, **(kwargs or {}))
+
+    params = parameters()
+    optimizer = train(params, steps=1)
+    with Count():
+        optimizer.step()
+    assert Count.products > 20
+
+
+def test_steps_hold_no_memory_of_their_own():
+    optimizer = train(parameters())
+    assert set(vars(optimizer)["state"][optimizer.param_groups[0]["params"][0]]) == {"momentum_buffer", "skipped"}
+    copied = copy.deepcopy(optimizer)
+    assert copied._buckets == {}
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_bad_gradient_in_a_stack_leaves_its_neighbours_alone(bad):
+    clean, dirty = parameters(), parameters()
+    train(clean, steps=2)
+    optimizer = train(dirty, steps=2)
+    before = dirty[1].detach().clone()
+    state = {key: value.clone() for key, value in optimizer.state[dirty[1]].items()}
+    for params in (clean, dirty):
+        for k, p in enumerate(params):
+            p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(k))
+    dirty[1].grad[3, 4] = bad  # one of three 24 x 24 in one stack
+    reference = train(clean, steps=0)
+    reference.load_state_dict(optimizer.state_dict())
+    reference.step()
+    optimizer.step()
+    assert torch.equal(dirty[1], before)
+    assert torch.equal(optimizer.state[dirty[1]]["momentum_buffer"], state["momentum_buffer"])
+    assert optimizer.skipped_steps().item() == 1
+    assert all(torch.equal(a, b) for k, (a, b) in enumerate(zip(clean, dirty, strict=True)) if k != 1)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_huge_and_tiny_gradients_are_finite_gradients(scale):
+    params, scaled = parameters(), parameters()
+    optimizers = [train(p, steps=0, polar="svd") for p in (params, scaled)]
+    for k, (p, q) in enumerate(zip(params, scaled, strict=True)):
+        p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(k))
+        q.grad = p.grad * scale
+    for optimizer in optimizers:
+        optimizer.step()
+    assert optimizers[1].skipped_steps().item() == 0
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(params, scaled, strict=True))
