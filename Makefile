@@ -37,8 +37,12 @@ format: $(STAMP) ## let ruff rewrite
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP) ## step time side by side with torch's optimizers
-	$(BIN)/python -m benchmarks.steps
+$(VENV)/.bench: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	touch $@
+
+bench: $(VENV)/.bench ## step time, memory and accuracy side by side with the peers
+	$(BIN)/python -m benchmarks
 
 docs: $(STAMP) ## build the documentation into site/, warnings are errors
 	$(BIN)/mkdocs build --strict --quiet

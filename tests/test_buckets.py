@@ -146,3 +146,17 @@ def test_huge_and_tiny_gradients_are_finite_gradients(scale):
         optimizer.step()
     assert optimizers[1].skipped_steps().item() == 0
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(params, scaled, strict=True))
+
+
+def test_bf16_momentum_halves_the_state_and_stays_near():
+    full, half = parameters(), parameters()
+    train(full)
+    optimizer = train(half, momentum_dtype="bfloat16")
+    assert {state["momentum_buffer"].dtype for state in optimizer.state.values()} == {torch.bfloat16}
+    for a, b in zip(full, half, strict=True):
+        assert (a - b).norm() < 0.15 * 4 * 0.05 * a.numel() ** 0.5
+    again = train(parameters(), steps=0, momentum_dtype="bfloat16")
+    again.load_state_dict(optimizer.state_dict())
+    assert {state["momentum_buffer"].dtype for state in again.state.values()} == {torch.bfloat16}
+    with pytest.raises(ValueError, match="momentum_dtype='int8'"):
+        sn.Scion(parameters(), lmo="by-shape", momentum_dtype="int8")

@@ -211,7 +211,9 @@ def test_gram_form_without_its_restart_diverges_in_bf16(monkeypatch):
 
 
 @pytest.mark.parametrize("side", [3, 7, 96, 100])
-def test_symmetric_product_by_blocks_equals_the_whole(side):
+def test_symmetric_product_by_blocks_equals_the_whole(side, monkeypatch):
+    monkeypatch.setattr(module, "_ALONE", 1)
+    monkeypatch.setattr(module, "_BLOCK", 32)
     x = torch.randn(side, 50, dtype=torch.float64)
     assert torch.allclose(module._symmetric(x, x.mT), x @ x.mT, atol=1e-12)
 
@@ -223,6 +225,7 @@ def test_taken_alone_in_groups_or_together_a_matrix_has_one_factor(shape, monkey
     for alone, cached in ((8, 10), (512, 10), (512, 2500)):
         monkeypatch.setattr(module, "_ALONE", alone)
         monkeypatch.setattr(module, "_CACHED", cached)
+        monkeypatch.setattr(module, "_BLOCK", 9)
         assert torch.allclose(polar(x), together, atol=1e-9)
 
 

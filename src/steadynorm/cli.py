@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from steadynorm import __version__, simulate, theory
+from steadynorm import __version__, bench, simulate, theory
 
 _SYSTEMS = (
     ("vector of 512", "bias", (512,)),
@@ -37,6 +37,15 @@ def demo() -> None:
     )
 
 
+def run_bench(model: str, rounds: int) -> None:
+    """Step times of ours and torch's optimizers on the hidden matrices of a model."""
+    contenders = bench.own_and_torch()
+    times = bench.step_times(contenders, bench.MODELS[model], rounds)
+    errors = {each.name: bench.polar_errors(each.polar) for each in contenders if each.polar is not None}
+    print(f"{model}, hidden matrices, median of {rounds} interleaved rounds\n")
+    print(bench.table(contenders, times, errors))
+
+
 def main(argv: list[str] | None = None) -> int:
     """Entry point of `steadynorm`."""
     parser = argparse.ArgumentParser(
@@ -45,8 +54,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"steadynorm {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     commands.add_parser("demo", help="predicted against simulated steady-state norm, in half a minute")
-    parser.parse_args(argv)
-    demo()
+    timing = commands.add_parser("bench", help="step time of these optimizers and torch's, side by side")
+    timing.add_argument("--model", choices=sorted(bench.MODELS), default="vit-s16")
+    timing.add_argument("--rounds", type=int, default=10)
+    arguments = parser.parse_args(argv)
+    if arguments.command == "bench":
+        run_bench(arguments.model, max(1, arguments.rounds))
+    else:
+        demo()
     return 0
 
 

@@ -90,7 +90,7 @@ def _polar(x: Tensor, quintics: Sequence[Quintic]) -> Tensor:
     working = fast if quintics and exact == torch.float32 and min(x.shape[-2:]) > 1 else exact
     matrices = x.flatten(0, -3) if x.ndim > 2 else x.unsqueeze(0)  # (matrices, d_out, d_in)
     out = [
-        _factor(_scaled(matrices[low:high], working, exact), quintics).to(x.dtype)
+        _factor(_scaled(matrices.narrow(0, low, high - low), working, exact), quintics).to(x.dtype)
         for low, high in _groups(matrices, svd=not quintics)
     ]
     return (torch.cat(out) if len(out) > 1 else out[0]).view(x.shape)
@@ -124,8 +124,8 @@ def _factor(x: Tensor, quintics: Sequence[Quintic]) -> Tensor:
         return x / torch.where(norm > 0, norm, 1.0)
     if not quintics:
         return _svd(x)
-    if len(y) == 1 and y.shape[-2] >= _ALONE and y.device.type == "cpu":
-        y = y[0]  # two dimensions: products of row blocks need no copies
+    if len(y) == 1:
+        y = y.squeeze(0)  # two dimensions: their products need no copies
     if y.shape[-1] >= _FLAT * y.shape[-2]:
         return _steps_on_gram(y, quintics, tall).view(x.shape)
     return _steps_on_x(y, quintics, tall).view(x.shape)
@@ -194,7 +194,7 @@ def _first_polynomial(gram: Tensor, quintic: Quintic) -> Tensor:
 def _symmetric(a: Tensor, b: Tensor) -> Tensor:
     """a b where the product is known to be symmetric: for one large matrix only the blocks on and below the diagonal."""
     side = a.shape[-2]
-    if a.ndim > 2:
+    if a.ndim > 2 or side < _ALONE or a.device.type != "cpu":
         return a @ b
     out = a.new_empty(side, side)
     for low in range(0, side, _BLOCK):

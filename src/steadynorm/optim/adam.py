@@ -146,7 +146,7 @@ class AdamC(torch.optim.AdamW):
         withheld = []
         for index, group, device, params, finite in found:
             if group["fused"] and device.type != "cpu" and not group["check_finite"]:
-                self._skip_all_if(~finite.all())
+                self._skip_all_if(finite.all().logical_not())
                 continue
             bad = [p for p, good in zip(params, finite.tolist(), strict=True) if not good]
             if bad and group["check_finite"]:
@@ -154,7 +154,7 @@ class AdamC(torch.optim.AdamW):
                 raise NonFiniteGradientError(type(self).__name__, index, group, k)
             withheld += [(p, p.grad) for p in bad]
         for _, _, _, params, finite in found:
-            torch._foreach_add_([self.state[p]["skipped"] for p in params], list((~finite).long().unbind(0)))
+            torch._foreach_add_([self.state[p]["skipped"] for p in params], list(finite.logical_not().long().unbind(0)))
         for p, _ in withheld:
             p.grad = None
         return withheld

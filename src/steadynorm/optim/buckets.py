@@ -22,12 +22,18 @@ MAX_ELEMENTS_CPU = 1 << 18  # on a CPU: 1 MiB; a larger matrix is a piece by its
 
 
 class Batch(NamedTuple):
-    """One piece of a bucket, stacked. A Rule updates theta and state in place; grad is its own to overwrite."""
+    """One piece of a bucket, stacked. A Rule updates theta and state in place."""
 
     theta: Tensor  # (batch, *shape), at least fp32
-    grad: Tensor  # likewise, finite throughout
+    raw_grad: Tensor  # as it came
     state: State
     live: Tensor  # (batch, 1, ...): 1 where the gradient was finite; where 0, theta and state must stay as they are
+    maximize: bool
+
+    def grad(self) -> Tensor:
+        """The gradient to descend along: a copy, finite throughout, the Rule's own to overwrite and to let go."""
+        grad = torch.nan_to_num(self.raw_grad.to(self.theta.dtype), 0.0, 0.0, 0.0)
+        return grad.neg_() if self.maximize else grad
 
 
 Rule: TypeAlias = Callable[[Batch, Scalars, Any], None]
@@ -113,17 +119,16 @@ def _run_piece(piece: Piece) -> None:
         exact = torch.float64 if grad.dtype == torch.float64 else torch.float32
         batch = Batch(
             stack(params).to(exact),
-            torch.nan_to_num(grad.to(exact), 0.0, 0.0, 0.0),  # a copy
+            grad,
             {key: stack(tensors).to(exact) for key, tensors in lists.items()},
             finite.to(exact).view(-1, *[1] * (grad.ndim - 1)),
+            work.maximize,
         )
-        if work.maximize:
-            batch.grad.neg_()
         work.rule(batch, work.scalars, work.bucket.settings)
         _write_back(params, batch.theta)
         for key, tensors in lists.items():
             _write_back(tensors, batch.state[key])
-    torch._foreach_add_(work.skipped[which], list((~finite).long().unbind(0)))
+    torch._foreach_add_(work.skipped[which], list(finite.logical_not().long().unbind(0)))
 
 
 def _write_back(tensors: list[Tensor], stacked: Tensor) -> None:
@@ -174,4 +179,4 @@ def stack(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _cut(tensors: Sequence[Tensor], rows: slice | None) -> list[Tensor]:
-    return [t if rows is None else t[rows] for t in tensors]
+    return [t if rows is None else t.narrow(0, rows.start, rows.stop - rows.start) for t in tensors]

@@ -14,9 +14,9 @@ from steadynorm.optim.relative import RelativelyCorrected
 
 def lion_rule(batch: Batch, scalars: Scalars, settings: Any) -> None:
     """x = b1 m + (1-b1) g;  theta_t = (1-eta) theta - gamma sign(x);  m_t = b2 m + (1-b2) g."""
-    m, ones = batch.state["momentum_buffer"], batch.live.new_ones(())
-    x = torch.lerp(batch.grad, m, scalars["beta1"] * ones)
-    m.lerp_(batch.grad, (1 - scalars["beta2"]) * batch.live)
+    m, grad, ones = batch.state["momentum_buffer"], batch.grad(), batch.live.new_ones(())
+    x = torch.lerp(grad, m, scalars["beta1"] * ones)
+    m.lerp_(grad, (1 - scalars["beta2"]) * batch.live)
     decay_and_step_(batch.theta, x.sign_(), scalars["eta"] * batch.live, scalars["gamma"] * batch.live)
 
 

@@ -24,7 +24,7 @@ def renormalized_rule(batch: Batch, scalars: Scalars, settings: Any) -> None:
 
     |theta_t| = | |theta_{t-1}| - gamma u_par |,   u_par = <theta_{t-1}, u_t> / |theta_{t-1}|,  theta_{t-1} decayed
     """
-    theta, grad, state, live = batch
+    theta, grad, state, live = batch.theta, batch.grad(), batch.state, batch.live
     eps, gamma, eta = scalars["eps"], scalars["gamma"] * live, scalars["eta"] * live
     state["step"] += live.flatten()  # (batch,)
     moments = []

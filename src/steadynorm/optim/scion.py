@@ -37,8 +37,10 @@ class ScionSettings:
 def scion_rule(batch: Batch, scalars: Scalars, settings: ScionSettings) -> None:
     """m_t = (1-a) m + a g;  x = m_t, Nesterov (1-a) m_t + a g;  theta_t = (1-eta) theta + gamma lmo(x)."""
     alpha, m = scalars["alpha"] * batch.live, batch.state["momentum_buffer"]
-    m.lerp_(batch.grad, alpha)
-    x = batch.grad.lerp_(m, 1 - alpha) if settings.nesterov else m
+    grad = batch.grad()
+    m.lerp_(grad, alpha)
+    x = grad.lerp_(m, 1 - alpha) if settings.nesterov else m
+    del grad  # a matrix less in memory while the polar factor is found
     u = settings.lmo.update(x, blocks=settings.blocks, polar=settings.polar, batch_ndim=1)
     decay_and_step_(batch.theta, u, scalars["eta"] * batch.live, scalars["gamma"] * batch.live)
 

@@ -1,0 +1,188 @@
+"""`make bench`: everything docs/benchmarks.md says, measured now. Prints, and writes benchmarks/results.json.
+
+python -m benchmarks [--rounds 15] [--quick]
+"""
+
+import argparse
+import json
+import platform
+import re
+import warnings
+from collections.abc import Callable
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.peers import peers
+from steadynorm import ScionC, bench, correct
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "benchmarks.md"
+
+
+def hidden_matrices(rounds: int) -> dict[str, Any]:
+    """Step time and polar error of every contender on the hidden matrices of two models."""
+    found, missing = peers()
+    contenders = bench.own_and_torch() + found
+    errors = {each.name: bench.polar_errors(each.polar) for each in contenders if each.polar is not None}
+    errors |= {"PolarExpress, 5 steps, Frobenius": bench.polar_errors(frobenius_express)}
+    out: dict[str, Any] = {"errors": errors, "missing": missing, "models": {}}
+    for model, shapes in bench.MODELS.items():
+        times = bench.step_times(contenders, shapes, rounds)
+        limit = bench.newton_schulz_operations(shapes) / bench.gemm_rate()
+        out["models"][model] = {"seconds": times, "peers_work_at_gemm_limit_seconds": limit}
+        section = [
+            f"### {model}, hidden matrices\n\n{bench.table(contenders, times, errors)}\n",
+            f"The peers' five steps, at the rate of a plain bf16 product measured in the same run, would take "
+            f"{1e3 * limit:.0f} ms.",
+        ]
+        show(f"hidden {model}", "\n".join(section))
+    reference = errors["PolarExpress, 5 steps, Frobenius"]
+    worst = ", ".join(f"{kind} {value:.3f}" for kind, value in reference.items())
+    absent = "".join(f"\n\nNot run: {name} ({reason})." for name, reason in missing.items())
+    show("errors", f"For comparison, PolarExpress with 5 steps after a Frobenius norm: {worst}.{absent}")
+    return out
+
+
+def frobenius_express(x: torch.Tensor) -> torch.Tensor:
+    """PolarExpress as published: scaled by the Frobenius norm, lower bound 1e-3, in bf16."""
+    from steadynorm.polar import _compose
+
+    tall = x.shape[-2] > x.shape[-1]
+    y = (x.mT if tall else x) / (1.01 * x.norm())
+    y = y.bfloat16()
+    for a, b, c in _compose(5, 1e-3)[0]:
+        gram = y @ y.mT
+        y = a * y + (b * gram + c * (gram @ gram)) @ y
+    return y.mT if tall else y
+
+
+def memory() -> dict[str, Any]:
+    """State a parameter, and what the first step of ScionC on all of GPT-124M takes beyond it at its peak."""
+    out: dict[str, Any] = {}
+    for dtype in ("float32", "bfloat16"):
+        with get_context("spawn").Pool(1) as pool:  # a fresh process: no memory kept from before to hide in
+            out[dtype] = pool.apply(_memory_of_a_step, (dtype,))
+    lines = [
+        f"- momentum in {name}: {each['state_bytes_per_parameter']:.0f} bytes a parameter; a step takes "
+        f"{each['peak_step_mib']:.0f} MiB more at its peak (resident set of a fresh process; ScionC, 5 steps, all of "
+        "GPT-124M, tied table included)"
+        for name, each in out.items()
+    ]
+    show("memory", "\n".join(lines))
+    return out
+
+
+def _memory_of_a_step(dtype: str) -> dict[str, float]:
+    small = bench.parameters([(64, 64), (64, 256)])
+    ScionC(small, lr=1e-3, lmo="spectral").step()  # load libraries, start threads
+    hidden, table = bench.parameters(bench.GPT_124M_LAYER * 12), bench.parameters([(50304, 768)])
+    groups = [{"params": hidden, "lmo": "spectral"}, {"params": table, "lmo": "sign", "weight_decay": 1e-4}]
+    optimizer = ScionC(groups, lr=1e-3, momentum_dtype=dtype)
+    for state in optimizer.state.values():
+        state["momentum_buffer"].zero_()  # zeros are not resident until written
+    count = sum(p.numel() for p in hidden + table)
+    state = sum(s["momentum_buffer"].nbytes for s in optimizer.state.values())
+    before = _resident("VmRSS", reset=True)
+    optimizer.step()
+    return {"state_bytes_per_parameter": state / count, "peak_step_mib": (_resident("VmHWM") - before) / 2**20}
+
+
+def _resident(field: str, *, reset: bool = False) -> int:
+    """Bytes of VmRSS or VmHWM; reset starts a new peak."""
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5")
+    found = re.search(rf"{field}:\s+(\d+)", Path("/proc/self/status").read_text())
+    assert found is not None
+    return 1024 * int(found[1])
+
+
+def correction_overhead(rounds: int) -> dict[str, float]:
+    """What `correct` adds to a fused AdamW step on ViT-S/16: the same optimizer's hook timed alone, over the step."""
+    optimizer = correct(torch.optim.AdamW(bench.parameters(bench.VIT_S16), lr=1e-3, fused=True))
+    (hook,) = optimizer._optimizer_step_pre_hooks.values()
+    times = bench.interleaved({"step": optimizer.step, "hook": lambda: hook(optimizer, (), {})}, 20 * rounds)
+    show("correct", f"`correct` adds {1e6 * times['hook']:.1f} us to a fused AdamW step of {1e3 * times['step']:.1f} ms "
+         f"on ViT-S/16: {100 * times['hook'] / times['step']:.2f} %.")  # fmt: skip
+    return times
+
+
+def scaling(rounds: int, widths: tuple[int, ...], layers: tuple[int, ...]) -> dict[str, Any]:
+    """Cost against width (one layer) and against depth (width 384), ScionC with 4 steps and torch's Muon."""
+    pair = [each for each in bench.own_and_torch() if each.name in ("torch Muon", "ScionC, 4 steps")]
+
+    def run(shapes: list[bench.Shape]) -> dict[str, float]:
+        return bench.step_times(pair, shapes, rounds)
+
+    def layer(width: int) -> list[bench.Shape]:
+        return [(width, width)] * 4 + [(4 * width, width), (width, 4 * width)]
+
+    by_width = {width: run(layer(width)) for width in widths}
+    by_depth = {count: run(layer(384) * count) for count in layers}
+    for title, rows in (("width (1 layer)", by_width), ("layers (width 384)", by_depth)):
+        lines = [f"| {title} | torch Muon, ms | ScionC 4 steps, ms | faster |", "|---:|---:|---:|---:|"]
+        lines += [
+            f"| {key} | {1e3 * times['torch Muon']:.1f} | {1e3 * times['ScionC, 4 steps']:.1f} | "
+            f"{times['torch Muon'] / times['ScionC, 4 steps']:.2f}x |"
+            for key, times in rows.items()
+        ]
+        show(f"cost against {title}", "\n".join(lines))
+    return {"width": by_width, "layers": by_depth}
+
+
+_shown: dict[str, str] = {}
+
+
+def show(name: str, text: str) -> None:
+    """Print now, and keep for the page."""
+    _shown[name] = text
+    print(f"\n{text}", flush=True)
+
+
+def write(results: dict[str, Any]) -> None:
+    """results.json, and the part of docs/benchmarks.md between its markers."""
+    (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    body = "\n\n".join(_shown.values())
+    page = PAGE.read_text()
+    start, end = "<!-- measured -->", "<!-- /measured -->"
+    page = page[: page.index(start) + len(start)] + f"\n\n{body}\n\n" + page[page.index(end) :]
+    PAGE.write_text(page)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=15, help="rounds of which the median is taken, at least 10")
+    parser.add_argument("--quick", action="store_true", help="one round, small sizes, nothing written: does it run?")
+    arguments = parser.parse_args()
+    rounds = 1 if arguments.quick else max(10, arguments.rounds)
+    warnings.simplefilter("ignore")  # of the peers
+    machine = f"torch {torch.__version__}, {torch.get_num_threads()} threads, {_cpu()}, median of {rounds}, interleaved"
+    show("machine", f"Measured with {machine}.")
+    results: dict[str, Any] = {"machine": machine, "rounds": rounds}
+    parts: dict[str, Callable[[], Any]] = {
+        "hidden_matrices": lambda: hidden_matrices(rounds),
+        "correct": lambda: correction_overhead(rounds),
+        "memory": memory,
+        "scaling": lambda: scaling(
+            rounds if arguments.quick else 10,
+            (256, 384) if arguments.quick else (256, 384, 512, 768, 1024, 1536, 2048),
+            (1, 2) if arguments.quick else (1, 3, 6, 12, 24),
+        ),
+    }
+    for name, part in parts.items():
+        results[name] = part()
+    if not arguments.quick:
+        write(results)
+
+
+def _cpu() -> str:
+    found = (
+        re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text()) if platform.system() == "Linux" else None
+    )
+    return found[1] if found else platform.processor()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""The benchmark's own arithmetic; times themselves are never asserted."""
+
+import pytest
+import torch
+
+from steadynorm import bench
+from steadynorm.cli import main
+from steadynorm.polar import Polar
+
+
+def test_every_contender_takes_a_step_and_every_error_is_small(capsys):
+    contenders = bench.own_and_torch()
+    times = bench.step_times(contenders, [(32, 32), (16, 48)], rounds=1)
+    errors = {each.name: bench.polar_errors(each.polar, [(48, 48)]) for each in contenders if each.polar is not None}
+    text = bench.table(contenders, times, errors)
+    assert text.count("\n") == len(contenders) + 1
+    assert errors["ScionC, 5 steps"]["gaussian"] < errors["torch Muon"]["gaussian"]
+    assert "1.00x" in text
+
+
+def test_exact_polar_has_no_error():
+    assert max(bench.polar_errors(Polar("svd"), [(24, 24), (24, 60)]).values()) < 1e-4
+
+
+def test_operations_of_the_peers_iteration():
+    assert bench.newton_schulz_operations([(4, 4)], steps=1) == 3 * 2 * 4**3
+    assert bench.newton_schulz_operations([(8, 2)]) == bench.newton_schulz_operations([(2, 8)])
+
+
+def test_gradients_are_given_back_to_optimizers_that_take_them():
+    class Greedy(torch.optim.SGD):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    assert p.grad is not None
+                    p.grad = None
+
+    bench.step_times([bench.Contender("greedy", lambda p: Greedy(p, lr=0.1))], [(4, 4)], rounds=3)
+
+
+def test_command_line(capsys, monkeypatch):
+    monkeypatch.setitem(bench.MODELS, "vit-s16", ((16, 16), (16, 32)))
+    monkeypatch.setattr(
+        bench, "polar_errors", lambda polar: dict.fromkeys(("gaussian", "hard", "low rank + noise"), 0.5)
+    )
+    assert main(["bench", "--rounds", "1"]) == 0
+    assert "ScionC, 4 steps" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stop:
+        main(["nonsense"])
+    assert stop.value.code == 2
+
+
+def test_demo_prints_prediction_beside_simulation(capsys, monkeypatch):
+    from steadynorm import simulate
+
+    monkeypatch.setattr(simulate, "steady_norm_sq", lambda *args, **kwargs: simulate.Measured(4.0, 0.1))
+    assert main(["demo"]) == 0
+    out = capsys.readouterr().out
+    assert "4.7500" in out  # the paper
+    assert "3.5556" in out  # exact, square
+    assert "4.0000 ± 0.1000" in out
