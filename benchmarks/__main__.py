@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.memory import memory_of_a_step
 from benchmarks.peers import peers
-from steadynorm import ScionC, bench, correct
+from steadynorm import bench, correct
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
@@ -64,7 +65,7 @@ def memory() -> dict[str, Any]:
     out: dict[str, Any] = {}
     for dtype in ("float32", "bfloat16"):
         with get_context("spawn").Pool(1) as pool:  # a fresh process: no memory kept from before to hide in
-            out[dtype] = pool.apply(_memory_of_a_step, (dtype,))
+            out[dtype] = pool.apply(memory_of_a_step, (dtype,))
     lines = [
         f"- momentum in {name}: {each['state_bytes_per_parameter']:.0f} bytes a parameter; a step takes "
         f"{each['peak_step_mib']:.0f} MiB more at its peak (resident set of a fresh process; ScionC, 5 steps, all of "
@@ -73,30 +74,6 @@ def memory() -> dict[str, Any]:
     ]
     show("memory", "\n".join(lines))
     return out
-
-
-def _memory_of_a_step(dtype: str) -> dict[str, float]:
-    small = bench.parameters([(64, 64), (64, 256)])
-    ScionC(small, lr=1e-3, lmo="spectral").step()  # load libraries, start threads
-    hidden, table = bench.parameters(bench.GPT_124M_LAYER * 12), bench.parameters([(50304, 768)])
-    groups = [{"params": hidden, "lmo": "spectral"}, {"params": table, "lmo": "sign", "weight_decay": 1e-4}]
-    optimizer = ScionC(groups, lr=1e-3, momentum_dtype=dtype)
-    for state in optimizer.state.values():
-        state["momentum_buffer"].zero_()  # zeros are not resident until written
-    count = sum(p.numel() for p in hidden + table)
-    state = sum(s["momentum_buffer"].nbytes for s in optimizer.state.values())
-    before = _resident("VmRSS", reset=True)
-    optimizer.step()
-    return {"state_bytes_per_parameter": state / count, "peak_step_mib": (_resident("VmHWM") - before) / 2**20}
-
-
-def _resident(field: str, *, reset: bool = False) -> int:
-    """Bytes of VmRSS or VmHWM; reset starts a new peak."""
-    if reset:
-        Path("/proc/self/clear_refs").write_text("5")
-    found = re.search(rf"{field}:\s+(\d+)", Path("/proc/self/status").read_text())
-    assert found is not None
-    return 1024 * int(found[1])
 
 
 def correction_overhead(rounds: int) -> dict[str, float]:

@@ -34,21 +34,26 @@ class Lmo:
     name: str
     least_ndim: int  # of the parameter
     # All three see matrices (..., d_out, d_in); bias sees (..., 1, numel).
-    _update: Callable[[Tensor, Polar], Tensor]
+    _update: Callable[[Tensor, Polar, Tensor | None], Tensor]
     _norm: Callable[[Tensor], Tensor]
     _unit_sq: Callable[[int, int], float]  # |u|^2 of one matrix
     by_rows: bool = False  # rows do not see each other: a large parameter may be handled in pieces
 
-    def update(self, x: Tensor, *, blocks: int = 1, polar: Polar = _POLAR, batch_ndim: int = 0) -> Tensor:
-        """u = -lmo(x), of x's shape and dtype. batch_ndim leading dimensions number independent parameters."""
+    def update(
+        self, x: Tensor, *, blocks: int = 1, polar: Polar = _POLAR, batch_ndim: int = 0, out: Tensor | None = None
+    ) -> Tensor:
+        """u = -lmo(x), of x's shape and dtype. batch_ndim leading dimensions number independent parameters.
+
+        out: contiguous memory like x, or x itself, that the result may be written to.
+        """
         shape = x.shape[batch_ndim:]
         self.check(shape, blocks)
         if x.numel() == 0:
             return x.clone()
-        u = self._update(_matrices(x, self.name, blocks, batch_ndim), polar)
+        matrices = _matrices(x, self.name, blocks, batch_ndim)
         if self.name == "conv-tap":
-            u = (u / _taps(shape)).movedim(batch_ndim, -1)
-        return u.reshape(x.shape)
+            return (self._update(matrices, polar, None) / _taps(shape)).movedim(batch_ndim, -1).reshape(x.shape)
+        return self._update(matrices, polar, None if out is None else out.view(matrices.shape)).reshape(x.shape)
 
     def norm(self, x: Tensor, *, blocks: int = 1) -> Tensor:
         """The norm this lmo belongs to, of one parameter: a 0-d tensor; with blocks the largest of theirs."""
@@ -152,8 +157,8 @@ def _length(x: Tensor, dim: int) -> Tensor:
     return (x / torch.where(largest > 0, largest, 1.0)).norm(dim=dim) * largest.squeeze(dim)
 
 
-def _spectral(x: Tensor, polar: Polar) -> Tensor:
-    return polar(x).mul_(math.sqrt(x.shape[-2] / x.shape[-1]))
+def _spectral(x: Tensor, polar: Polar, out: Tensor | None) -> Tensor:
+    return polar(x, out=out).mul_(math.sqrt(x.shape[-2] / x.shape[-1]))
 
 
 def _spectral_norm(x: Tensor) -> Tensor:
@@ -169,7 +174,7 @@ LMOS: dict[str, Lmo] = {
         Lmo(
             "sign",
             2,
-            lambda x, _: x.sign() / x.shape[-1],
+            lambda x, *_: x.sign() / x.shape[-1],
             lambda x: x.abs().amax((-2, -1)) * x.shape[-1],
             lambda m, n: m / n,
             by_rows=True,
@@ -177,7 +182,7 @@ LMOS: dict[str, Lmo] = {
         Lmo(
             "embedding",
             2,
-            lambda x, _: x.sign(),
+            lambda x, *_: x.sign(),
             lambda x: x.abs().amax((-2, -1)),
             lambda m, n: float(m * n),
             by_rows=True,
@@ -185,14 +190,14 @@ LMOS: dict[str, Lmo] = {
         Lmo(
             "bias",
             0,
-            lambda x, _: _unit(x, -1) * math.sqrt(x.shape[-1]),
+            lambda x, *_: _unit(x, -1) * math.sqrt(x.shape[-1]),
             lambda x: _length(x, -1) / math.sqrt(x.shape[-1]),
             lambda _, n: float(n),
         ),
         Lmo(
             "row",
             2,
-            lambda x, _: _unit(x, -1) / math.sqrt(x.shape[-1]),
+            lambda x, *_: _unit(x, -1) / math.sqrt(x.shape[-1]),
             lambda x: _length(x, -1) * math.sqrt(x.shape[-1]),
             lambda m, n: m / n,
             by_rows=True,
@@ -200,7 +205,7 @@ LMOS: dict[str, Lmo] = {
         Lmo(
             "column",
             2,
-            lambda x, _: _unit(x, -2) * math.sqrt(x.shape[-2]),
+            lambda x, *_: _unit(x, -2) * math.sqrt(x.shape[-2]),
             lambda x: _length(x, -2) / math.sqrt(x.shape[-2]),
             lambda m, n: float(m * n),
         ),

@@ -63,14 +63,17 @@ class Polar:
     def __post_init__(self) -> None:
         object.__setattr__(self, "quintics", coefficients(self.method, self.steps))
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Polar factor of each matrix of x (..., d_out, d_in), tall or wide, in x's dtype.
 
-        fp64 is computed in fp64 throughout, everything else in bf16 (svd: fp32). Scale does not matter.
+        fp64 is computed in fp64 throughout, everything else in bf16 (svd: fp32). Scale does not matter. The result is
+        written to `out`, contiguous memory like x or x itself, else to new memory.
         """
         if x.ndim < 2:
             raise ValueError(f"polar: needs matrices, got shape {tuple(x.shape)}")
-        return x.clone() if x.numel() == 0 else _polar(x, self.quintics)
+        if out is None:
+            out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        return _polar(x, self.quintics, out) if x.numel() else out
 
 
 def polar(x: Tensor, *, method: str = "express", steps: int = 5) -> Tensor:
@@ -83,17 +86,18 @@ def polar(x: Tensor, *, method: str = "express", steps: int = 5) -> Tensor:
     return Polar(method, steps)(x)
 
 
-def _polar(x: Tensor, quintics: Sequence[Quintic]) -> Tensor:
-    """A fresh tensor like x: in groups, each scaled by a power of two and iterated; no quintics: by SVD."""
+def _polar(x: Tensor, quintics: Sequence[Quintic], out: Tensor) -> Tensor:
+    """In groups, each scaled by a power of two and iterated; no quintics: by SVD."""
     exact = torch.float64 if x.dtype == torch.float64 else torch.float32
     fast = _CPU_DTYPE if x.device.type == "cpu" else torch.bfloat16
     working = fast if quintics and exact == torch.float32 and min(x.shape[-2:]) > 1 else exact
-    matrices = x.flatten(0, -3) if x.ndim > 2 else x.unsqueeze(0)  # (matrices, d_out, d_in)
-    out = [
-        _factor(_scaled(matrices.narrow(0, low, high - low), working, exact), quintics).to(x.dtype)
-        for low, high in _groups(matrices, svd=not quintics)
-    ]
-    return (torch.cat(out) if len(out) > 1 else out[0]).view(x.shape)
+    matrices, results = (
+        t.flatten(0, -3) if t.ndim > 2 else t.unsqueeze(0) for t in (x, out)
+    )  # (matrices, d_out, d_in)
+    for low, high in _groups(matrices, svd=not quintics):
+        part = _scaled(matrices.narrow(0, low, high - low), working, exact)
+        torch._foreach_copy_([results.narrow(0, low, high - low)], [_factor(part, quintics)])
+    return out
 
 
 def _scaled(x: Tensor, working: torch.dtype, exact: torch.dtype) -> Tensor:
@@ -197,10 +201,14 @@ def _symmetric(a: Tensor, b: Tensor) -> Tensor:
     if a.ndim > 2 or side < _ALONE or a.device.type != "cpu":
         return a @ b
     out = a.new_empty(side, side)
-    for low in range(0, side, _BLOCK):
-        high = min(low + _BLOCK, side)
+    width = (
+        _BLOCK if side > 4 * _BLOCK else (side + 1) // 2
+    )  # few calls where they are short: threads share the interpreter
+    for low in range(0, side, width):
+        high = min(low + width, side)
         torch.mm(a[low:high], b[:, :high], out=out[low:high, :high])
-        out[:low, low:high] = out[low:high, :low].mT
+        if low:
+            out[:low, low:high] = out[low:high, :low].mT
     return out
 
 

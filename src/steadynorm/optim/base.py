@@ -1,6 +1,7 @@
 """The imperative shell all own optimizers share: checks, state at construction, buckets, the step, checkpoints."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Never
 
@@ -15,8 +16,8 @@ from steadynorm.optim.buckets import Bucket, Rule, Work, finite_gradients, run
 Group = dict[str, Any]
 
 
-class SteadyOptimizer(Optimizer):
-    """Base class: a subclass says what state it keeps, what its scalars are this step, and its pure Rule.
+class SteadyOptimizer(Optimizer, ABC):
+    """Base class: a subclass says what state it keeps, what its scalars are this step, and its Rule.
 
     All of it that a resumed run needs is in the groups and the state; buckets are a cache, rebuilt when missing.
     """
@@ -31,23 +32,24 @@ class SteadyOptimizer(Optimizer):
 
     # --- what a subclass fills in
 
+    @abstractmethod
     def fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
         """Zero state of one parameter, made at construction so that every rank and checkpoint has the same keys."""
-        raise NotImplementedError
 
+    @abstractmethod
     def settings(self, group: Group, p: Tensor) -> tuple[Any, bool]:
         """What the Rule needs of group and shape, hashable; and whether p may be cut by rows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def scalars(self, group: Group, bucket: Bucket) -> dict[str, float]:
         """This step's numbers; raises ValueError where one is out of range."""
-        raise NotImplementedError
 
+    @abstractmethod
     def check_group(self, group: Group) -> None:
         """Raise ValueError where a setting makes no sense; called when a group is added."""
 
     def before_step(self) -> None:
-        """Runs on the host before a step's scalars are read."""
+        """Runs on the host before a step's scalars are read; by default nothing."""
 
     # --- torch's interface
 

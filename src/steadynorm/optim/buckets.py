@@ -6,6 +6,7 @@ waits for the device. On a CPU the pieces are small, so that one stays in a core
 """
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,11 +30,12 @@ class Batch(NamedTuple):
     state: State
     live: Tensor  # (batch, 1, ...): 1 where the gradient was finite; where 0, theta and state must stay as they are
     maximize: bool
+    scratch: Tensor  # like theta, of no value: where grad() goes, and what comes of it may
 
     def grad(self) -> Tensor:
-        """The gradient to descend along: a copy, finite throughout, the Rule's own to overwrite and to let go."""
-        grad = torch.nan_to_num(self.raw_grad.to(self.theta.dtype), 0.0, 0.0, 0.0)
-        return grad.neg_() if self.maximize else grad
+        """The gradient to descend along: a copy in `scratch`, finite throughout."""
+        torch.nan_to_num(self.raw_grad.to(self.theta.dtype), 0.0, 0.0, 0.0, out=self.scratch)
+        return self.scratch.neg_() if self.maximize else self.scratch
 
 
 Rule: TypeAlias = Callable[[Batch, Scalars, Any], None]
@@ -85,6 +87,7 @@ def run(works: Sequence[Work]) -> None:
         return
     for piece in found:
         _run_piece(piece)
+    _memory.bytes = None
 
 
 def _on_plain_cpu(works: Sequence[Work]) -> bool:
@@ -117,18 +120,39 @@ def _run_piece(piece: Piece) -> None:
         params = _cut(work.bucket.params[which], rows)
         lists = {key: _cut(tensors[which], rows) for key, tensors in work.state.items()}
         exact = torch.float64 if grad.dtype == torch.float64 else torch.float32
+        theta = stack(params).to(exact)
         batch = Batch(
-            stack(params).to(exact),
+            theta,
             grad,
             {key: stack(tensors).to(exact) for key, tensors in lists.items()},
             finite.to(exact).view(-1, *[1] * (grad.ndim - 1)),
             work.maximize,
+            _scratch(theta),
         )
         work.rule(batch, work.scalars, work.bucket.settings)
         _write_back(params, batch.theta)
         for key, tensors in lists.items():
             _write_back(tensors, batch.state[key])
     torch._foreach_add_(work.skipped[which], list(finite.logical_not().long().unbind(0)))
+
+
+class _Memory(threading.local):
+    """Scratch memory of a thread: fresh pages for every matrix would cost more than all element-wise work."""
+
+    bytes: Tensor | None = None
+
+
+_memory = _Memory()
+
+
+def _scratch(like: Tensor) -> Tensor:
+    """Uninitialised memory of this shape; on a CPU the same for every piece a thread runs, let go by `run`."""
+    if like.device.type != "cpu" or type(like) not in _PLAIN or torch.compiler.is_compiling():
+        return torch.empty_like(like, memory_format=torch.contiguous_format)
+    size = like.numel() * like.element_size()
+    if _memory.bytes is None or len(_memory.bytes) < size:
+        _memory.bytes = torch.empty(size, dtype=torch.uint8)
+    return _memory.bytes[:size].view(like.dtype).view(like.shape)
 
 
 def _write_back(tensors: list[Tensor], stacked: Tensor) -> None:

@@ -40,8 +40,7 @@ def scion_rule(batch: Batch, scalars: Scalars, settings: ScionSettings) -> None:
     grad = batch.grad()
     m.lerp_(grad, alpha)
     x = grad.lerp_(m, 1 - alpha) if settings.nesterov else m
-    del grad  # a matrix less in memory while the polar factor is found
-    u = settings.lmo.update(x, blocks=settings.blocks, polar=settings.polar, batch_ndim=1)
+    u = settings.lmo.update(x, blocks=settings.blocks, polar=settings.polar, batch_ndim=1, out=batch.scratch)
     decay_and_step_(batch.theta, u, scalars["eta"] * batch.live, scalars["gamma"] * batch.live)
 
 
