@@ -169,12 +169,17 @@ def finite_gradients(work: Work) -> Tensor:
 
 def _finite(parts: Sequence[Tensor]) -> Tensor:
     """(batch,): largest and smallest tell, for NaN wins every comparison. torch's infinity norm is slower by ten."""
-    ends = [end for part in parts for end in (_flat(part).amax(1), _flat(part).amin(1))]
+    ends = [end for part in map(_at_least_2d, parts) for end in (part.amax(_inner(part)), part.amin(_inner(part)))]
     return torch.stack(ends).isfinite().all(0)
 
 
-def _flat(x: Tensor) -> Tensor:
-    return x.reshape(len(x), -1)
+def _at_least_2d(x: Tensor) -> Tensor:
+    return x.unsqueeze(1) if x.ndim == 1 else x  # a stack of 0-d parameters
+
+
+def _inner(x: Tensor) -> tuple[int, ...]:
+    """All dimensions but the batch's."""
+    return tuple(range(1, x.ndim))
 
 
 def pieces(bucket: Bucket, count: int) -> Iterator[tuple[slice, list[slice | None]]]:
