@@ -21,6 +21,7 @@ from steadynorm import bench, correct
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
+README = HERE.parent / "README.md"
 
 
 def hidden_matrices(rounds: int) -> dict[str, Any]:
@@ -119,13 +120,34 @@ def show(name: str, text: str) -> None:
 
 
 def write(results: dict[str, Any]) -> None:
-    """results.json, and the part of docs/benchmarks.md between its markers."""
+    """results.json, docs/benchmarks.md and the README's table, between their markers."""
     (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    body = "\n\n".join(_shown.values())
-    page = PAGE.read_text()
-    start, end = "<!-- measured -->", "<!-- /measured -->"
-    page = page[: page.index(start) + len(start)] + f"\n\n{body}\n\n" + page[page.index(end) :]
-    PAGE.write_text(page)
+    _fill(PAGE, "measured", "\n\n".join(_shown.values()))
+    _fill(README, "speed", readme_table(results))
+
+
+def readme_table(results: dict[str, Any]) -> str:
+    """Step times of a few contenders on both models."""
+    models = results["hidden_matrices"]["models"]
+    names = ["torch Muon", "pytorch_optimizer SCION", "pytorch_optimizer Muon", "HeavyBall Muon", "ScionC, 5 steps"]
+    names = [name for name in [*names, "ScionC, 4 steps"] if all(name in each["seconds"] for each in models.values())]
+    lines = [f"Step time on hidden matrices, two CPU cores ({results['machine']}):\n"]
+    lines.append(f"| optimizer | {' | '.join(models)} | polar error, Gaussian / hard |")
+    lines.append("|---|" + "---:|" * (len(models) + 1))
+    for name in names:
+        times = [
+            f"{1e3 * each['seconds'][name]:.0f} ms ({each['seconds']['torch Muon'] / each['seconds'][name]:.2f}x)"
+            for each in models.values()
+        ]
+        error = results["hidden_matrices"]["errors"].get(name)
+        shown = f"{error['gaussian']:.2f} / {error['hard']:.2f}" if error else ""
+        lines.append(f"| {name} | {' | '.join(times)} | {shown} |")
+    return "\n".join(lines)
+
+
+def _fill(path: Path, marker: str, body: str) -> None:
+    page, start, end = path.read_text(), f"<!-- {marker} -->", f"<!-- /{marker} -->"
+    path.write_text(page[: page.index(start) + len(start)] + f"\n{body}\n" + page[page.index(end) :])
 
 
 def main() -> None:
