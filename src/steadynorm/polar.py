@@ -128,7 +128,7 @@ def _factor(x: Tensor, quintics: Sequence[Quintic]) -> Tensor:
         return x / torch.where(norm > 0, norm, 1.0)
     if not quintics:
         return _svd(x)
-    if len(y) == 1:
+    if len(y) == 1 and not torch.compiler.is_compiling():  # inductor (2.13) gets NaN out of the two-dimensional form
         y = y.squeeze(0)  # two dimensions: their products need no copies
     if y.shape[-1] >= _FLAT * y.shape[-2]:
         return _steps_on_gram(y, quintics, tall).view(x.shape)
