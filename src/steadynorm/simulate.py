@@ -1,14 +1,59 @@
-"""Random systems: what weights do under independent Gaussian gradients. Shares no code with `theory`, which it checks."""
+"""Random systems: what weights do under independent Gaussian gradients. Shares no code with `theory`, which it checks.
+
+    m <- (1 - alpha) m + alpha g         trace: m <- (1 - alpha) m + g
+    x  = m                               Nesterov: (1 - alpha) m + alpha g
+    theta <- (1 - lr decay) theta - lr u,   u = -lmo(x) scaled to |u| = 1
+
+theta_0 = 0 and m_0 = g_0, as in the paper's appendix B.2; without momentum and lmo it is the system of B.1.
+"""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from steadynorm import lmo as lmos
 from steadynorm.polar import Polar
+
+Floats = NDArray[np.float64]
+Series = float | Sequence[float] | Floats  # the same at every step, or one value a step
+
+MOMENTA = ("plain", "nesterov", "trace")
+_LARGE = 192  # smaller side from which the polar factor is found in bf16; the norm it leads to is off by 0.1 %
+_FAST, _EXACT = Polar("express", 4), Polar("express", 12)  # 12 steps in fp64: exact to 1e-6 or better
+
+
+@dataclass(frozen=True)
+class System:
+    """A parameter under random gradients. lr, weight_decay and alpha may have one value a step.
+
+    >>> System("spectral", (32, 32), lr=0.05, weight_decay=0.1, alpha=0.1).large
+    False
+    """
+
+    lmo: str
+    shape: tuple[int, ...]
+    lr: Series
+    weight_decay: Series
+    alpha: Series
+    momentum: str = "plain"
+
+    def __post_init__(self) -> None:
+        lmos.get(self.lmo).check(self.shape)
+        if self.momentum not in MOMENTA:
+            raise ValueError(f"momentum={self.momentum!r} is unknown; choose one of {', '.join(MOMENTA)}")
+
+    @property
+    def large(self) -> bool:
+        """Whether its polar factor is worth the fast way."""
+        return len(self.shape) > 1 and min(self.shape[0], math.prod(self.shape[1:])) >= _LARGE
 
 
 class Measured(NamedTuple):
@@ -18,55 +63,279 @@ class Measured(NamedTuple):
     error: float
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Small matrices gain nothing from a second thread, and lose a lot when the cores are busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+@dataclass(frozen=True)
+class Trajectory:
+    """|theta|^2 / |u|^2 of one system at the recorded steps (counted from 1), for every seed."""
+
+    steps: NDArray[np.int64]  # (records,)
+    norm_sq: Floats  # (seeds, records)
+
+    def mean(self) -> Floats:
+        """Over seeds, at every recorded step."""
+        return self.norm_sq.mean(0)
+
+    def error(self) -> Floats:
+        """Standard error of that mean."""
+        return self.norm_sq.std(0, ddof=1) / math.sqrt(len(self.norm_sq))
+
+    def settled(self, fraction: float = 0.5, norm: bool = False) -> Measured:
+        """Mean over seeds and over this last part of the run; `norm`: of |theta|/|u| instead of its square.
+
+        The standard error is over seeds; of a single seed, over ten stretches of time.
+        """
+        late = self.norm_sq[:, -max(1, round(fraction * len(self.steps))) :]
+        parts = late.mean(1) if len(late) > 1 else np.array([p.mean() for p in np.array_split(late[0], 10) if len(p)])
+        mean, error = parts.mean(), parts.std(ddof=1) / math.sqrt(len(parts)) if len(parts) > 1 else math.nan
+        if norm:
+            mean, error = math.sqrt(mean), error / (2 * math.sqrt(mean))
+        return Measured(float(mean), float(error))
+
+
+def run(
+    systems: Sequence[System],
+    steps: int,
+    *,
+    seeds: int = 1,
+    seed: int = 0,
+    records: int = 1000,
+    progress: Callable[[int], object] | None = None,
+    done: Callable[[int, Trajectory], object] | None = None,
+) -> list[Trajectory]:
+    """Simulate these systems, all from the same gradients where their shapes agree; systems of one shape as one batch.
+
+    Seed k of a system gives the same numbers whatever else runs beside it. About `records` evenly spaced steps are
+    kept. `progress` is told how many system-steps have just been done, `done` each system (by index) that has ended.
+
+    >>> [quick] = run([System("bias", (64,), lr=0.1, weight_decay=0.5, alpha=1.0)], 100, seeds=4)
+    >>> quick.norm_sq.shape
+    (4, 100)
+    """
+    if steps < 1 or seeds < 1:
+        raise ValueError(f"simulate: steps={steps} and seeds={seeds} must be at least 1")
+    batches = _batches(systems)
+    stop: list[bool] = []
+    kept = np.unique(np.linspace(1, steps, min(steps, records)).round().astype(np.int64))
+    out: dict[int, Trajectory] = {}
+    with _one_thread() as threads, ThreadPoolExecutor(threads) as pool:
+        jobs = {
+            pool.submit(_run_batch, [systems[i] for i in which], kept, seeds, seed, progress, stop): which
+            for which in batches
+        }
+        try:
+            for job in as_completed(jobs):
+                for i, norm_sq in zip(jobs[job], job.result(), strict=True):
+                    out[i] = Trajectory(kept, norm_sq)
+                    if done is not None:
+                        done(i, out[i])
+        finally:
+            stop.append(True)  # after an error or Ctrl-C the other batches end at their next step
+    return [out[i] for i in range(len(systems))]
+
+
+def _batches(systems: Sequence[System]) -> list[list[int]]:
+    """Indices of systems that run as one batch, the largest first: same lmo, shape and momentum; a large one alone.
+
+    Small ones in two batches, for two cores.
+    """
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for i, each in enumerate(systems):
+        alike.setdefault((each.lmo, each.shape, each.momentum, i if each.large else i % 2), []).append(i)
+    return sorted(alike.values(), key=lambda which: -len(which) * math.prod(systems[which[0]].shape))
 
 
 @torch.no_grad()
-@_one_thread()
-def steady_norm_sq(
-    lmo: str,
-    shape: Sequence[int],
-    *,
-    lr: float,
-    weight_decay: float,
-    alpha: float,
-    nesterov: bool = False,
-    seeds: int = 16,
-    half_lives: float = 10.0,
-    seed: int = 0,
-) -> Measured:
-    """|theta|^2 / |u|^2 of theta <- (1 - lr weight_decay) theta + lr lmo(m), m an average of Gaussian noise.
+def _run_batch(
+    systems: Sequence[System],
+    kept: NDArray[np.int64],
+    seeds: int,
+    seed: int,
+    progress: Callable[[int], object] | None,
+    stop: list[bool],
+) -> Floats:
+    """(systems, seeds, records). State is (systems, seeds, *shape)."""
+    first, steps = systems[0], int(kept[-1])
+    dtype, polar = (torch.float32, _FAST) if first.large else (torch.float64, _EXACT)
+    entry, ndim = lmos.get(first.lmo), len(first.shape)
+    generators = [torch.Generator().manual_seed(1_000_003 * seed + k) for k in range(seeds)]
+    lr, eta, alpha = _settings(systems, steps, dtype, ndim)
 
-    theta_0 = 0 and m_0 = g_0, as in the paper's appendix B. The first half of the run is left to settle, the second is
-    averaged over time; the standard error is over seeds.
+    def noise() -> Tensor:
+        return torch.stack([torch.randn(first.shape, dtype=dtype, generator=each) for each in generators])
+
+    theta = torch.zeros(len(systems), seeds, *first.shape, dtype=dtype)
+    m = noise().expand_as(theta).clone()
+    out, at = np.empty((len(systems), seeds, len(kept))), 0
+    for step in range(steps):
+        if stop:
+            break
+        g, a = noise(), alpha[step]
+        m = m.mul_(1 - a).add_(g) if first.momentum == "trace" else m.lerp_(g.expand_as(m), a)
+        x = torch.lerp(m, g.expand_as(m), a) if first.momentum == "nesterov" else m
+        u = entry.update(x, polar=polar, batch_ndim=2)
+        length = torch.linalg.vector_norm(u.flatten(2), dim=-1).view(len(systems), seeds, *[1] * ndim)
+        theta.mul_(1 - eta[step]).addcmul_(u, -lr[step] / length)
+        if step + 1 == kept[at]:
+            out[..., at] = theta.flatten(2).square().sum(-1).numpy()
+            at += 1
+        if progress is not None:
+            progress(len(systems))
+    return out
+
+
+def _settings(systems: Sequence[System], steps: int, dtype: torch.dtype, ndim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """lr, eta and alpha, each (steps, systems, 1, 1...): the shape of a batch's state after the first index."""
+
+    def table(values: list[Series], name: str) -> Tensor:
+        rows = []
+        for each in values:
+            array = np.asarray(each, dtype=np.float64)
+            if array.ndim > 1 or (array.ndim == 1 and len(array) != steps):
+                raise ValueError(
+                    f"simulate: {name} has shape {array.shape}; give a number or one value for each of the {steps} steps"
+                )
+            if not np.isfinite(array).all():
+                raise ValueError(f"simulate: {name} is not finite")
+            rows.append(np.broadcast_to(array, (steps,)))
+        return torch.from_numpy(np.stack(rows, axis=1)).to(dtype).view(steps, len(systems), *[1] * (ndim + 1))
+
+    lr = table([each.lr for each in systems], "lr")
+    decay = table([each.weight_decay for each in systems], "weight_decay")
+    alpha = table([each.alpha for each in systems], "alpha")
+    if not ((alpha > 0) & (alpha <= 1)).all():
+        raise ValueError("simulate: alpha must be above 0 and at most 1")
+    if not ((lr * decay >= 0) & (lr * decay < 1)).all():
+        raise ValueError("simulate: lr * weight_decay must be at least 0 and below 1")
+    return lr, lr * decay, alpha
+
+
+def half_life_steps(half_lives: float, lr: float, weight_decay: float) -> int:
+    """Steps in which (1 - lr weight_decay)^steps = 2^-half_lives.
+
+    >>> half_life_steps(10, 0.001, 0.1)  # the paper's
+    69312
+    """
+    return math.ceil(half_lives * math.log(2) / -math.log1p(-lr * weight_decay))
+
+
+def random_system(
+    lr: Series, weight_decay: float, steps: int, *, size: int = 1000, seeds: int = 4, seed: int = 0, records: int = 1000
+) -> Trajectory:
+    """theta <- theta - lr (weight_decay theta + N(0, 1)), the paper's B.1: |theta|^2 of a vector of this size.
+
+    >>> random_system(0.01, 10.0, 50, seeds=2).norm_sq.shape
+    (2, 50)
+    """
+    rates = np.broadcast_to(np.asarray(lr, dtype=np.float64), (steps,))
+    generators = [np.random.default_rng([seed, k]) for k in range(seeds)]
+    kept = np.unique(np.linspace(1, steps, min(steps, records)).round().astype(np.int64))
+    theta, out, at = np.zeros((seeds, size)), np.empty((seeds, len(kept))), 0
+    noise = np.empty_like(theta)
+    for step, rate in enumerate(rates.tolist(), start=1):
+        for row, generator in zip(noise, generators, strict=True):
+            generator.standard_normal(out=row)
+        theta *= 1 - rate * weight_decay
+        noise *= rate
+        theta -= noise
+        if step == kept[at]:
+            out[:, at] = np.square(theta).sum(1)
+            at += 1
+    return Trajectory(kept, out)
+
+
+@torch.no_grad()
+def gradient_response(
+    lmo: str, shape: Sequence[int], *, lr: float, alpha: float, momentum: str = "plain", seeds: int = 16, seed: int = 0
+) -> Measured:
+    """How far one gradient moves theta in all: its total update contribution, to be compared with the effective lr.
+
+    Two systems without decay see the same gradients, but for one, which is moved a little in a random direction, up in
+    one and down in the other; what is left of it in theta, per unit of that move and times |g| / |u|, would be the
+    effective lr were the lmo linear.
+
+    >>> gradient_response("bias", (256,), lr=1.0, alpha=0.1, seeds=2).mean > 3
+    True
+    """
+    system, size, tiny = System(lmo, tuple(shape), lr, 0.0, alpha, momentum), math.prod(shape), 0.1
+    entry, steps = lmos.get(system.lmo), math.ceil(30 / alpha)
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise() -> Tensor:
+        return torch.randn(seeds, *shape, dtype=torch.float64, generator=generator)
+
+    direction = noise()
+    direction /= direction.flatten(1).norm(dim=1).view(-1, *[1] * len(shape))
+    changed = steps // 2  # momentum has settled, and will have forgotten by the end
+    m = noise().expand(2, seeds, *shape).clone()
+    moved = torch.zeros(seeds, dtype=torch.float64)
+    for step in range(steps):
+        g = noise().expand(2, seeds, *shape).clone()
+        if step == changed:
+            g[0] -= tiny / 2 * math.sqrt(size) * direction
+            g[1] += tiny / 2 * math.sqrt(size) * direction
+        m = m * (1 - alpha) + (g if momentum == "trace" else alpha * g)
+        x = (1 - alpha) * m + alpha * g if momentum == "nesterov" else m
+        u = entry.update(x, polar=_EXACT, batch_ndim=2)
+        u = u / u.flatten(2).norm(dim=-1).view(2, seeds, *[1] * len(shape))
+        moved += lr * ((u[1] - u[0]) * direction).flatten(1).sum(1)
+    response = moved / tiny
+    return Measured(response.mean().item(), response.std().item() / math.sqrt(seeds))
+
+
+@torch.no_grad()
+def overlap(lmo: str, shape: Sequence[int], r: float, *, pairs: int = 16, seed: int = 0) -> Measured:
+    """Mean overlap of two unit updates whose Gaussian inputs correlate by r: the kernel f(r), measured.
+
+    >>> 0.3 < overlap("sign", (64, 64), 0.5).mean < 0.37  # (2/pi) asin 0.5 = 1/3
+    True
+    """
+    entry, generator = lmos.get(lmo), torch.Generator().manual_seed(seed)
+    seen = []
+    with _one_thread():
+        for _ in range(0, pairs, 64):
+            count = min(64, pairs - len(seen))
+            x, other = torch.randn(2, count, *shape, dtype=torch.float64, generator=generator)
+            y = r * x + math.sqrt(1 - r * r) * other
+            u, v = (entry.update(each, polar=_EXACT, batch_ndim=1).flatten(1) for each in (x, y))
+            seen += ((u * v).sum(1) / (u.norm(dim=1) * v.norm(dim=1))).tolist()
+    return Measured(float(np.mean(seen)), float(np.std(seen, ddof=1) / math.sqrt(len(seen))))
+
+
+def steady_norm_sq(
+    lmo: str, shape: Sequence[int], *, lr: float, weight_decay: float, alpha: float, momentum: str = "plain",
+    seeds: int = 16, half_lives: float = 10.0, seed: int = 0,
+) -> Measured:  # fmt: skip
+    """Where |theta|^2 / |u|^2 settles: the second half of so many half-lives, averaged.
 
     >>> steady_norm_sq("bias", (64,), lr=0.1, weight_decay=0.5, alpha=1.0, seeds=4).mean > 0
     True
     """
-    entry, polar = lmos.get(lmo), Polar("express", 12)  # 12 steps in fp64: exact to 1e-6 or better
-    generator = torch.Generator().manual_seed(seed)
+    steps = half_life_steps(half_lives, lr, weight_decay)
+    system = System(lmo, tuple(shape), lr, weight_decay, alpha, momentum)
+    return run([system], steps, seeds=seeds, seed=seed)[0].settled()
 
-    def noise() -> torch.Tensor:
-        return torch.randn(seeds, *shape, dtype=torch.float64, generator=generator)
 
-    eta = lr * weight_decay
-    steps = math.ceil(half_lives * math.log(2) / -math.log1p(-eta))
-    theta, m = torch.zeros(seeds, *shape, dtype=torch.float64), noise()
-    total = torch.zeros(seeds, dtype=torch.float64)
-    for step in range(steps):
-        g = noise()
-        m = (1 - alpha) * m + alpha * g
-        x = (1 - alpha) * m + alpha * g if nesterov else m
-        theta = (1 - eta) * theta - lr * entry.update(x, polar=polar, batch_ndim=1)
-        if step >= steps // 2:
-            total += theta.flatten(1).square().sum(1)
-    per_seed = total / (steps - steps // 2) / entry.update_norm_sq(shape)
-    return Measured(per_seed.mean().item(), per_seed.std().item() / math.sqrt(seeds))
+@contextmanager
+def _one_thread() -> Iterator[int]:
+    """A batch to a core: small products gain nothing from a second thread, and lose a lot when the cores are busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield threads
+    finally:
+        torch.set_num_threads(threads)
+
+
+def describe(system: System) -> Mapping[str, Any]:
+    """Plain values for a record."""
+
+    def plain(value: Series) -> Any:
+        return value if isinstance(value, int | float) else "scheduled"
+
+    return {
+        "lmo": system.lmo,
+        "shape": "x".join(map(str, system.shape)),
+        "lr": plain(system.lr),
+        "weight_decay": plain(system.weight_decay),
+        "alpha": plain(system.alpha),
+        "momentum": system.momentum,
+    }

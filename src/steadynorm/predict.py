@@ -1,0 +1,212 @@
+"""What a setting will do to the weights, before training: steady norm, half-life, effective lr, decay; whole runs.
+
+Plain numbers in, plain numbers out; `cli.py` prints them.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadynorm import lmo as lmos
+from steadynorm import schedule, theory
+
+Floats = NDArray[np.float64]
+
+SCHEDULES = ("constant", "cosine", "linear")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A parameter and how it is trained; either weight_decay or steady_norm_sq (C^2) is given."""
+
+    lr: float
+    alpha: float
+    shape: tuple[int, ...]
+    lmo: str = "by-shape"
+    nesterov: bool = False
+    weight_decay: float | None = None
+    steady_norm_sq: float | None = None
+    blocks: int = 1
+
+    def __post_init__(self) -> None:
+        if (self.weight_decay is None) == (self.steady_norm_sq is None):
+            raise ValueError("give either a weight decay or a target steady_norm_sq, not both and not neither")
+        if not self.shape or min(self.shape) < 1:
+            raise ValueError(f"shape {self.shape}: every side must be at least 1, such as 384x1536")
+        if self.weight_decay is not None and not self.weight_decay > 0:
+            raise ValueError(
+                f"weight decay {self.weight_decay}: without decay the norm grows for ever; give one above 0"
+            )
+        if not self.lr > 0:
+            raise ValueError(f"lr {self.lr}: must be above 0")
+        self.entry.check(self.shape, self.blocks)
+
+    @property
+    def entry(self) -> lmos.Lmo:
+        """The row of the lmo table."""
+        return lmos.by_shape(self.shape) if self.lmo == "by-shape" else lmos.get(self.lmo)
+
+    @property
+    def kernel(self) -> theory.Overlap:
+        """How its updates overlap."""
+        return self.entry.overlap(self.shape, blocks=self.blocks)
+
+    @property
+    def update_norm_sq(self) -> float:
+        """U^2 = |u|^2."""
+        return self.entry.update_norm_sq(self.shape, blocks=self.blocks)
+
+    def decay(self, overlap: theory.Overlap | str) -> float:
+        """The decay as given, or the one that reaches the target by this kernel."""
+        if self.steady_norm_sq is None:
+            return self.weight_decay or 0.0
+        return theory.weight_decay_for(
+            self.steady_norm_sq, self.lr, self.alpha, nesterov=self.nesterov, overlap=overlap
+        )
+
+
+@dataclass(frozen=True)
+class Level:
+    """The steady state that one decay leads to, by the exact kernel; and what the paper's formula says of it."""
+
+    weight_decay: float
+    eta: float
+    half_life: float  # steps
+    formula_norm_sq: float  # C^2 by the paper's formula
+    steady_norm_sq: float  # C^2: |theta|^2 / |u|^2
+    weight_norm: float  # |theta|
+    rms: float  # per element
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Two levels: with the decay as given both are the same; for a target, by the paper's formula and by the kernel."""
+
+    setting: Setting
+    effective_lr: float
+    update_norm: float
+    paper: Level
+    exact: Level
+
+
+def predict(setting: Setting) -> Prediction:
+    """Steady state of a setting.
+
+    >>> p = predict(Setting(lr=0.01, alpha=0.1, shape=(384, 1536), lmo="spectral", steady_norm_sq=1.1875))
+    >>> round(p.paper.weight_decay, 6), round(p.paper.steady_norm_sq, 2), round(p.exact.steady_norm_sq, 4)
+    (0.08, 1.13, 1.1875)
+    """
+    effective = theory.effective_lr(setting.lr, setting.alpha, nesterov=setting.nesterov)
+    levels = [_level(setting, setting.decay(overlap)) for overlap in ("linear", setting.kernel)]
+    return Prediction(setting, effective, math.sqrt(setting.update_norm_sq), *levels)
+
+
+def _level(setting: Setting, decay: float) -> Level:
+    lr, alpha, nesterov = setting.lr, setting.alpha, setting.nesterov
+    formula = theory.steady_norm_sq(lr, decay, alpha, nesterov=nesterov, limit=True)
+    exact = theory.steady_norm_sq(lr, decay, alpha, nesterov=nesterov, overlap=setting.kernel)
+    square = exact * setting.update_norm_sq
+    rms = math.sqrt(square / math.prod(setting.shape))
+    return Level(decay, lr * decay, theory.half_life(lr, decay), formula, exact, math.sqrt(square), rms)
+
+
+@dataclass(frozen=True)
+class Match:
+    """Another alpha or lr, and the decay (by the paper's formula and exactly) that keeps the steady norm."""
+
+    lr: float
+    alpha: float
+    effective_lr: float
+    paper_decay: float
+    exact_decay: float
+
+
+def matches(setting: Setting, alphas: Sequence[float], lrs: Sequence[float]) -> list[Match]:
+    """The decay that keeps the steady norm at every other alpha (same lr) and every other lr (same alpha).
+
+    >>> s = Setting(lr=0.01, alpha=0.1, shape=(384, 384), lmo="spectral", weight_decay=0.08)
+    >>> [round(m.paper_decay, 4) for m in matches(s, [0.1, 1.0], [0.005])]
+    [0.08, 0.0042, 0.04]
+    """
+    before, nesterov = predict(setting), setting.nesterov
+    out = []
+    for lr, alpha in [(setting.lr, alpha) for alpha in alphas] + [(lr, setting.alpha) for lr in lrs]:
+        paper = theory.weight_decay_for(before.paper.formula_norm_sq, lr, alpha, nesterov=nesterov)
+        exact = theory.weight_decay_for(
+            before.exact.steady_norm_sq, lr, alpha, nesterov=nesterov, overlap=setting.kernel
+        )
+        out.append(Match(lr, alpha, theory.effective_lr(lr, alpha, nesterov=nesterov), paper, exact))
+    return out
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole run: how lr goes over it."""
+
+    steps: int
+    warmup: int = 0
+    schedule: str = "cosine"
+    final: float = 0.0  # of the peak
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"schedule {self.schedule!r} is unknown; choose one of {', '.join(SCHEDULES)}")
+        if self.steps < 1 or not 0 <= self.warmup < max(self.steps, 1):
+            raise ValueError(f"steps {self.steps}, warmup {self.warmup}: at least one step, and a shorter warmup")
+        if not 0 <= self.final <= 1:
+            raise ValueError(f"final {self.final}: the last lr as a fraction of the peak, from 0 to 1")
+
+    def ratios(self) -> Floats:
+        """lr / peak at every step."""
+        if self.schedule == "constant":
+            ratio = schedule.constant(warmup=self.warmup)
+        else:
+            ratio = getattr(schedule, self.schedule)(self.steps, warmup=self.warmup, final=self.final)
+        return np.array([ratio(step) for step in range(self.steps)])
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Weight norm after every step of a run, with constant and with corrected decay."""
+
+    lr: Floats
+    constant: Floats
+    corrected: Floats
+
+
+def forecast(setting: Setting, plan: Plan, *, start_rms: float = 0.0) -> Forecast:
+    """The expected norm along a run that starts from weights of this RMS per element.
+
+    >>> s = Setting(lr=0.05, alpha=0.1, shape=(32, 32), lmo="spectral", weight_decay=0.1)
+    >>> f = forecast(s, Plan(steps=2000))
+    >>> bool(f.constant[-1] < 0.8 * f.constant.max()), bool(f.corrected[-1] > 0.9 * f.corrected.max())
+    (True, True)
+    """
+    if not (math.isfinite(start_rms) and start_rms >= 0):
+        raise ValueError(f"start_rms {start_rms}: the RMS of the initial weights, 0 or more")
+    ratios = plan.ratios()
+    lr, decay, unit = setting.lr * ratios, setting.decay(setting.kernel), setting.update_norm_sq
+    start = start_rms**2 * math.prod(setting.shape) / unit
+    constant, corrected = (
+        np.sqrt(
+            unit
+            * theory.forecast(lr, each, setting.alpha, nesterov=setting.nesterov, overlap=setting.kernel, start=start)
+        )
+        for each in (decay, decay * ratios)
+    )
+    return Forecast(lr, constant, corrected)
+
+
+def spark(values: Sequence[float] | Floats, width: int = 40) -> str:
+    """A line of bars: the values' course at a glance, from zero.
+
+    >>> spark([0, 1, 2, 4, 8], width=5)
+    ' ▁▂▄█'
+    """
+    array = np.asarray(values, dtype=np.float64)
+    at = np.linspace(0, len(array) - 1, min(width, len(array))).round().astype(int)
+    top = array.max() or 1.0
+    return "".join(" ▁▂▃▄▅▆▇█"[int(8 * value / top)] for value in array[at])

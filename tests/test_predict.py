@@ -1,0 +1,159 @@
+"""Predictions against theory's own functions, the paper's settings, and real optimizers taking the converted settings."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import steadynorm as sn
+from steadynorm import equivalents, predict, theory
+from steadynorm.cli import main
+from steadynorm.predict import Plan, Setting
+
+VECTORS = json.loads((Path(__file__).parent / "data" / "theory_vectors.json").read_text())
+
+
+@pytest.mark.parametrize("case", VECTORS["paper"], ids=lambda case: case["what"])
+def test_the_papers_settings_print_the_papers_decay(case: dict, capsys: pytest.CaptureFixture[str]):
+    arguments = ["--lr", case["lr"], "--alpha", case["alpha"], "--steady-norm-sq", case["steady_norm_sq"]]
+    assert main(["predict", *map(str, arguments), "--shape", "384x1536"]) == 0
+    printed = capsys.readouterr().out
+    line = next(line for line in printed.splitlines() if "decay, paper's" in line)
+    assert float(line.split("│")[2]) == pytest.approx(case["weight_decay"], rel=1e-9)
+    assert main(["predict", *map(str, arguments), "--shape", "384x1536", "--json"]) == 0
+    [found] = json.loads(capsys.readouterr().out)
+    assert found["paper"]["weight_decay"] == pytest.approx(case["weight_decay"], rel=1e-12)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("shape", [(64, 64), (32, 128), (100,)])
+def test_a_target_is_reached_by_the_exact_decay_and_missed_by_the_papers(shape: tuple[int, ...], nesterov: bool):
+    found = predict.predict(Setting(0.02, 0.1, shape, nesterov=nesterov, steady_norm_sq=1.5))
+    assert found.exact.steady_norm_sq == pytest.approx(1.5, rel=1e-9)
+    assert found.paper.formula_norm_sq == pytest.approx(1.5, rel=1e-9)
+    if len(set(shape)) == 1 and len(shape) == 2:  # square: the paper's assumption is furthest off
+        assert found.paper.steady_norm_sq < 0.85 * 1.5
+    unit = found.setting.update_norm_sq
+    assert found.exact.weight_norm == pytest.approx(math.sqrt(1.5 * unit))
+    assert found.exact.rms == pytest.approx(math.sqrt(1.5 * unit / math.prod(shape)))
+    assert found.exact.half_life == pytest.approx(math.log(2) / found.exact.eta, rel=5e-3)
+
+
+def test_matching_decays_keep_the_norm():
+    setting = Setting(0.01, 0.1, (64, 64), weight_decay=0.08)
+    before = predict.predict(setting)
+    for match in predict.matches(setting, [0.05, 0.5], [0.002, 0.03]):
+        after = predict.predict(Setting(match.lr, match.alpha, (64, 64), weight_decay=match.exact_decay))
+        assert after.exact.steady_norm_sq == pytest.approx(before.exact.steady_norm_sq, rel=1e-9)
+        after = predict.predict(Setting(match.lr, match.alpha, (64, 64), weight_decay=match.paper_decay))
+        assert after.paper.formula_norm_sq == pytest.approx(before.paper.formula_norm_sq, rel=1e-9)
+
+
+@pytest.mark.parametrize("shape", [(16, 48), (48, 16), (24, 24)])
+@pytest.mark.parametrize("adjust", equivalents.MUON_ADJUST)
+def test_converted_settings_make_torch_muon_take_the_same_steps(shape: tuple[int, int], adjust: str):
+    setting = Setting(0.02, 0.1, shape, lmo="spectral", weight_decay=0.5)
+    other = equivalents.equivalents(setting)[f"torch Muon, {adjust}"]
+    ours, theirs = (torch.nn.Parameter(torch.full(shape, 0.1)) for _ in range(2))
+    scion = sn.Scion([ours], lr=0.02, alpha=0.1, lmo="spectral", weight_decay=0.5, polar="svd")
+    settling = {"ns_coefficients": (15 / 8, -10 / 8, 3 / 8), "ns_steps": 30}  # converges, other than Muon's own
+    muon = torch.optim.Muon([theirs], adjust_lr_fn=adjust, **settling, **other)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        ours.grad = torch.randn(shape, generator=generator)
+        theirs.grad = ours.grad.clone()
+        scion.step()
+        muon.step()
+    assert (ours - theirs).norm() < 0.03 * (ours - 0.1).norm()  # Muon works in bf16
+    back = equivalents.from_muon(other["lr"], other["weight_decay"], shape, adjust)
+    assert back == pytest.approx((0.02, 0.5))
+
+
+def test_published_scion_and_back():
+    setting = Setting(0.01, 0.1, (64, 64), weight_decay=0.08)
+    other = equivalents.equivalents(setting)["Scion"]
+    assert sn.from_radius(other["gamma"], other["rho"]) == pytest.approx({"lr": 0.01, "weight_decay": 0.08})
+
+
+def test_adamw_settings_have_the_same_half_life_and_the_same_steady_rms():
+    setting = Setting(0.001, 0.1, (64, 64), lmo="sign", weight_decay=0.08)
+    adam = equivalents.equivalents(setting)["AdamW"]
+    assert adam["lr"] * adam["weight_decay"] == pytest.approx(0.001 * 0.08)
+    rms = math.sqrt(theory.adam_mean_square(adam["lr"], adam["weight_decay"], limit=True))
+    formula = predict.predict(setting).paper.formula_norm_sq
+    assert rms == pytest.approx(math.sqrt(formula * setting.update_norm_sq / 64**2), rel=1e-6)
+    assert equivalents.from_adamw(adam["lr"], adam["weight_decay"], setting) == pytest.approx((0.001, 0.08))
+
+
+def test_forecast_of_a_run_is_theorys_with_both_decays():
+    setting, plan = Setting(0.05, 0.2, (32, 32), weight_decay=0.1), Plan(500, warmup=50, final=0.1)
+    found = predict.forecast(setting, plan, start_rms=0.03)
+    ratios = np.array([sn.schedule.cosine(500, warmup=50, final=0.1)(t) for t in range(500)])
+    start = 0.03**2 * 32 * 32 / 32
+    for decay, norms in ((0.1, found.constant), (0.1 * ratios, found.corrected)):
+        n = theory.forecast(0.05 * ratios, decay, 0.2, overlap=setting.kernel, start=start)
+        np.testing.assert_allclose(norms, np.sqrt(32 * n))
+    assert found.constant[-1] < 0.8 * found.corrected[-1]
+
+
+@pytest.mark.parametrize("schedule", predict.SCHEDULES)
+def test_every_schedule_warms_up_to_the_peak(schedule: str):
+    ratios = Plan(100, warmup=10, schedule=schedule).ratios()
+    assert len(ratios) == 100
+    assert ratios.max() == pytest.approx(1.0)
+    assert ratios[0] < 0.2
+
+
+def test_whole_run_in_the_terminal_and_on_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    where = tmp_path / "forecast.html"
+    arguments = (
+        "predict --lr 0.05 --weight-decay 0.1 --shape 32x32 64 --steps 400 --tokens-per-step 1000 --steps-per-epoch 10"
+    )
+    assert main([*arguments.split(), "--page", str(where)]) == 0
+    printed = capsys.readouterr().out
+    assert "corrected decay" in printed
+    assert "half-life, tokens" in printed
+    assert "half-life, epochs" in printed
+    assert where.stat().st_size > 10**6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--lr 0.1", "either a weight decay or a target"),
+        ("--lr 0.1 --weight-decay 0.1 --steady-norm-sq 1", "either a weight decay or a target"),
+        ("--lr 0 --weight-decay 0.1", "lr 0.0: must be above 0"),
+        ("--lr nan --weight-decay 0.1", "must be above 0"),
+        ("--lr 0.1 --weight-decay 0", "the norm grows for ever"),
+        ("--lr 0.1 --weight-decay 20", "exceeds 1"),
+        ("--lr 0.1 --steady-norm-sq 1e-9", "exceeds 1"),
+        ("--lr 0.1 --weight-decay 0.1 --alpha 1.5", "alpha=1.5 is outside"),
+        ("--lr 0.1 --weight-decay 0.1 --shape 3xq", "such as 384x1536"),
+        ("--lr 0.1 --weight-decay 0.1 --shape 0x3", "at least 1"),
+        ("--lr 0.1 --weight-decay 0.1 --lmo nothing", "unknown lmo"),
+        ("--lr 0.1 --weight-decay 0.1 --shape 5 --lmo spectral", "needs 2 dimensions"),
+        ("--lr 0.1 --weight-decay 0.1 --steps 0", "at least one step"),
+        ("--lr 0.1 --weight-decay 0.1 --steps 10 --warmup 10", "shorter warmup"),
+        ("--lr 0.1 --weight-decay 0.1 --steps 10 --schedule wave", "constant, cosine, linear"),
+        ("--lr 0.1 --weight-decay 0.1 --page x.html", "--steps"),
+    ],
+)
+def test_impossible_settings_give_one_line_and_exit_code_2(
+    arguments: str, message: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["predict", *arguments.split()]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert "Traceback" not in error
+
+
+def test_unknown_options_and_commands_exit_with_2(capsys: pytest.CaptureFixture[str]):
+    for arguments in (["predict", "--lr", "x"], ["predict", "--nothing"], ["nothing"]):
+        with pytest.raises(SystemExit) as stopped:
+            main(arguments)
+        assert stopped.value.code == 2
+    capsys.readouterr()
