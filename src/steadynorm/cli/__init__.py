@@ -1,0 +1,41 @@
+"""The command line: parse, call, print."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+_MISSING = "the command line needs more packages: pip install 'steadynorm[report,train]'"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `steadynorm`. What the user can mend gives one line and exit code 2, no traceback."""
+    try:
+        import tyro
+
+        from steadynorm.cli.commands import Command, execute
+    except ImportError as error:
+        print(f"steadynorm: {error}; {_MISSING}", file=sys.stderr)
+        return 2
+    from steadynorm import __version__
+
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if argv == ["--version"]:
+        print(f"steadynorm {__version__}")
+        return 0
+    command = tyro.cli(
+        Command,
+        prog="steadynorm",
+        description="Corrected decoupled weight decay: the norm stays where you put it.",
+        args=argv or ["--help"],
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
+    try:
+        return execute(command) or 0
+    except KeyboardInterrupt:
+        print("steadynorm: interrupted", file=sys.stderr)
+        return 130
+    except (ValueError, OSError, ImportError) as error:
+        if os.environ.get("STEADYNORM_TRACEBACK"):
+            raise
+        print(f"steadynorm: error: {error}", file=sys.stderr)
+        return 2

@@ -1,0 +1,7 @@
+"""python -m steadynorm.cli"""
+
+import sys
+
+from steadynorm.cli import main
+
+sys.exit(main())

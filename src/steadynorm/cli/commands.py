@@ -1,0 +1,35 @@
+"""All commands, as one type for the parser."""
+
+from typing import Any
+
+from steadynorm.cli import training
+from steadynorm.cli.predicting import Predict, Simulate
+from steadynorm.cli.showing import Bench, Demo, PaperList, PaperRun, Report
+from steadynorm.cli.subcommands import one_of
+from steadynorm.train.config import Config
+
+_PAPER = one_of({"list": PaperList, "run": PaperRun})
+_DATA = one_of({"get": training.DataGet, "tokenize": training.DataTokenize})
+
+Command: Any = one_of(
+    {
+        "demo": Demo,
+        "predict": Predict,
+        "simulate": Simulate,
+        "train": training.TRAIN,
+        "paper": _PAPER,
+        "report": Report,
+        "data": _DATA,
+        "bench": Bench,
+    },
+    {
+        "train": "One training run; goes on where it was interrupted.",
+        "paper": "Figures and tables of the paper, as named experiments.",
+        "data": "Get data sets; turn text into token shards.",
+    },
+)
+
+
+def execute(command: Any) -> int | None:
+    """Carry out what was parsed."""
+    return training.train(command) if isinstance(command, Config) else command()

@@ -1,0 +1,73 @@
+"""`steadynorm train` and `steadynorm data`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tyro.conf import AvoidSubcommands, Positional
+
+from steadynorm.cli.subcommands import one_of
+from steadynorm.data import get, tokenize
+from steadynorm.train.config import Config
+from steadynorm.train.recipes import RECIPES
+
+_ABOUT = {
+    "gpt": "NanoGPT at the size of a desk, on the embedded texts.",
+    "vit": "Simple ViT at the size of a desk, on CIFAR-10.",
+    "gpt-124m-fineweb-edu": "The paper's NanoGPT: 124M parameters, 100B tokens of FineWeb-Edu.",
+    "vit-s16-imagenet": "The paper's Simple ViT-S/16 on ImageNet-1k, 90 epochs.",
+}
+
+TRAIN = one_of(dict.fromkeys(RECIPES, AvoidSubcommands[Config]), _ABOUT, RECIPES)
+
+
+def train(config: Config) -> None:
+    """Train and say how it ended."""
+    from steadynorm.train.loop import train
+
+    result = train(config)
+    final = ", ".join(f"{key} {value:.4f}" for key, value in result.final.items())
+    print(f"{config.out}: {'finished' if result.finished else 'stopped'} at step {result.steps}; {final}")
+
+
+@dataclass(frozen=True)
+class DataGet:
+    """Get a data set, verified by checksum: cifar10, sotu or gpt2-bpe."""
+
+    name: Positional[str]
+    """Which one."""
+    out: Path | None = None
+    """Where to; default: the cache folder."""
+    source: Path | None = None
+    """A local file or folder that holds it, instead of the network."""
+
+    def __call__(self) -> None:
+        """Get it and say where it is."""
+        print(f"{self.name}: {get.get(self.name, self.out, source=self.source)}")
+
+
+@dataclass(frozen=True)
+class DataTokenize:
+    """Turn text, JSONL or parquet files into token shards."""
+
+    inputs: Positional[tuple[Path, ...]]
+    """Files or folders."""
+    out: Path
+    """Folder for the shards."""
+    tokenizer: str = "gpt2"
+    """gpt2, bytes, bpe (trained on the text; give --vocab-size), or a tokenizer.json."""
+    vocab_size: int | None = None
+    """Of a BPE that is trained."""
+    shard_tokens: int = 10**8
+    """Tokens a shard."""
+    text_key: str = "text"
+    """Key or column of the text in JSONL and parquet."""
+    workers: int | None = None
+    """Processes; default: all cores."""
+
+    def __call__(self) -> None:
+        """Make them and say how many."""
+        made = tokenize.tokenize_files(
+            self.inputs, self.out, tokenizer=self.tokenizer, vocab_size=self.vocab_size, shard_tokens=self.shard_tokens,
+            text_key=self.text_key, workers=self.workers,
+        )  # fmt: skip
+        print(f"{self.out}: {made.tokens} tokens of {made.documents} documents in {len(made.shards)} shards")

@@ -1,0 +1,66 @@
+"""What a run shows while it goes: a live line in a terminal, a line now and then in a log."""
+
+import sys
+import time
+from typing import Any
+
+_EVERY = 15.0  # seconds between lines in a log
+
+
+class Display:
+    """Loss, norms and time left."""
+
+    def __init__(self, steps: int, name: str, quiet: bool):
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        console = Console(stderr=True)
+        self._steps, self._quiet, self._live = steps, quiet, console.is_terminal and not quiet
+        self._said, self._began, self._first = 0.0, time.monotonic(), None
+        self._name = name
+        columns = (
+            TextColumn(name, markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        self._progress = Progress(*columns, TextColumn("{task.fields[note]}"), console=console, disable=not self._live)
+        self._progress.start()
+        self._task = self._progress.add_task(name, total=steps, note="")
+
+    def update(self, step: int, record: dict[str, Any], evaluated: dict[str, float]) -> None:
+        """After step `step`, with its record and the last evaluation."""
+        self._first = step if self._first is None else self._first
+        shown = {
+            "loss": record.get("loss"),
+            "|w|": record.get("weight_norm"),
+            "|g|": record.get("grad_norm"),
+            **evaluated,
+        }
+        note = "  ".join(f"{key} {value:.4g}" for key, value in shown.items() if value is not None)
+        self._progress.update(self._task, completed=step, note=note)
+        now = time.monotonic()
+        if not self._live and not self._quiet and (now - self._said > _EVERY or step == self._steps):
+            self._said = now
+            done = max(step - self._first, 1)
+            left = (self._steps - step) * (now - self._began) / done if step > self._first else float("nan")
+            self.say(f"{self._name}: step {step}/{self._steps}  {note}  {left:.0f} s left")
+
+    def say(self, text: str) -> None:
+        """A line of its own."""
+        if self._live:
+            self._progress.console.print(text, highlight=False, markup=False)
+        elif not self._quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Leave the terminal in order."""
+        self._progress.stop()

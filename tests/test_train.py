@@ -1,0 +1,395 @@
+"""The training loop: what is interrupted goes on as if it had not been; what is wrong is told and nothing is lost."""
+
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from steadynorm import records
+from steadynorm.data.shards import write_shard
+from steadynorm.models import GPTConfig
+from steadynorm.scheduler import Scheduler
+from steadynorm.train import checkpoint, loop
+from steadynorm.train.config import Config, Gpt, Optim, Schedule, plain, training_part
+from steadynorm.train.optimizers import build
+
+OPTIMIZERS = ("scionc", "scion", "adamc", "adamw", "renormalized-adamw", "lionc", "sgdc", "muon", "muon-corrected")
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tokens that can be learned: each is the one before plus one, with some noise."""
+    folder, generator = tmp_path_factory.mktemp("shards"), np.random.default_rng(0)
+    for name, count in (("a_val_000000.bin", 2000), ("a_train_000001.bin", 6000)):
+        steps = generator.integers(1, 3, count)
+        write_shard(folder / name, np.cumsum(steps) % 60)
+    return folder
+
+
+def config(shards: Path, out: Path, **changes: object) -> Config:
+    made = Config(
+        task=Gpt(
+            model=GPTConfig(layers=1, width=16, heads=2, vocab=64, context=16), data=shards, length=16, eval_tokens=640
+        ),
+        out=out,
+        steps=24,
+        batch=4,
+        optim=Optim("scionc", lr=0.02, output_lr=0.2, steady_norm_sq=0.5, polar_steps=3),
+        schedule=Schedule(warmup=1),
+        eval_every=8,
+        save_every=5,
+        bf16=False,
+        tensorboard=False,
+    )
+    return replace(made, **changes)
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    return load_file(checkpoint.found(out / "checkpoints")[-1] / "model.safetensors")
+
+
+def same(one: Path, two: Path) -> bool:
+    a, b = weights(one), weights(two)
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def columns(out: Path) -> dict[str, list[float]]:
+    run = records.read(out)
+    return {key: values.tolist() for key, values in run.columns.items() if key != "seconds"}
+
+
+@pytest.fixture(scope="module")
+def unbroken(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("unbroken") / "run"
+    assert loop.train(config(shards, out), quiet=True).finished
+    return out
+
+
+def test_loss_falls_and_everything_is_recorded(unbroken: Path):
+    run = records.read(unbroken)
+    assert run.steps.tolist() == list(range(1, 25))
+    assert run.columns["loss"][-3:].mean() < run.columns["loss"][:3].mean() - 0.3
+    assert np.isfinite(run.columns["val_loss"][[7, 15, 23]]).all()
+    assert np.isfinite(run.columns["weight_norm"]).all()
+    assert np.isfinite(run.columns["forecast_norm"]).all()
+    assert run.columns["tokens"][-1] == 24 * 4 * 16
+    assert run.config["optim"]["name"] == "scionc"
+    assert len(run.layers) == 7
+    assert [path.name for path in checkpoint.found(unbroken / "checkpoints")] == ["step-000020", "step-000024"]
+
+
+class StopHereError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("at", [1, 5, 7, 20])
+def test_a_run_that_dies_goes_on_as_if_it_had_not(
+    shards: Path, tmp_path: Path, unbroken: Path, at: int, monkeypatch: pytest.MonkeyPatch
+):
+    """An exception at any step is as good as a kill: nothing is written on the way out."""
+    original, made = loop.Trainer._update, config(shards, tmp_path / "run")
+
+    def dies(self: loop.Trainer, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        if self.step == at:
+            raise StopHereError
+        return original(self, batch)
+
+    monkeypatch.setattr(loop.Trainer, "_update", dies)
+    with pytest.raises(StopHereError):
+        loop.train(made, quiet=True)
+    monkeypatch.setattr(loop.Trainer, "_update", original)
+    assert loop.train(made, quiet=True).finished
+    assert same(made.out, unbroken)
+    np.testing.assert_equal(columns(made.out), columns(unbroken))
+
+
+def launch(made: Config) -> subprocess.Popen[bytes]:
+    """The run in a process of its own."""
+    code = (
+        "import pickle, sys, torch; torch.set_num_threads(1)\n"
+        "from steadynorm.train.loop import train\n"
+        "print(train(pickle.load(sys.stdin.buffer), quiet=True).finished)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    import pickle
+
+    assert process.stdin is not None
+    process.stdin.write(pickle.dumps(made))
+    process.stdin.close()
+    process.stdin = None
+    return process
+
+
+def wait_for_step(out: Path, step: int) -> None:
+    """Until so many records are on the disk, or checkpoints that say so."""
+    for _ in range(6000):
+        if any(checkpoint.step_of(path) >= step for path in checkpoint.found(out / "checkpoints")):
+            return
+        time.sleep(0.01)
+    raise AssertionError("the run did not get there")
+
+
+def killed_again_and_again(made: Config, times: int, seed: int) -> None:
+    """kill -9 at random moments until the run has been killed so often, then to the end."""
+    generator = random.Random(seed)
+    for _ in range(times):
+        process = launch(made)
+        time.sleep(generator.uniform(1.5, 6.0))
+        process.kill()
+        process.communicate()
+    out, error = launch(made).communicate(timeout=300)
+    assert out.strip() == b"True", error.decode()
+
+
+def test_kill_9_at_a_random_moment(shards: Path, tmp_path: Path, unbroken: Path):
+    made = config(shards, tmp_path / "run")
+    killed_again_and_again(made, 2, seed=0)
+    assert same(made.out, unbroken)
+    np.testing.assert_equal(columns(made.out), columns(unbroken))
+
+
+@pytest.mark.slow
+def test_kill_9_at_20_random_moments(shards: Path, tmp_path: Path):
+    longer = config(
+        shards, tmp_path / "unbroken", steps=2000, save_every=20, eval_every=100, schedule=Schedule(warmup=50)
+    )
+    assert loop.train(longer, quiet=True).finished
+    made = replace(longer, out=tmp_path / "run")
+    killed_again_and_again(made, 20, seed=1)
+    assert same(made.out, longer.out)
+    np.testing.assert_equal(columns(made.out), columns(longer.out))
+
+
+def test_sigterm_saves_and_ends_clean(shards: Path, tmp_path: Path, unbroken: Path):
+    longer = config(shards, tmp_path / "long", steps=3000, save_every=10)
+    process = launch(longer)
+    wait_for_step(longer.out, 10)
+    process.send_signal(signal.SIGTERM)
+    out, error = process.communicate(timeout=60)
+    assert out.strip() == b"False", error.decode()
+    assert process.returncode == 0
+    last = checkpoint.step_of(checkpoint.found(longer.out / "checkpoints")[-1])
+    assert records.read(longer.out).steps[-1] == last  # saved where it was stopped, not at the last multiple
+    # and in one process: stop after a step, go on, end with the same weights
+    made = config(shards, tmp_path / "run")
+    original = loop.Trainer._update
+
+    def stops(self: loop.Trainer, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        if self.step == 12:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop.Trainer, "_update", stops)
+        assert not loop.train(made, quiet=True).finished
+    assert loop.train(made, quiet=True).finished
+    assert same(made.out, unbroken)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_trains_and_resumes(shards: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch):
+    lr = {"sgdc": 0.5, "scionc": 0.02, "scion": 0.02, "muon": 0.02, "muon-corrected": 0.02}.get(name, 3e-3)
+    made = config(
+        shards,
+        tmp_path / "one",
+        steps=12,
+        save_every=6,
+        optim=Optim(name, lr=lr, output_lr=10 * lr, steady_norm_sq=0.5),
+    )
+    assert loop.train(made, quiet=True).finished
+    run = records.read(made.out)
+    assert run.columns["loss"][-1] < run.columns["loss"][0]
+    other = replace(made, out=tmp_path / "two")
+    original = loop.Trainer._update
+    monkeypatch.setattr(
+        loop.Trainer, "_update", lambda self, batch: original(self, batch) if self.step < 8 else pytest.exit
+    )
+    with pytest.raises((AttributeError, TypeError)):
+        loop.train(other, quiet=True)
+    monkeypatch.setattr(loop.Trainer, "_update", original)
+    assert loop.train(other, quiet=True).finished
+    assert same(made.out, other.out)
+
+
+def test_micro_batches_give_the_same_update(shards: Path, tmp_path: Path):
+    one, two = (config(shards, tmp_path / str(m), steps=3, micro_batch=m) for m in (4, 2))
+    for each in (one, two):
+        loop.train(each, quiet=True)
+    for a, b in zip(weights(one.out).values(), weights(two.out).values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0.05, atol=2e-3)  # bf16 polar factors of nearly equal gradients
+
+
+def test_clipping_records_the_norm_before_it(shards: Path, tmp_path: Path):
+    free, clipped = (
+        config(shards, tmp_path / str(c), steps=2, clip=c, optim=Optim("adamw", lr=1e-3)) for c in (None, 0.01)
+    )
+    for each in (free, clipped):
+        loop.train(each, quiet=True)
+    norms = [records.read(each.out).columns["grad_norm"] for each in (free, clipped)]
+    assert norms[1][0] == pytest.approx(norms[0][0], rel=1e-5)
+    assert norms[1][0] > 0.01
+
+
+def test_a_folder_with_another_configuration_is_refused(shards: Path, unbroken: Path):
+    with pytest.raises(ValueError, match=r"optim\.lr 0\.02 -> 0\.03.*choose another --out"):
+        loop.train(
+            replace(
+                config(shards, unbroken),
+                optim=Optim("scionc", lr=0.03, output_lr=0.2, steady_norm_sq=0.5, polar_steps=3),
+            ),
+            quiet=True,
+        )
+
+
+def test_a_finished_run_is_left_alone(shards: Path, unbroken: Path):
+    before = (unbroken / records.FILE).read_bytes()
+    assert loop.train(config(shards, unbroken), quiet=True).finished
+    assert (unbroken / records.FILE).read_bytes() == before
+
+
+def test_two_processes_in_one_folder(shards: Path, tmp_path: Path):
+    made = config(shards, tmp_path / "run", steps=3000)
+    process = launch(made)
+    try:
+        wait_for_step(made.out, 5)
+        with pytest.raises((ValueError, OSError), match="another process is training in"):
+            loop.train(made, quiet=True)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_damaged_checkpoint_is_told_and_the_one_before_used(shards: Path, tmp_path: Path, unbroken: Path):
+    out = tmp_path / "run"
+    shutil.copytree(unbroken, out)
+    newest = checkpoint.found(out / "checkpoints")[-1] / "state.pt"
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(bytes(content))
+    with pytest.warns(UserWarning, match=r"state\.pt: damaged.*the one before"):
+        assert loop.train(config(shards, out), quiet=True).finished
+    assert same(out, unbroken)
+
+
+def test_no_whole_checkpoint_is_an_error_that_says_what_to_do(tmp_path: Path):
+    folder = tmp_path / "step-000001"
+    folder.mkdir()
+    (folder / "manifest.json").write_text("{}")
+    with (
+        pytest.warns(UserWarning, match="cannot be read"),
+        pytest.raises(checkpoint.CheckpointError, match="remove the folder"),
+    ):
+        checkpoint.latest(tmp_path)
+
+
+def test_a_full_disk_leaves_the_old_checkpoint_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    model = {"w": torch.ones(3)}
+    checkpoint.save(tmp_path, 1, model, {"step": 1}, keep=1)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="full"):
+        checkpoint.save(tmp_path, 2, model, {"step": 2}, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+    assert checkpoint.load(tmp_path / "step-000001")[1] == {"step": 1}
+
+
+def test_a_loss_that_is_not_finite_stops_and_names_the_last_good_checkpoint(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    made, original = config(shards, tmp_path / "run"), loop.Trainer._update
+
+    def spoiled(self: loop.Trainer, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        if self.step == 7:
+            with torch.no_grad():
+                next(self.model.parameters()).fill_(math.nan)
+        return original(self, batch)
+
+    monkeypatch.setattr(loop.Trainer, "_update", spoiled)
+    with pytest.raises(loop.DivergedError, match=r"step 8 is not finite.*step-000005"):
+        loop.train(made, quiet=True)
+    assert [path.name for path in checkpoint.found(made.out / "checkpoints")] == ["step-000005"]
+    monkeypatch.setattr(loop.Trainer, "_update", original)
+    assert loop.train(made, quiet=True).finished
+
+
+def advance(optimizer: torch.optim.Optimizer, scheduler: Scheduler, steps: int) -> None:
+    for _ in range(steps):
+        optimizer.step()  # there are no gradients: nothing moves
+        scheduler.step()
+
+
+def test_schedules_write_what_they_say(shards: Path, tmp_path: Path):
+    """Matched momentum: hidden groups keep lr and raise alpha, the output layer follows the cosine."""
+    optim = Optim("scionc", lr=0.02, output_lr=0.2, steady_norm_sq=0.5)
+    model = torch.nn.Sequential(
+        torch.nn.Embedding(8, 4), torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 8, bias=False)
+    )
+    model.get_output_embeddings = lambda: model[2]  # pyright: ignore
+    [(optimizer, scheduler)] = build(model, optim, Schedule(momentum="matched", alpha_end=0.5), 100)
+    groups = {group["name"]: group for group in optimizer.param_groups}
+    advance(optimizer, scheduler, 50)
+    assert groups["hidden"]["lr"] == pytest.approx(0.02)
+    assert groups["hidden"]["alpha"] == pytest.approx(2 / (1 + 19 / 4))
+    assert groups["output"]["lr"] == pytest.approx(0.1)
+    assert groups["output"]["alpha"] == 0.1
+    [(optimizer, scheduler)] = build(model, optim, Schedule(steady_norm_sq_end=0.1), 100)
+    advance(optimizer, scheduler, 50)
+    groups = {group["name"]: group for group in optimizer.param_groups}
+    assert groups["hidden"]["steady_norm_sq"] == pytest.approx(0.3)
+    with pytest.raises(ValueError, match="needs scion or scionc"):
+        build(model, Optim("adamw"), Schedule(momentum="matched"), 100)
+
+
+def test_the_third_arm_leaves_the_momentum_factor_out_of_the_decay(shards: Path):
+    model = torch.nn.Linear(4, 4, bias=False)
+    optim = Optim("scionc", lr=0.02, alpha=0.1, steady_norm_sq=0.5)
+    decays = []
+    for alone in (False, True):
+        model.get_output_embeddings = lambda: None  # pyright: ignore
+        holder = torch.nn.Sequential(model, torch.nn.Linear(4, 2, bias=False))
+        holder.get_classifier = lambda h=holder: h[1]  # pyright: ignore
+        [(optimizer, scheduler)] = build(
+            holder, optim, Schedule("constant", momentum="linear", decay_by_lr_alone=alone), 100
+        )
+        advance(optimizer, scheduler, 99)
+        decays.append(optimizer.weight_decay_of(model.weight))  # pyright: ignore
+    assert decays[1] == pytest.approx(19 / (2 * 0.5) * 0.02)
+    assert decays[0] < 0.1 * decays[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, "steps=0"),
+        ({"micro_batch": 3}, "does not divide batch=4"),
+        ({"clip": 0.0}, "must be above 0"),
+        ({"schedule": Schedule(warmup=24)}, "less than steps=24"),
+    ],
+)
+def test_impossible_configurations(shards: Path, tmp_path: Path, changes: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        config(shards, tmp_path, **changes)
+
+
+def test_where_a_run_lies_is_not_part_of_what_it_trains(shards: Path, tmp_path: Path):
+    one, two = (training_part(plain(config(shards, tmp_path / name, keep=keep))) for name, keep in (("a", 1), ("b", 3)))
+    assert one == two
+    assert "optim" in one
+    assert json.dumps(one)
