@@ -1,62 +1,143 @@
-"""`steadynorm demo`: constant against corrected decay on random gradients, measured and forecast, as one page."""
+"""`steadynorm demo`: train a small GPT with Scion and with ScionC on the embedded texts, side by side, and show it."""
 
-import math
-from collections.abc import Mapping
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from steadynorm import predict, progress, report, simulate
-from steadynorm.paper.experiment import record
+from steadynorm import progress, records, report, simulate, theory
 
-LR, DECAY, ALPHA, SEEDS = 0.05, 0.1, 0.1, 8
-PLAN = predict.Plan(steps=3000, warmup=150)  # 20 half-lives
-SHAPES: Mapping[str, tuple[int, ...]] = {"vector, 512": (512,), "square, 32 x 32": (32, 32), "1:4, 16 x 64": (16, 64)}
-
-
-class Row(NamedTuple):
-    """How one parameter fared: norms |theta| / |u|."""
-
-    parameter: str
-    decay: str
-    middle: float
-    end: float
-    forecast_end: float
+OPTIMIZERS = ("scion", "scionc")
+SYSTEMS = (
+    ("vector of 512", "bias", (512,)),
+    ("square, 32 x 32", "spectral", (32, 32)),
+    ("1:4, 16 x 64", "spectral", (16, 64)),
+)
 
 
-def run(folder: Path) -> tuple[list[Row], Path]:
-    """Simulate every shape under both decays; write their records and the page."""
-    ratios, cases = PLAN.ratios(), {}
-    for name, shape in SHAPES.items():
-        setting = predict.Setting(LR, ALPHA, shape, weight_decay=DECAY)
-        ahead, unit = predict.forecast(setting, PLAN), setting.update_norm_sq
-        for decay, series, norms in (
-            ("constant", DECAY, ahead.constant),
-            ("corrected", DECAY * ratios, ahead.corrected),
-        ):
-            system = simulate.System(setting.entry.name, shape, LR * ratios, series, ALPHA)
-            cases[name, decay] = (system, norms**2 / unit)
-    with progress.bar(len(cases) * PLAN.steps, "simulating") as tell:
-        seen = simulate.run(
-            [system for system, _ in cases.values()], PLAN.steps, seeds=SEEDS, records=300, progress=tell
-        )
-    rows, folders = [], []
-    for ((name, decay), (_, forecast)), trajectory in zip(cases.items(), seen, strict=True):
-        label = f"{name}, {decay} decay"
-        where = folder / label.replace(", ", "-").replace(" ", "").replace(":", "to")
-        config = {
-            "parameter": name,
-            "decay": decay,
-            "lr": LR,
-            "alpha": ALPHA,
-            "steps": PLAN.steps,
-            "warmup": PLAN.warmup,
-        }
-        record(where, label, config, trajectory, forecast)
-        mean = np.sqrt(trajectory.mean())
-        middle = float(mean[len(mean) // 2])
-        rows.append(Row(name, decay, middle, float(mean[-1]), math.sqrt(forecast[-1])))
-        folders.append(where)
-    page = report.report(folders, folder / "report.html", title="steadynorm demo: the norm stays where you put it")
-    return rows, page
+class Settled(NamedTuple):
+    """Where |theta|^2/|u|^2 of a random system settles, and what was predicted."""
+
+    label: str
+    paper: float
+    exact: float
+    simulated: simulate.Measured
+
+
+def settle(lr: float = 0.05, weight_decay: float = 0.1, alpha: float = 0.1) -> list[Settled]:
+    """The paper's three kinds of parameter under random gradients, in some seconds."""
+    paper, found = theory.steady_norm_sq(lr, weight_decay, alpha, limit=True), []
+    for label, lmo, shape in SYSTEMS:
+        exact = theory.steady_norm_sq(lr, weight_decay, alpha, overlap=theory.overlap(lmo, shape))
+        seen = simulate.steady_norm_sq(lmo, shape, lr=lr, weight_decay=weight_decay, alpha=alpha, seeds=8)
+        found.append(Settled(label, paper, exact, seen))
+    return found
+
+
+class Summary(NamedTuple):
+    """How one run went. `late` means the last 3 % of steps, `middle` the 3 % around one half."""
+
+    name: str
+    val_loss: float
+    norm_middle: float
+    norm_late: float
+    norm_spread: float  # largest / smallest over the last two thirds
+    grad_middle: float
+    grad_late: float
+    measured_over_forecast: float
+    excess_hidden: float  # alignment, mean over the run
+    excess_output: float
+
+
+def train(folder: Path, steps: int, extra: Sequence[str] = ()) -> list[Path]:
+    """Both runs at once, a core each; a run that was interrupted goes on."""
+    folders = [folder / name for name in OPTIMIZERS]
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for name, out in zip(OPTIMIZERS, folders, strict=True):
+            out.mkdir(parents=True, exist_ok=True)
+            command = [sys.executable, "-m", "steadynorm.cli", "train", "gpt", "--out", str(out), "--name", name]
+            command += ["--optim.name", name, "--steps", str(steps), *extra]
+            with (out / "log.txt").open("ab") as log:
+                processes.append(subprocess.Popen(command, stderr=log, stdout=log, env=_one_thread()))
+        _watch(processes, folders, steps)
+    finally:
+        for each in processes:
+            if each.poll() is None:
+                each.send_signal(signal.SIGTERM)  # saves and ends
+        for each in processes:
+            each.wait()
+    return folders
+
+
+def _one_thread() -> Mapping[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def _watch(processes: Sequence[subprocess.Popen[bytes]], folders: Sequence[Path], steps: int) -> None:
+    done = 0
+    with progress.bar(steps * len(folders), "training Scion and ScionC") as tell:
+        while True:
+            ended = [each.poll() for each in processes]
+            for code, out in zip(ended, folders, strict=True):
+                if code:
+                    last = (out / "log.txt").read_text(errors="replace").strip().splitlines()[-1:]
+                    raise RuntimeError(f"{out}: training failed ({' '.join(last)}); see {out / 'log.txt'}")
+            now = sum(_last_step(out / records.FILE) for out in folders)
+            tell(now - done)
+            done = now
+            if None not in ended:
+                return
+            time.sleep(0.5)
+
+
+def _last_step(path: Path) -> int:
+    """The step of the last whole line, read from the end of the file."""
+    if not path.exists():
+        return 0
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 65_536))
+        lines = file.read().split(b"\n")
+    for line in reversed(lines[:-1]):
+        if line.startswith(b'{"step"'):
+            return int(json.loads(line)["step"])
+    return 0
+
+
+def summarise(folder: Path) -> Summary:
+    """The figures of a finished run."""
+    run = records.read(folder)
+    count = len(run.steps)
+    span = max(1, round(0.03 * count))
+    middle, late = slice(count // 2 - span // 2, count // 2 + span), slice(count - span, count)
+
+    def mean(key: str, where: slice) -> float:
+        return float(np.nanmean(run.columns[key][where]))
+
+    norms = run.columns["weight_norm"][count // 3 :]
+    return Summary(
+        run.name,
+        float(run.columns["val_loss"][-1]),
+        mean("weight_norm", middle),
+        mean("weight_norm", late),
+        float(norms.max() / norms.min()),
+        mean("grad_norm", middle),
+        mean("grad_norm", late),
+        mean("weight_norm", late) / mean("forecast_norm", late),
+        mean("excess_alignment/hidden", slice(0, count)),
+        mean("excess_alignment/output", slice(0, count)),
+    )
+
+
+def run(folder: Path, steps: int) -> tuple[list[Summary], Path]:
+    """Train both, write the page."""
+    folders = train(folder, steps)
+    page = report.report(folders, folder / "report.html", title="Scion against ScionC: the norm stays where you put it")
+    return [summarise(each) for each in folders], page

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("steadynorm: interrupted", file=sys.stderr)
         return 130
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
         if os.environ.get("STEADYNORM_TRACEBACK"):
             raise
         print(f"steadynorm: error: {error}", file=sys.stderr)

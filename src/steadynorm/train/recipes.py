@@ -53,9 +53,8 @@ GPT_DESK = Config(
     ),
     out=Path("runs/gpt"),
     steps=1150,
-    batch=16,
+    batch=12,
     optim=Optim("scionc", lr=0.02, output_lr=0.3, steady_norm_sq=9.5 * 0.02**2 / 6e-3),
-    bf16=False,
     eval_every=115,
     save_every=230,
 )
