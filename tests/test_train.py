@@ -385,7 +385,8 @@ def test_the_third_arm_leaves_the_momentum_factor_out_of_the_decay(shards: Path)
 )
 def test_impossible_configurations(shards: Path, tmp_path: Path, changes: dict, message: str):
     with pytest.raises(ValueError, match=message):
-        config(shards, tmp_path, **changes)
+        loop.train(config(shards, tmp_path / "run", **changes), quiet=True)
+    assert not (tmp_path / "run").exists()
 
 
 def test_where_a_run_lies_is_not_part_of_what_it_trains(shards: Path, tmp_path: Path):

@@ -59,6 +59,8 @@ class DataTokenize:
     """Of a BPE that is trained."""
     shard_tokens: int = 10**8
     """Tokens a shard."""
+    validation_tokens: int | None = None
+    """Tokens held out, from the beginning; default: one whole shard; 0: none."""
     text_key: str = "text"
     """Key or column of the text in JSONL and parquet."""
     workers: int | None = None
@@ -67,7 +69,13 @@ class DataTokenize:
     def __call__(self) -> None:
         """Make them and say how many."""
         made = tokenize.tokenize_files(
-            self.inputs, self.out, tokenizer=self.tokenizer, vocab_size=self.vocab_size, shard_tokens=self.shard_tokens,
-            text_key=self.text_key, workers=self.workers,
-        )  # fmt: skip
+            self.inputs,
+            self.out,
+            tokenizer=self.tokenizer,
+            vocab_size=self.vocab_size,
+            shard_tokens=self.shard_tokens,
+            validation_tokens=self.validation_tokens,
+            text_key=self.text_key,
+            workers=self.workers,
+        )
         print(f"{self.out}: {made.tokens} tokens of {made.documents} documents in {len(made.shards)} shards")

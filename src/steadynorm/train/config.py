@@ -143,7 +143,8 @@ class Config:
     name: str = ""
     """What the report calls it; default: the folder's name."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raise ValueError for what cannot be; called before anything is done."""
         for key in ("steps", "batch", "eval_every", "save_every", "keep", "monitor_every"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key}={getattr(self, key)}: must be at least 1")

@@ -37,6 +37,7 @@ class Result:
 
 def train(config: Config, *, quiet: bool = False) -> Result:
     """Run, or go on with, the training of this configuration in its folder."""
+    config.check()
     config.out.mkdir(parents=True, exist_ok=True)
     with lock(config.out, busy=f"another process is training in {config.out}; wait for it, or choose another --out"):
         _keep_config(config)

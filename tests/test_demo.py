@@ -1,0 +1,85 @@
+"""The demo end to end, short; and that its figures come from the records."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from steadynorm import demo, records
+from steadynorm.cli import main
+
+TINY = [
+    "--task.model.layers",
+    "1",
+    "--task.model.width",
+    "16",
+    "--task.model.heads",
+    "2",
+    "--task.eval-tokens",
+    "1536",
+    "--save-every",
+    "10",
+]
+
+
+def test_both_runs_are_trained_and_summarised(tmp_path: Path):
+    folders = demo.train(tmp_path, 20, TINY)
+    assert [records.read(each).config["optim"]["name"] for each in folders] == ["scion", "scionc"]
+    one, two = (demo.summarise(each) for each in folders)
+    run = records.read(folders[0])
+    assert one.norm_late == pytest.approx(run.columns["weight_norm"][-1])
+    assert one.measured_over_forecast == pytest.approx(
+        run.columns["weight_norm"][-1] / run.columns["forecast_norm"][-1]
+    )
+    assert (one.name, two.name) == ("scion", "scionc")
+    assert two.excess_output < two.excess_hidden  # the output layer pushes outward from the first steps
+    before = (folders[0] / records.FILE).read_bytes()
+    demo.train(tmp_path, 20, TINY)  # finished runs are left alone
+    assert (folders[0] / records.FILE).read_bytes() == before
+
+
+def test_a_run_that_fails_is_named_with_its_last_words(tmp_path: Path):
+    with pytest.raises(RuntimeError, match=r"scion.*training failed \(.*does not divide.*log\.txt"):
+        demo.train(tmp_path, 20, ["--micro-batch", "5"])
+
+
+def test_predictions_shown_first_agree_with_what_is_simulated():
+    for each in demo.settle():
+        assert each.exact == pytest.approx(each.simulated.mean, rel=0.03, abs=3 * each.simulated.error)
+
+
+def test_train_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "run"
+    arguments = ["train", "gpt", "--out", str(out), "--steps", "4", "--eval-every", "2", "--optim.name", "adamc", *TINY]
+    assert main([*arguments, "--optim.lr", "0.001"]) == 0
+    assert "finished at step 4; val_loss" in capsys.readouterr().out
+    saved = json.loads((out / "config.json").read_text())
+    assert (saved["optim"]["name"], saved["optim"]["lr"], saved["task"]["model"]["width"]) == ("adamc", 0.001, 16)
+    assert list((out / "tensorboard").iterdir())
+    assert main([*arguments, "--optim.lr", "0.002"]) == 2
+    assert "choose another --out" in capsys.readouterr().err
+    assert main(["report", str(out), "--out", str(tmp_path / "page.html")]) == 0
+
+
+def test_data_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "a.txt").write_text("To be, or not to be. " * 40)
+    shards = tmp_path / "shards"
+    assert (
+        main(
+            [
+                "data",
+                "tokenize",
+                str(tmp_path / "a.txt"),
+                "--out",
+                str(shards),
+                "--tokenizer",
+                "bytes",
+                "--workers",
+                "1",
+            ]
+        )
+        == 0
+    )
+    assert "841 tokens of 1 documents" in capsys.readouterr().out
+    assert main(["data", "get", "nothing"]) == 2
+    assert "cifar10" in capsys.readouterr().err
