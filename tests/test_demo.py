@@ -63,23 +63,8 @@ def test_train_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_data_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "a.txt").write_text("To be, or not to be. " * 40)
-    shards = tmp_path / "shards"
-    assert (
-        main(
-            [
-                "data",
-                "tokenize",
-                str(tmp_path / "a.txt"),
-                "--out",
-                str(shards),
-                "--tokenizer",
-                "bytes",
-                "--workers",
-                "1",
-            ]
-        )
-        == 0
-    )
+    given = f"{tmp_path / 'a.txt'} --out {tmp_path / 'shards'} --tokenizer bytes --workers 1 --validation-tokens 100"
+    assert main(["data", "tokenize", *given.split()]) == 0
     assert "841 tokens of 1 documents" in capsys.readouterr().out
     assert main(["data", "get", "nothing"]) == 2
     assert "cifar10" in capsys.readouterr().err
