@@ -49,7 +49,9 @@ def test_a_batch_of_scheduled_systems_equals_the_papers_lines(momentum: str, lmo
     ]
     for system, seen in zip(systems, simulate.run(systems, steps, seeds=2), strict=True):
         for seed in range(2):
-            assert seen.norm_sq[seed] == pytest.approx(twin(system, steps, seed), rel=2e-3)  # 12 steps leave 1e-3 of a tiny singular value
+            assert seen.norm_sq[seed] == pytest.approx(
+                twin(system, steps, seed), rel=2e-3
+            )  # 12 steps leave 1e-3 of a tiny singular value
 
 
 def test_numbers_do_not_depend_on_what_runs_beside():
@@ -73,9 +75,10 @@ def test_trace_momentum_with_a_constant_alpha_goes_as_plain_does():
     assert seen[1].norm_sq[0, -100:] == pytest.approx(seen[0].norm_sq[0, -100:], rel=1e-3)
 
 
-def test_large_matrices_take_the_fast_polar_factor_at_no_visible_error():
-    """256 x 256, common noise, against one SVD a step: |theta|^2 within 0.5 %."""
-    steps, shape = 60, (256, 256)
+@pytest.mark.parametrize("shape", [(256, 256), (192, 768)])
+def test_large_matrices_take_the_fast_polar_factor_at_no_visible_error(shape: tuple[int, int]):
+    """Common noise, against one SVD a step: |theta|^2 within 0.5 %."""
+    steps = 60
     system = System("spectral", shape, 0.1, 0.5, 0.3)
     assert system.large
     fast = simulate.run([system], steps)[0].norm_sq[0, -20:].mean()
@@ -84,7 +87,7 @@ def test_large_matrices_take_the_fast_polar_factor_at_no_visible_error():
     for _ in range(steps):
         m = 0.7 * m + 0.3 * torch.randn(shape, generator=generator)
         u, _, vh = torch.linalg.svd(m, full_matrices=False)
-        theta = 0.95 * theta - 0.1 * (u @ vh) / math.sqrt(256)
+        theta = 0.95 * theta - 0.1 * (u @ vh) / math.sqrt(shape[0])
         exact.append(theta.square().sum().item())
     assert fast == pytest.approx(np.mean(exact[-20:]), rel=5e-3)
 

@@ -52,16 +52,20 @@ _CPU_DTYPE = torch.bfloat16 if _NATIVE_BF16 else torch.float32
 class Polar:
     """A way to find polar factors, with its coefficients worked out: call it on a batch of matrices.
 
+    lower: express is best for singular values from here to 1, relative to the Schatten-8 norm; by default from as low
+    as so many steps can lift.
+
     >>> Polar("newton-schulz", 3).steps
     3
     """
 
     method: str = "express"
     steps: int = 5
+    lower: float | None = None
     quintics: tuple[Quintic, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "quintics", coefficients(self.method, self.steps))
+        object.__setattr__(self, "quintics", coefficients(self.method, self.steps, self.lower))
 
     def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Polar factor of each matrix of x (..., d_out, d_in), tall or wide, in x's dtype.
@@ -213,7 +217,7 @@ def _symmetric(a: Tensor, b: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=64)
-def coefficients(method: str, steps: int) -> tuple[Quintic, ...]:
+def coefficients(method: str, steps: int, lower: float | None = None) -> tuple[Quintic, ...]:
     """The quintics of a method; none for svd.
 
     >>> len(coefficients("express", 4))
@@ -227,7 +231,9 @@ def coefficients(method: str, steps: int) -> tuple[Quintic, ...]:
         raise ValueError(f"polar_steps={steps!r} must be a whole number from 1 to 50")
     if method == "newton-schulz":
         return (_NEWTON_SCHULZ,) * steps
-    return _compose(steps, _lower_bound(steps))[0]
+    if lower is not None and not 0 < lower < 1:
+        raise ValueError(f"polar: lower={lower} is outside (0, 1)")
+    return _compose(steps, _lower_bound(steps) if lower is None else lower)[0]
 
 
 def _lower_bound(steps: int) -> float:
