@@ -8,6 +8,7 @@ training what the weights will do.
 from steadynorm import schedule, theory
 from steadynorm.decay import correct
 from steadynorm.groups import explain, from_radius, param_groups
+from steadynorm.monitor import Monitor
 from steadynorm.optim import SGDC, AdamC, LionC, RenormalizedAdamW, Scion, ScionC
 from steadynorm.scheduler import Scheduler
 
@@ -17,6 +18,7 @@ __all__ = [
     "SGDC",
     "AdamC",
     "LionC",
+    "Monitor",
     "RenormalizedAdamW",
     "Scheduler",
     "Scion",

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Never
 
 import torch
@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from steadynorm.decay import group_label
-from steadynorm.optim.buckets import Bucket, Rule, Work, finite_gradients, run
+from steadynorm.optim.buckets import Bucket, Rule, Work, finite_gradients, no_products, run
 
 Group = dict[str, Any]
 
@@ -25,6 +25,8 @@ class SteadyOptimizer(Optimizer, ABC):
     rule: Rule  # set by each subclass
     setting_keys: tuple[str, ...] = ()  # group keys that `settings` reads
     corrects_itself = True  # correct() refuses these: they know their own decay
+    observing = False  # a monitor sets it before a step, to have products in `observed` after it
+    observed: Sequence[tuple[list[Tensor], Tensor]] = ()  # parameters, (3, parameters): <theta, u>, |u|^2, |theta|^2
 
     def __init__(self, params: ParamsT, defaults: Group):
         self._buckets: dict[Any, list[Bucket]] = {}
@@ -85,6 +87,7 @@ class SteadyOptimizer(Optimizer, ABC):
     def _prepare(self) -> list[Work]:
         """The host's part: checks and numbers first, so that an error leaves weights and state as they were."""
         self.before_step()
+        observing, self.observing, self.observed = self.observing, False, ()
         works = []
         for bucket in self._current_buckets():
             group = self.param_groups[bucket.group]
@@ -99,8 +102,11 @@ class SteadyOptimizer(Optimizer, ABC):
                     state.setdefault(key, []).append(value)
             skipped = state.pop("skipped")
             scalars = {key: torch.tensor(value, dtype=torch.float64) for key, value in numbers.items()}
-            works.append(Work(type(self).rule, bucket, grads, state, skipped, scalars, bool(group["maximize"])))
+            products = no_products(bucket) if observing else None
+            maximize = bool(group["maximize"])
+            works.append(Work(type(self).rule, bucket, grads, state, skipped, scalars, maximize, products))
         self._check_finite(works)
+        self.observed = [(work.bucket.params, work.products) for work in works if work.products is not None]
         return works
 
     def _current_buckets(self) -> list[Bucket]:

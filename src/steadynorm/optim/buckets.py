@@ -31,6 +31,7 @@ class Batch(NamedTuple):
     live: Tensor  # (batch, 1, ...): 1 where the gradient was finite; where 0, theta and state must stay as they are
     maximize: bool
     scratch: Tensor  # like theta, of no value: where grad() goes, and what comes of it may
+    products: Tensor | None = None  # (3, batch), for decay_and_step_: gains <theta, u>, |u|^2, |theta|^2
 
     def grad(self) -> Tensor:
         """The gradient to descend along: a copy in `scratch`, finite throughout."""
@@ -63,6 +64,7 @@ class Work:
     skipped: list[Tensor]
     scalars: Scalars
     maximize: bool
+    products: Tensor | None = None  # (3, parameters): where a monitor wants Batch.products; NaN if skipped
 
 
 class Piece(NamedTuple):
@@ -73,8 +75,15 @@ class Piece(NamedTuple):
     cuts: list[slice | None]  # None: whole
 
 
-def decay_and_step_(theta: Tensor, u: Tensor, eta: Tensor, gamma: Tensor) -> None:
-    """theta <- (1 - eta) theta - gamma u, in place: the one function that changes weights."""
+def decay_and_step_(theta: Tensor, u: Tensor, eta: Tensor, gamma: Tensor, products: Tensor | None = None) -> None:
+    """theta <- (1 - eta) theta - gamma u, in place: the one function that changes weights.
+
+    products: as Batch has it; what a monitor learns of the update, at the only moment both factors are at hand.
+    """
+    if products is not None:
+        before, along = theta.reshape(len(theta), -1), u.reshape(len(u), -1)
+        parts = (torch.linalg.vecdot(x, y) for x, y in ((before, along), (along, along), (before, before)))
+        products += torch.stack(list(parts))
     theta.mul_(1 - eta).addcmul_(u, -gamma)
 
 
@@ -116,6 +125,8 @@ def _run_piece(piece: Piece) -> None:
     work, which, cuts = piece
     grads = [stack(_cut(work.grads[which], rows)) for rows in cuts]
     finite = _finite(grads)
+    mine = None if work.products is None else work.products.narrow(1, which.start, which.stop - which.start)
+    products = None if mine is None else torch.zeros_like(mine)
     for grad, rows in zip(grads, cuts, strict=True):
         params = _cut(work.bucket.params[which], rows)
         lists = {key: _cut(tensors[which], rows) for key, tensors in work.state.items()}
@@ -128,11 +139,14 @@ def _run_piece(piece: Piece) -> None:
             finite.to(exact).view(-1, *[1] * (grad.ndim - 1)),
             work.maximize,
             _scratch(theta),
+            products,
         )
         work.rule(batch, work.scalars, work.bucket.settings)
         _write_back(params, batch.theta)
         for key, tensors in lists.items():
             _write_back(tensors, batch.state[key])
+    if mine is not None and products is not None:
+        torch._foreach_copy_([mine], [torch.where(finite, products, torch.nan)])
     torch._foreach_add_(work.skipped[which], list(finite.logical_not().long().unbind(0)))
 
 
@@ -159,6 +173,12 @@ def _write_back(tensors: list[Tensor], stacked: Tensor) -> None:
     """Copy a stack into its tensors, unless it is a view of the only one."""
     if len(tensors) > 1 or stacked.dtype != tensors[0].dtype:
         torch._foreach_copy_(tensors, list(stacked.unbind(0)))
+
+
+def no_products(bucket: Bucket) -> Tensor:
+    """Room for a bucket's products, (3, parameters), NaN until its step has run."""
+    dtype = torch.float64 if bucket.params[0].dtype == torch.float64 else torch.float32
+    return torch.full((3, len(bucket.params)), torch.nan, dtype=dtype, device=bucket.params[0].device)
 
 
 def finite_gradients(work: Work) -> Tensor:

@@ -17,7 +17,7 @@ def lion_rule(batch: Batch, scalars: Scalars, settings: Any) -> None:
     m, grad, ones = batch.state["momentum_buffer"], batch.grad(), batch.live.new_ones(())
     x = torch.lerp(grad, m, scalars["beta1"] * ones)
     m.lerp_(grad, (1 - scalars["beta2"]) * batch.live)
-    decay_and_step_(batch.theta, x.sign_(), scalars["eta"] * batch.live, scalars["gamma"] * batch.live)
+    decay_and_step_(batch.theta, x.sign_(), scalars["eta"] * batch.live, scalars["gamma"] * batch.live, batch.products)
 
 
 class LionC(RelativelyCorrected):

@@ -36,7 +36,7 @@ def renormalized_rule(batch: Batch, scalars: Scalars, settings: Any) -> None:
     decayed = theta * (1 - eta)
     size = _layer_norm(decayed)
     along = _layer_sum(decayed * u) / torch.where(size > 0, size, 1.0)
-    decay_and_step_(theta, u, eta, gamma)
+    decay_and_step_(theta, u, eta, gamma, batch.products)
     scale = (size - gamma * along).abs() / (_layer_norm(theta) + eps)
     theta.mul_(torch.where((size >= eps) & (live > 0), scale, 1.0))
 

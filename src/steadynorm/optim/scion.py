@@ -41,7 +41,7 @@ def scion_rule(batch: Batch, scalars: Scalars, settings: ScionSettings) -> None:
     m.lerp_(grad, alpha)
     x = grad.lerp_(m, 1 - alpha) if settings.nesterov else m
     u = settings.lmo.update(x, blocks=settings.blocks, polar=settings.polar, batch_ndim=1, out=batch.scratch)
-    decay_and_step_(batch.theta, u, scalars["eta"] * batch.live, scalars["gamma"] * batch.live)
+    decay_and_step_(batch.theta, u, scalars["eta"] * batch.live, scalars["gamma"] * batch.live, batch.products)
 
 
 class Scion(SteadyOptimizer):

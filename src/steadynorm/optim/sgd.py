@@ -24,7 +24,7 @@ def sgd_rule(batch: Batch, scalars: Scalars, settings: SGDSettings) -> None:
     share = batch.grad().mul_(batch.live if settings.trace else alpha)
     m.mul_(1 - alpha).add_(share)
     u = share.addcmul_(m, 1 - alpha) if settings.nesterov else m
-    decay_and_step_(batch.theta, u, scalars["eta"] * batch.live, scalars["gamma"] * batch.live)
+    decay_and_step_(batch.theta, u, scalars["eta"] * batch.live, scalars["gamma"] * batch.live, batch.products)
 
 
 class SGDC(RelativelyCorrected):

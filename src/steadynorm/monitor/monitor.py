@@ -1,0 +1,314 @@
+"""Watch a run: norms, alignment and forecast of every layer, at a cost that hardly shows, without touching training.
+
+weights, gradients, updates -> small tensors on the device -> one transfer -> records
+"""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from steadynorm.monitor.forecast import Forecasts, Mark, Start
+from steadynorm.monitor.layers import PEAK, Layer, PowerIteration, find_layers, norms, peak, power_iterations
+from steadynorm.monitor.motion import is_decoupled, motion_of
+from steadynorm.monitor.record import (
+    ALONG,
+    BEFORE,
+    UPDATE,
+    Record,
+    Row,
+    Taken,
+    compose,
+    fetch,
+    group_labels,
+    group_numbers,
+)
+from steadynorm.optim.base import SteadyOptimizer
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured where; made anew when the optimizer's parameters change."""
+
+    layers: list[Layer]
+    by_device: dict[torch.device, list[Layer]]
+    by_parameter: dict[Tensor, Layer]  # tensors hash by identity
+    peaks: list[Layer]
+    power: list[PowerIteration]
+
+
+def _plan(layers: list[Layer]) -> Plan:
+    by_device: dict[torch.device, list[Layer]] = {}
+    for layer in layers:
+        by_device.setdefault(layer.parameter.device, []).append(layer)
+    peaks = [layer for layer in layers if layer.lmo.name in PEAK and layer.parameter.numel()]
+    return Plan(layers, by_device, {layer.parameter: layer for layer in layers}, peaks, power_iterations(layers))
+
+
+class Monitor:
+    """Measures an optimizer's weights and updates at its steps; `measure()` returns the records since the last call.
+
+    Arguments:
+        optimizer: any torch optimizer, ours or not. What is measured are its parameters.
+        model: gives names and roles (embedding, output, fused q, k, v) where the groups do not carry them.
+        every: only every so many steps are measured, with one power iteration each.
+        flush: so many records are held on the device; when there are more, all move to the host and wait there to be
+            asked for. A step waits for the device at no other time; `measure()` does, with one transfer a device.
+        alignment: of weights and update. By default where it costs no memory: in steadynorm's own optimizers but
+            AdamC. True: everywhere, in other optimizers by a copy of the weights during each measured step.
+        forecast: the expected norm and alignment beside the measured, from the weights that the first step finds.
+            There is none for RenormalizedAdamW, coupled decay and classes we do not know, and no norm for SGD.
+
+    A record is a dict ready for JSON; None is what is not finite, not known or does not apply.
+        step: counted from 1. Weights are those after the step.
+        weight_norm, grad_norm: l2 of all. Gradients are those the optimizer sees, so clipped ones if they are clipped;
+            log(grad_norm=...) puts the norm before clipping in their place.
+        spectral_norm: |A|_2 / sqrt(d_out/d_in), geometric mean over the matrices (each block one) that are not zero.
+        sign_norm, embedding_norm, bias_norm: d_in max|A|, max|A|, root mean square; arithmetic means.
+        forecast_norm: what weight_norm is expected to be.
+        alignment, expected_alignment, excess_alignment: cos(theta_{t-1}, u_t), what momentum alone makes of it, and
+            measured - expected; means over the spectral layers, over all if there are none.
+        lr, alpha, effective_lr, weight_decay: of the group named hidden, else the first; of groups that differ from
+            it also "lr/<group>" and so on. "excess_alignment/<group>" where there are several.
+        layers: name -> norm, forecast, grad, alignment, expected, excess, spectral.
+        And what was logged. An update skipped for a non-finite gradient has no alignment; the forecast passes over it.
+
+    >>> from steadynorm import ScionC
+    >>> layer = nn.Linear(4, 4, bias=False); optimizer = ScionC(layer.parameters(), lmo="spectral")
+    >>> monitor = Monitor(optimizer)
+    >>> loss = layer(torch.ones(1, 4)).sum(); loss.backward()
+    >>> monitor.log(loss=loss); optimizer.step()
+    >>> [record] = monitor.measure(); record["step"], record["lr"], record["loss"] == loss.item()
+    (1, 0.01, True)
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        model: nn.Module | None = None,
+        *,
+        every: int = 1,
+        flush: int = 50,
+        alignment: bool | None = None,
+        forecast: bool = True,
+    ):
+        for name, value in (("every", every), ("flush", flush)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"Monitor: {name}={value!r} must be a whole number of at least 1")
+        find_layers(optimizer, model)  # what cannot be measured is told now, not at the first step
+        self.optimizer, self.model, self.every, self.flush = optimizer, model, every, flush
+        self.steps = 0
+        self._observes = alignment is not False and isinstance(optimizer, SteadyOptimizer)
+        self._copies = alignment is True and not self._observes
+        self._motion = motion_of(optimizer)
+        self._forecasts = Forecasts(optimizer, self._motion if forecast else None)
+        self._plan = _plan([])
+        self._planned: tuple[Any, ...] = ()  # the parameters it was made for
+        self._starts: dict[Layer, Start] = {}
+        self._new: list[tuple[list[Layer], Row]] = []  # starts that are still on the device
+        self._taken: list[Taken] = []
+        self._records: list[Record] = []
+        self._logged: dict[str, float | Tensor] = {}
+        self._apart: set[str] = set()  # "lr/<group>" and so on that records show
+        # Of the step under way:
+        self._row: Row | None = None  # None: not measured
+        self._moved: set[Layer] = set()
+        self._before: dict[Layer, Tensor] = {}
+        before, after = map(torch.compiler.disable, (self._before_step, self._after_step))
+        self._hooks = [
+            optimizer.register_step_pre_hook(before),  # pyright: ignore[reportArgumentType]
+            optimizer.register_step_post_hook(after),  # pyright: ignore[reportArgumentType]
+        ]
+
+    def log(self, **values: float | Tensor) -> None:
+        """Put numbers or one-element tensors into the record of the coming step, if it is measured.
+
+        A tensor stays on its device until records are asked for.
+        `grad_norm` takes the place of the measured one: what torch.nn.utils.clip_grad_norm_ returns.
+        """
+        for name, value in values.items():
+            if name in ("step", "layers"):
+                raise ValueError(f"Monitor: {name!r} is the record's own; log it under another name")
+            if isinstance(value, Tensor) and value.numel() != 1:
+                raise ValueError(f"Monitor: {name} has shape {tuple(value.shape)}; log one number, such as its mean")
+        self._logged |= {
+            name: value.detach() if isinstance(value, Tensor) else float(value) for name, value in values.items()
+        }
+
+    def measure(self) -> list[Record]:
+        """The records of the steps measured since the last call, oldest first."""
+        self._drain()
+        records, self._records = self._records, []
+        return records
+
+    def close(self) -> None:
+        """Detach from the optimizer; records taken so far can still be had."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- at a step
+
+    @torch.no_grad()
+    def _before_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._refresh()
+        self._row = Row() if (self.steps + 1) % self.every == 0 else None
+        if not _closure(args, kwargs):
+            self._see_gradients()
+        if self._row is not None and self._observes:
+            self.optimizer.observing = True  # pyright: ignore[reportAttributeAccessIssue]
+        if self._row is not None and self._copies:
+            self._before = {layer: layer.parameter.detach().clone() for layer in self._plan.layers}
+
+    @torch.no_grad()
+    def _after_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if _closure(args, kwargs):
+            self._see_gradients()
+        if self._row is not None and len(self._taken) == self.flush:
+            self._drain()
+        self.steps += 1
+        marks = self._forecasts.note(self._moved)
+        if self._row is not None:
+            self._take(self._row, marks)
+        self._row, self._before, self._logged = None, {}, {}
+
+    def _see_gradients(self) -> None:
+        """Which layers have a gradient, and its norm; unscaled where a GradScaler leaves that to the optimizer."""
+        self._moved = {layer for layer in self._plan.layers if layer.parameter.grad is not None}
+        scale = getattr(self.optimizer, "grad_scale", None)
+        for device, layers in self._plan.by_device.items() if self._row is not None else ():
+            grads = {layer: layer.parameter.grad for layer in layers if layer in self._moved}
+            if grads and self._row is not None:
+                found = norms([grad for grad in grads.values() if grad is not None])
+                found = found if scale is None else found / scale.to(device)
+                self._row.put(found, [("grad", layer) for layer in grads])
+
+    def _take(self, row: Row, marks: list[Mark]) -> None:
+        """Measure now, on the device."""
+        plan = self._plan
+        for layers in plan.by_device.values():
+            row.put(norms([layer.parameter.detach() for layer in layers]), [("norm", layer) for layer in layers])
+        for power in plan.power:
+            row.put(power(), [("spectral", key) for key in power.keys])
+        for layer in plan.peaks:
+            row.put(peak(layer), [(layer.lmo.name, layer)])
+        for layers, products in self._products():
+            row.put(products, [(kind, layer) for kind in (ALONG, UPDATE, BEFORE) for layer in layers])
+        for name, value in self._logged.items():
+            if isinstance(value, Tensor):
+                row.put(value, [("log", name)])
+        labels = group_labels(self.optimizer)
+        known = {"step": self.steps, **group_numbers(self.optimizer, labels, self._motion, self._apart)}
+        known |= {name: value for name, value in self._logged.items() if not isinstance(value, Tensor)}
+        self._taken.append(Taken(known, labels, plan.layers, marks, row.close()))
+
+    def _products(self) -> list[tuple[list[Layer], Tensor]]:
+        """<theta, u>, |u|^2, |theta|^2 of the step just taken, (3, layers): from the optimizer, or from the copies."""
+        if self._observes:
+            observed = self.optimizer.observed  # pyright: ignore[reportAttributeAccessIssue]
+            return [([self._plan.by_parameter[p] for p in params], products) for params, products in observed]
+        decoupled = is_decoupled(self.optimizer)
+        out = []
+        for layer, before in self._before.items():
+            if layer in self._moved:
+                group = self.optimizer.param_groups[layer.group]
+                eta = float(group["lr"]) * float(group.get("weight_decay") or 0.0) if decoupled else 0.0
+                wide = torch.promote_types(before.dtype, torch.float32)
+                theta, after = before.to(wide).flatten(), layer.parameter.detach().to(wide).flatten()
+                u = theta * (1 - eta) - after  # times gamma, which the cosine does not see
+                pairs = ((theta, u), (u, u), (theta, theta))
+                out.append(([layer], torch.stack([torch.linalg.vecdot(x, y) for x, y in pairs])))
+        return out
+
+    # --- plan and records
+
+    def _refresh(self) -> None:
+        """See to it that the plan is of the optimizer's parameters; new ones start their forecast here."""
+        groups = self.optimizer.param_groups
+        planned = tuple(id(p) for group in groups for p in group["params"]), tuple(len(g["params"]) for g in groups)
+        if planned == self._planned:
+            return
+        old = {(layer.name, layer.group, layer.parameter): layer for layer in self._plan.layers}
+        found = find_layers(self.optimizer, self.model)
+        layers = [old.get((layer.name, layer.group, layer.parameter), layer) for layer in found]
+        new = [layer for layer in layers if layer not in set(old.values())]
+        vectors = {name: v for power in self._plan.power for name, v in power.by_layer().items()}
+        for power in power_iterations(new):
+            power.warm_up()
+            vectors |= power.by_layer()
+        self._forecasts.drop(set(old.values()) - set(layers))
+        self._forecasts.begin(new)
+        self._plan, self._planned = _plan(layers), planned
+        for power in self._plan.power:
+            power.load(vectors)
+        self._new.append((new, self._start_row(new)))
+
+    def _start_row(self, layers: list[Layer]) -> Row:
+        """Where layers start: norm, and what their optimizer's state says of the past."""
+        row = Row()
+        for layer in layers:
+            state = self.optimizer.state.get(layer.parameter, {})
+            row.put(norms([layer.parameter.detach()]), [("norm", layer)])
+            for key in ("momentum_buffer", "exp_avg"):
+                if isinstance(state.get(key), Tensor):
+                    row.put(norms([state[key]]), [("momentum", layer)])
+            if "step" in state:
+                row.put(torch.as_tensor(state["step"]), [("count", layer)])
+        return row.close()
+
+    def _drain(self) -> None:
+        """Bring all that is on the device to the host and make records of it."""
+        new, taken = self._new, self._taken
+        self._new, self._taken = [], []
+        values = fetch([*(row for _, row in new), *(each.row for each in taken)])
+        for (layers, _), found in zip(new, values[: len(new)], strict=True):
+            for layer in layers:
+                norm, momentum, count = (found.get((kind, layer), 0.0) for kind in ("norm", "momentum", "count"))
+                self._starts[layer] = Start(norm**2, momentum > 0, int(count))
+        self._forecasts.settle(self._starts, [mark for each in taken for mark in each.marks])
+        for each, found in zip(taken, values[len(new) :], strict=True):
+            self._records.append(compose(each, found, self._starts, self._forecasts.units))
+
+    # --- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to go on as if unbroken: plain values and tensors, with records not yet asked for."""
+        self._drain()
+        return {
+            "steps": self.steps,
+            "records": list(self._records),
+            "apart": sorted(self._apart),
+            "power": {name: v for power in self._plan.power for name, v in power.by_layer().items()},
+            "starts": {layer.name: list(self._starts[layer]) for layer in self._plan.layers},
+            "courses": self._forecasts.state_dict(),
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state; layers it does not name start now. ValueError if it is of another model."""
+        self._refresh()
+        self._drain()
+        by_name = {layer.name: layer for layer in self._plan.layers}
+        if unknown := [name for name in state["starts"] if name not in by_name]:
+            raise ValueError(
+                f"Monitor: the saved state has {unknown[0]!r}, which the optimizer does not: another model?"
+            )
+        for power in self._plan.power:
+            power.check(state["power"])
+        for power in self._plan.power:
+            power.load(state["power"])
+        self._starts |= {by_name[name]: Start(*values) for name, values in state["starts"].items()}
+        self._forecasts.load_state_dict(state["courses"], by_name)
+        self.steps, self._records, self._apart = int(state["steps"]), list(state["records"]), set(state["apart"])
+
+
+def _closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether step() was given a closure, which makes the gradients: they are seen after the step then."""
+    return any(value is not None for value in (*args[1:2], kwargs.get("closure")))

@@ -1,0 +1,171 @@
+"""How each family of optimizers moves weights, as the theory puts it: filter, overlap kernel, update norm."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from steadynorm import families, theory
+from steadynorm.families import Group
+from steadynorm.monitor.layers import Layer
+from steadynorm.optim.scion import ScionC
+from steadynorm.theory import Filter, Overlap
+
+_LINEAR, _SIGN = theory.overlap("linear", None), theory.overlap("sign", None)
+
+
+@dataclass(frozen=True)
+class Motion:
+    """What the theory must know of a family of optimizers; group values in, floats out.
+
+    unit: U^2, None where it is not known; of an update linear in its momentum (Adam, SGD) the number of elements, and
+    the walk is per element.
+    """
+
+    name: str
+    alpha: Callable[[Group], float]
+    effective_lr: Callable[[Group], float]
+    filter: Callable[[Group], Filter]
+    kernel: Callable[[Layer], Overlap]
+    unit: Callable[[Layer, Group], float | None]
+
+    @property
+    def is_linear(self) -> bool:
+        return self.name in ("adam", "sgd")
+
+
+def muon_update_norm_sq(shape: Sequence[int], group: Group) -> float | None:
+    """|u|^2 of torch's Muon with its lr adjustment: Newton-Schulz on the singular values of a large Gaussian matrix.
+
+        sigma^2 = (1 + c + 2 sqrt(c) cos phi) / d,   density (2/pi) sin^2 phi / (1 + c + 2 sqrt(c) cos phi)
+
+    of a d x d/c matrix over its Frobenius norm. None for another Muon, whose scale is not known.
+
+    >>> group = {"ns_coefficients": (3.4445, -4.775, 2.0315), "ns_steps": 5, "adjust_lr_fn": None}
+    >>> round(muon_update_norm_sq((384, 384), group) / 384, 2)
+    0.86
+    """
+    if not {"ns_coefficients", "ns_steps", "adjust_lr_fn"} <= group.keys():
+        return None
+    small, large = sorted(shape)
+    c, grid = small / large, 4096
+    phi = (np.arange(grid) + 0.5) * np.pi / grid
+    x = 1 + c + 2 * math.sqrt(c) * np.cos(phi)
+    s, (p, q, r) = np.sqrt(x / small), group["ns_coefficients"]
+    for _ in range(group["ns_steps"]):
+        s = p * s + q * s**3 + r * s**5
+    adjusted_sq = 0.04 * large if group["adjust_lr_fn"] == "match_rms_adamw" else max(1.0, shape[0] / shape[1])
+    return adjusted_sq * small * float(2 / grid * np.sin(phi) ** 2 / x @ s**2)
+
+
+def _ema(group: Group) -> Filter:
+    return theory.ema(_alpha(group), nesterov=bool(group.get("nesterov", False)))
+
+
+def _alpha(group: Group) -> float:
+    return families._alpha(group)
+
+
+def _betas(group: Group) -> tuple[float, float]:
+    one, two = group["betas"]
+    return float(one), float(two)
+
+
+def _lr(group: Group) -> float:
+    return float(group["lr"])
+
+
+def _normalised_lr(group: Group) -> float:
+    return theory.effective_lr(_lr(group), _alpha(group), nesterov=bool(group.get("nesterov", False)))
+
+
+def _sgd_filter(group: Group) -> Filter:
+    return theory.trace(1 - _alpha(group), nesterov=group["nesterov"]) if group["trace"] else _ema(group)
+
+
+def _elements(layer: Layer, _: Group) -> float:
+    return float(layer.parameter.numel())
+
+
+MOTIONS = {
+    "scion": Motion(
+        "scion",
+        _alpha,
+        _normalised_lr,
+        _ema,
+        lambda layer: layer.lmo.overlap(layer.shape, blocks=layer.blocks),
+        lambda layer, _: layer.lmo.update_norm_sq(layer.shape, blocks=layer.blocks),
+    ),
+    "muon": Motion(
+        "muon",
+        _alpha,
+        _normalised_lr,
+        _ema,
+        lambda layer: theory.overlap("spectral", layer.shape),
+        lambda layer, group: muon_update_norm_sq(layer.shape, group),
+    ),
+    "lion": Motion(
+        "lion",
+        lambda group: 1 - _betas(group)[1],
+        lambda group: _lr(group) * math.sqrt(theory.lion_gain(*_betas(group))),
+        lambda group: theory.lion(*_betas(group)),
+        lambda _: _SIGN,
+        _elements,
+    ),
+    "adam": Motion(
+        "adam",
+        lambda group: 1 - _betas(group)[0],
+        _lr,
+        lambda group: theory.ema(1 - _betas(group)[0]),
+        lambda _: _LINEAR,
+        _elements,
+    ),
+    "sgd": Motion(
+        "sgd",
+        _alpha,
+        lambda group: _lr(group) / (_alpha(group) if group["trace"] else 1.0),
+        _sgd_filter,
+        lambda _: _LINEAR,
+        _elements,
+    ),
+}
+
+
+def motion_of(optimizer: Optimizer) -> Motion | None:
+    """How this optimizer moves weights, or None where the theory has no forecast for it.
+
+    >>> p = torch.nn.Parameter(torch.ones(2))
+    >>> motion_of(torch.optim.AdamW([p])).name, motion_of(torch.optim.SGD([p]))
+    ('adam', None)
+    """
+    own = getattr(optimizer, "family", None)
+    names = {cls.__name__ for cls in type(optimizer).__mro__}
+    if isinstance(own, families.Family):
+        return MOTIONS.get(own.name)
+    if names & {"NAdam", "RAdam", "RenormalizedAdamW"}:
+        return None
+    if type(optimizer) is torch.optim.Adam and all(group["weight_decay"] == 0 for group in optimizer.param_groups):
+        return MOTIONS["adam"]
+    try:
+        return MOTIONS.get(families.family_of(optimizer).name)
+    except ValueError:  # coupled decay, or a class we do not know
+        return None
+
+
+def weight_decay_of(optimizer: Optimizer, group: Group, p: Tensor) -> float:
+    """lambda_t of a parameter as the step just taken used it."""
+    if isinstance(optimizer, ScionC):
+        return optimizer.weight_decay_of(p)
+    return float(group.get("weight_decay") or 0.0)
+
+
+def is_decoupled(optimizer: Optimizer) -> bool:
+    """Whether a step does theta <- (1 - lr weight_decay) theta - ...; a class we do not know is taken to."""
+    names = [cls.__name__ for cls in type(optimizer).__mro__]
+    if any(name in families._FLAGGED for name in names) and "AdamW" not in names:
+        return all(group.get("decoupled_weight_decay", False) for group in optimizer.param_groups)
+    return not any(name in families._COUPLED for name in names)
