@@ -48,14 +48,3 @@ def test_command_line(capsys, monkeypatch):
     with pytest.raises(SystemExit) as stop:
         main(["nonsense"])
     assert stop.value.code == 2
-
-
-def test_demo_prints_prediction_beside_simulation(capsys, monkeypatch):
-    from steadynorm import simulate
-
-    monkeypatch.setattr(simulate, "steady_norm_sq", lambda *args, **kwargs: simulate.Measured(4.0, 0.1))
-    assert main(["demo"]) == 0
-    out = capsys.readouterr().out
-    assert "4.7500" in out  # the paper
-    assert "3.5556" in out  # exact, square
-    assert "4.0000 ± 0.1000" in out
