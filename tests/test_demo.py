@@ -27,10 +27,9 @@ def test_both_runs_are_trained_and_summarised(tmp_path: Path):
     assert [records.read(each).config["optim"]["name"] for each in folders] == ["scion", "scionc"]
     one, two = (demo.summarise(each) for each in folders)
     run = records.read(folders[0])
-    assert one.norm_late == pytest.approx(run.columns["weight_norm"][-1])
-    assert one.measured_over_forecast == pytest.approx(
-        run.columns["weight_norm"][-1] / run.columns["forecast_norm"][-1]
-    )
+    assert one.norm[1] == pytest.approx(run.columns["weight_norm"][-1])
+    output, everything = run.layers["embedding.weight"]["norm"][-1], run.columns["weight_norm"][-1]
+    assert one.hidden[1] ** 2 == pytest.approx(everything**2 - output**2, rel=1e-5)
     assert (one.name, two.name) == ("scion", "scionc")
     assert two.excess_output < two.excess_hidden  # the output layer pushes outward from the first steps
     before = (folders[0] / records.FILE).read_bytes()

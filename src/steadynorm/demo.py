@@ -15,6 +15,7 @@ import numpy as np
 from steadynorm import progress, records, report, simulate, theory
 
 OPTIMIZERS = ("scion", "scionc")
+_OUTPUT = "embedding.weight"  # tied: the output layer
 SYSTEMS = (
     ("vector of 512", "bias", (512,)),
     ("square, 32 x 32", "spectral", (32, 32)),
@@ -42,16 +43,15 @@ def settle(lr: float = 0.05, weight_decay: float = 0.1, alpha: float = 0.1) -> l
 
 
 class Summary(NamedTuple):
-    """How one run went. `late` means the last 3 % of steps, `middle` the 3 % around one half."""
+    """How one run went. `end` is the mean over the last 3 % of steps, `middle` over the 3 % around one half."""
 
     name: str
     val_loss: float
-    norm_middle: float
-    norm_late: float
-    norm_spread: float  # largest / smallest over the last two thirds
-    grad_middle: float
-    grad_late: float
-    measured_over_forecast: float
+    norm: tuple[float, float]  # of all weights: middle, end
+    hidden: tuple[float, float]  # of the hidden layers
+    spread: float  # of the norm of all weights: largest / smallest over the last two thirds
+    grad: tuple[float, float]
+    over_forecast: float  # measured / forecast norm of the hidden layers, end
     excess_hidden: float  # alignment, mean over the run
     excess_output: float
 
@@ -116,23 +116,25 @@ def summarise(folder: Path) -> Summary:
     run = records.read(folder)
     count = len(run.steps)
     span = max(1, round(0.03 * count))
-    middle, late = slice(count // 2 - span // 2, count // 2 + span), slice(count - span, count)
+    start = (count - span) // 2
 
-    def mean(key: str, where: slice) -> float:
-        return float(np.nanmean(run.columns[key][where]))
+    def ends(values: np.ndarray) -> tuple[float, float]:
+        return float(np.nanmean(values[start : start + span])), float(np.nanmean(values[-span:]))
+
+    def hidden(quantity: str) -> np.ndarray:
+        return np.sqrt(sum(np.square(each[quantity]) for name, each in run.layers.items() if name != _OUTPUT))
 
     norms = run.columns["weight_norm"][count // 3 :]
     return Summary(
         run.name,
         float(run.columns["val_loss"][-1]),
-        mean("weight_norm", middle),
-        mean("weight_norm", late),
+        ends(run.columns["weight_norm"]),
+        ends(hidden("norm")),
         float(norms.max() / norms.min()),
-        mean("grad_norm", middle),
-        mean("grad_norm", late),
-        mean("weight_norm", late) / mean("forecast_norm", late),
-        mean("excess_alignment/hidden", slice(0, count)),
-        mean("excess_alignment/output", slice(0, count)),
+        ends(run.columns["grad_norm"]),
+        ends(hidden("norm") / hidden("forecast"))[1],
+        float(np.nanmean(run.columns["excess_alignment/hidden"])),
+        float(np.nanmean(run.columns["excess_alignment/output"])),
     )
 
 

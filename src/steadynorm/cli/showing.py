@@ -44,10 +44,11 @@ class Demo:
 
 _DEMO_ROWS: dict[str, Callable[[demo.Summary], str]] = {
     "validation loss": lambda row: f"{row.val_loss:.4f}",
-    "weight norm, middle → end": lambda row: f"{row.norm_middle:.1f} → {row.norm_late:.1f}",
-    "gradient norm, middle → end": lambda row: f"{row.grad_middle:.3f} → {row.grad_late:.3f}",
-    "largest / smallest norm, last two thirds": lambda row: f"{row.norm_spread:.3f}",
-    "measured / forecast norm, end": lambda row: f"{row.measured_over_forecast:.3f}",
+    "weight norm, middle → end": lambda row: "{:.1f} → {:.1f}".format(*row.norm),
+    "  of hidden layers": lambda row: "{:.1f} → {:.1f}".format(*row.hidden),
+    "  largest / smallest, last two thirds": lambda row: f"{row.spread:.3f}",
+    "  of hidden layers, measured / forecast": lambda row: f"{row.over_forecast:.3f}",
+    "gradient norm, middle → end": lambda row: "{:.3f} → {:.3f}".format(*row.grad),
     "excess alignment, hidden layers": lambda row: f"{row.excess_hidden:+.3f}",
     "excess alignment, output layer": lambda row: f"{row.excess_output:+.3f}",
 }
