@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import monitor
 from benchmarks.memory import memory_of_a_step
 from benchmarks.peers import peers
 from steadynorm import bench, correct
@@ -85,6 +86,14 @@ def correction_overhead(rounds: int) -> dict[str, float]:
     show("correct", f"`correct` adds {1e6 * times['hook']:.1f} us to a fused AdamW step of {1e3 * times['step']:.1f} ms "
          f"on ViT-S/16: {100 * times['hook'] / times['step']:.2f} %.")  # fmt: skip
     return times
+
+
+def monitoring(rounds: int) -> dict[str, float]:
+    """What a monitor at every step adds to a training step of the desk GPT."""
+    found = monitor.overhead(4 * rounds)
+    show("monitor", f"A `Monitor` with alignment and forecast at every step adds {100 * found['overhead']:.1f} % to a "
+         f"training step of the desk GPT ({1e3 * found['step_seconds']:.0f} ms).")  # fmt: skip
+    return found
 
 
 def scaling(rounds: int, widths: tuple[int, ...], layers: tuple[int, ...]) -> dict[str, Any]:
@@ -164,6 +173,7 @@ def main() -> None:
         "hidden_matrices": lambda: hidden_matrices(rounds),
         "correct": lambda: correction_overhead(rounds),
         "memory": memory,
+        "monitor": lambda: monitoring(rounds),
         "scaling": lambda: scaling(
             rounds if arguments.quick else 10,
             (256, 384) if arguments.quick else (256, 384, 512, 768, 1024, 1536, 2048),

@@ -60,7 +60,7 @@ QUANTITIES: Mapping[str, Quantity] = MappingProxyType(
         "sign_norm": Quantity("Sign norm", "", "d_in * max|W| of the sign layers, mean."),
         "embedding_norm": Quantity("Embedding norm", "", "max|W| of the embeddings, mean."),
         "bias_norm": Quantity("Bias norm", "rms", "Root mean square of the vectors' elements."),
-        "alignment": Quantity("Alignment", "cos", "cos(weights, update), mean over layers."),
+        "alignment": Quantity("Alignment", "cos", "cos(weights, update), mean over hidden matrices."),
         "expected_alignment": Quantity("Expected alignment", "cos", "The part of it that momentum alone makes."),
         "excess_alignment": Quantity("Excess alignment", "cos", "Measured - expected. Near 0: correct the decay."),
         "lr": Quantity("Learning rate", "", "gamma of the step."),

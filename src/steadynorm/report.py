@@ -32,6 +32,7 @@ class _Panel:
     dashed: str = ""
     names: tuple[str, str] = ("measured", "")
     zero: bool = False
+    log: bool = False  # to begin with
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ SECTIONS = (
         "that updates independent of the weights would give.",
         (
             _Panel("weight_norm", "forecast_norm", ("measured", "forecast")),
-            _Panel("grad_norm"),
+            _Panel("grad_norm", log=True),  # the first steps would hide the rest
             _Panel("spectral_norm"),
             _Panel("sign_norm"),
             _Panel("bias_norm"),
@@ -228,7 +229,9 @@ def _plot(runs: Sequence[Run], panel: _Panel) -> page.Plot:
             steps, values = _finite(run, key)
             if len(values):
                 series.append(page.Series(name, steps, values, style=style, toggle=run.name))
-    return page.Plot(quantity.label, "step", quantity.unit, series, quantity.description, zero=panel.zero)
+    return page.Plot(
+        quantity.label, "step", quantity.unit, series, quantity.description, log_y=panel.log, zero=panel.zero
+    )
 
 
 def _more(runs: Sequence[Run]) -> list[page.Block]:

@@ -41,9 +41,9 @@ def run(context: Context) -> Outcome:
             kernel = theory.overlap(kind.lmo, shape)
             grid = np.linspace(0, 1, 101)
             series += [
-                page.Series(f"{kind.label}, formula", grid, [kernel(r) for r in grid.tolist()], toggle=kind.label),
+                page.Series("formula", grid, [kernel(r) for r in grid.tolist()], toggle=kind.label),
                 page.Series(
-                    f"{kind.label}, measured", CORRELATIONS, [m.mean for m in seen], error=[m.error for m in seen],
+                    "measured", CORRELATIONS, [m.mean for m in seen], error=[m.error for m in seen],
                     style="points", toggle=kind.label,
                 ),
             ]  # fmt: skip
@@ -53,7 +53,7 @@ def run(context: Context) -> Outcome:
                 rows.append((kind.label, r, m.mean, m.error, kernel(r)))
             ratios.append(_ratio(kind.label, kernel))
             tell(1)
-    series.append(page.Series("the paper's assumption", [0.0, 1.0], [0.0, 1.0], style="dash", toggle="paper"))
+    series.append(page.Series("the paper assumes", [0.0, 1.0], [0.0, 1.0], style="dash", toggle="paper"))
     claims = [
         judged(
             "Measured overlaps agree with the closed forms within 0.005 plus three standard errors",
@@ -64,7 +64,7 @@ def run(context: Context) -> Outcome:
     blocks = [
         page.Plot("Overlap kernel f(r)", "correlation r of the inputs", "overlap of the updates", series,
                   "How much two unit updates overlap when their inputs correlate by r."),
-        page.Plot("Paper's norm / exact norm, plain momentum, eta = 1e-6", "alpha", "paper / exact", ratios,
+        page.Plot("Steady norm: paper / exact", "alpha", "plain, eta = 1e-6", ratios,
                   "What the bend of the kernel does to the steady-state norm.", log_x=True),
         page.Table("Measured overlaps", ("lmo", "r", "measured", "± SE", "formula"), rows),
     ]  # fmt: skip
@@ -76,7 +76,9 @@ def _ratio(label: str, kernel: theory.Overlap) -> page.Series:
     lr, decay = 1e-5, 0.1
     paper = [theory.steady_norm_sq(lr, decay, alpha, limit=True) for alpha in alphas]
     exact = [theory.steady_norm_sq(lr, decay, alpha, overlap=kernel) for alpha in alphas]
-    return page.Series(label, alphas, [math.sqrt(p / e) for p, e in zip(paper, exact, strict=True)], toggle=label)
+    return page.Series(
+        "paper / exact", alphas, [math.sqrt(p / e) for p, e in zip(paper, exact, strict=True)], toggle=label
+    )
 
 
 OVERLAP = Experiment(

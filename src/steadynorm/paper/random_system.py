@@ -101,8 +101,8 @@ def _plot(
         seen, forecast = found[shape, eta]
         x = HALF_LIVES * seen.steps / seen.steps[-1]
         label = f"eta {eta:g}"
-        series.append(page.Series(f"{label}, simulated", x, np.sqrt(seen.mean()), toggle=label))
-        series.append(page.Series(f"{label}, forecast", x, np.sqrt(forecast), style="dash", toggle=label))
+        series.append(page.Series("simulated", x, np.sqrt(seen.mean()), toggle=label))
+        series.append(page.Series("forecast", x, np.sqrt(forecast), style="dash", toggle=label))
     title = "Constant lr" if shape == "constant" else "Linear warmup, cosine decay"
     return page.Plot(
         title,

@@ -132,10 +132,10 @@ def _plot(kind: Kind, points: list[Point]) -> page.Plot:
         these = [p for p in points if p.kind == kind.label and p.momentum == momentum]
         alphas = [p.alpha for p in these]
         series += [
-            page.Series(f"{momentum}, exact", alphas, [p.exact for p in these], toggle=momentum),
-            page.Series(f"{momentum}, paper", alphas, [p.paper for p in these], style="dash", toggle=momentum),
+            page.Series("exact", alphas, [p.exact for p in these], toggle=momentum),
+            page.Series("paper", alphas, [p.paper for p in these], style="dash", toggle=momentum),
             page.Series(
-                f"{momentum}, simulated",
+                "simulated",
                 alphas,
                 [p.simulated for p in these],
                 error=[p.error for p in these],
