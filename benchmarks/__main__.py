@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import monitor
+from benchmarks import monitor, simulation
 from benchmarks.memory import memory_of_a_step
 from benchmarks.peers import peers
 from steadynorm import bench, correct
@@ -93,6 +93,15 @@ def monitoring(rounds: int) -> dict[str, float]:
     found = monitor.overhead(4 * rounds)
     show("monitor", f"A `Monitor` with alignment and forecast at every step adds {100 * found['overhead']:.1f} % to a "
          f"training step of the desk GPT ({1e3 * found['step_seconds']:.0f} ms).")  # fmt: skip
+    return found
+
+
+def simulating(steps: int) -> dict[str, float]:
+    """The paper's 384 x 384 system: an SVD a step against `simulate`."""
+    found = simulation.compare(steps)
+    show("simulate", f"`simulate` takes {1e3 * found['seconds']:.1f} ms a step of a 384 x 384 system, an SVD a step "
+         f"{1e3 * found['svd_seconds']:.1f} ms: {found['faster']:.1f}x faster; the norm squared differs by "
+         f"{100 * found['norm_sq_difference']:.2f} %.")  # fmt: skip
     return found
 
 
@@ -174,6 +183,7 @@ def main() -> None:
         "correct": lambda: correction_overhead(rounds),
         "memory": memory,
         "monitor": lambda: monitoring(rounds),
+        "simulate": lambda: simulating(20 if arguments.quick else 300),
         "scaling": lambda: scaling(
             rounds if arguments.quick else 10,
             (256, 384) if arguments.quick else (256, 384, 512, 768, 1024, 1536, 2048),
