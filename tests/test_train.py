@@ -298,16 +298,16 @@ def test_no_whole_checkpoint_is_an_error_that_says_what_to_do(tmp_path: Path):
 
 def test_a_full_disk_leaves_the_old_checkpoint_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     model = {"w": torch.ones(3)}
-    checkpoint.save(tmp_path, 1, model, {"step": 1}, keep=1)
+    checkpoint.save(tmp_path, 1, {"step": 1}, model, keep=1)
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(OSError, match="full"):
-        checkpoint.save(tmp_path, 2, model, {"step": 2}, keep=1)
+        checkpoint.save(tmp_path, 2, {"step": 2}, model, keep=1)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
-    assert checkpoint.load(tmp_path / "step-000001")[1] == {"step": 1}
+    assert checkpoint.load(tmp_path / "step-000001")[2] == {"step": 1}
 
 
 def test_a_loss_that_is_not_finite_stops_and_names_the_last_good_checkpoint(
@@ -318,7 +318,7 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_last_good_checkpoint(
     def spoiled(self: loop.Trainer, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         if self.step == 7:
             with torch.no_grad():
-                next(self.model.parameters()).fill_(math.nan)
+                next(self.parts.model.parameters()).fill_(math.nan)
         return original(self, batch)
 
     monkeypatch.setattr(loop.Trainer, "_update", spoiled)

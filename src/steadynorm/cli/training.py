@@ -1,5 +1,6 @@
 """`steadynorm train` and `steadynorm data`."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,8 @@ def train(config: Config) -> None:
     from steadynorm.train.loop import train
 
     result = train(config)
+    if os.environ.get("RANK", "0") != "0":  # one of several processes: the first speaks for all
+        return
     final = ", ".join(f"{key} {value:.4f}" for key, value in result.final.items())
     print(f"{config.out}: {'finished' if result.finished else 'stopped'} at step {result.steps}; {final}")
 

@@ -1,6 +1,8 @@
-"""Checkpoints that are whole or not there: a folder each, checksummed, the last few kept.
+"""Checkpoints on disk, whole or not there: a folder each, checksummed, the last few kept.
 
-    checkpoints/step-000250/   model.safetensors   state.pt (optimizer, schedules, data position, RNG)   manifest.json
+    checkpoints/step-000250/   manifest.json
+        model.safetensors, state.pt    of one process: weights; optimizer, schedules, data position, RNG
+        shards/, state.pt              of many: weights and optimizer by DCP; the rest
 
 A folder gets its name when everything in it is on the disk. state.pt loads with weights_only=True.
 """
@@ -21,27 +23,41 @@ from torch import Tensor
 
 from steadynorm.data.files import full_disk, is_full, sha256, sync_folder
 
+SHARDS = "shards"
 _NAME = re.compile(r"step-(\d{6,})")
-_FILES = ("model.safetensors", "state.pt")
+_MODEL, _STATE, _MANIFEST = "model.safetensors", "state.pt", "manifest.json"
+
+Saved = tuple[Path, dict[str, Tensor] | None, dict[str, Any]]
 
 
 class CheckpointError(ValueError):
     """A checkpoint cannot be used."""
 
 
-def save(folder: Path, step: int, model: Mapping[str, Tensor], state: Mapping[str, Any], *, keep: int) -> Path:
-    """Write a checkpoint beside the older ones, then drop all but the newest `keep`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    target, made = folder / f"step-{step:06d}", folder / f".step-{step:06d}.tmp"
-    shutil.rmtree(made, ignore_errors=True)
+def begin(folder: Path, step: int, *, fresh: bool) -> Path:
+    """Where the files of a new checkpoint go until it is whole; `fresh`: cleared first."""
+    made = folder / f".step-{step:06d}.tmp"
+    if fresh:
+        shutil.rmtree(made, ignore_errors=True)
+        made.mkdir(parents=True)
+    return made
+
+
+def save(folder: Path, step: int, state: Mapping[str, Any], model: Mapping[str, Tensor] | None, *, keep: int) -> Path:
+    """Write a checkpoint beside the older ones, then drop all but the newest `keep`.
+
+    Without `model` its shards have been written into the folder that `begin` gave.
+    """
+    made, target = begin(folder, step, fresh=model is not None), folder / f"step-{step:06d}"
     try:
-        made.mkdir()
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in model.items()}, made / _FILES[0])
-        torch.save(dict(state), made / _FILES[1])
-        manifest = {"step": step, "sha256": {name: sha256(made / name) for name in _FILES}}
-        (made / "manifest.json").write_text(json.dumps(manifest))
-        for name in (*_FILES, "manifest.json"):
-            _sync(made / name)
+        if model is not None:
+            save_file(dict(model), made / _MODEL)
+        torch.save(dict(state), made / _STATE)
+        files = sorted(path for path in made.rglob("*") if path.is_file())
+        manifest = {"step": step, "sha256": {path.relative_to(made).as_posix(): sha256(path) for path in files}}
+        (made / _MANIFEST).write_text(json.dumps(manifest))
+        for path in (*files, made / _MANIFEST):
+            _sync(path)
         sync_folder(made)
         shutil.rmtree(target, ignore_errors=True)
         made.replace(target)
@@ -66,7 +82,7 @@ def found(folder: Path) -> list[Path]:
     """The checkpoints of a run, oldest first."""
     if not folder.is_dir():
         return []
-    return sorted((p for p in folder.iterdir() if _NAME.fullmatch(p.name)), key=lambda p: step_of(p))
+    return sorted((p for p in folder.iterdir() if _NAME.fullmatch(p.name)), key=step_of)
 
 
 def step_of(path: Path) -> int:
@@ -81,27 +97,29 @@ def step_of(path: Path) -> int:
     return int(match[1])
 
 
-def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """(model, state) of one checkpoint, once every checksum agrees."""
+def load(path: Path) -> Saved:
+    """(path, model, state) of one checkpoint, once every checksum agrees; model is None where it is in shards."""
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
-        for name, expected in manifest["sha256"].items():
-            if name not in _FILES or sha256(path / name) != expected:
+        expected: dict[str, str] = json.loads((path / _MANIFEST).read_text())["sha256"]
+        for name, digest in expected.items():
+            if Path(name).is_absolute() or ".." in Path(name).parts or sha256(path / name) != digest:
                 raise CheckpointError(f"{path / name}: damaged (checksum differs)")
-        content = (path / _FILES[1]).read_bytes()
-        return load_file(path / _FILES[0]), torch.load(io.BytesIO(content), weights_only=True)
+        if _STATE not in expected or not (_MODEL in expected or any(name.startswith(SHARDS) for name in expected)):
+            raise CheckpointError(f"{path / _MANIFEST}: names no weights or no state")
+        state = torch.load(io.BytesIO((path / _STATE).read_bytes()), weights_only=True)
+        return path, load_file(path / _MODEL) if _MODEL in expected else None, state
     except CheckpointError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error})") from error
 
 
-def latest(folder: Path) -> tuple[Path, dict[str, Tensor], dict[str, Any]] | None:
+def latest(folder: Path) -> Saved | None:
     """The newest checkpoint that is whole; damaged ones are told and passed over. None if there is none at all."""
     candidates = found(folder)
     for path in reversed(candidates):
         try:
-            return path, *load(path)
+            return load(path)
         except CheckpointError as error:
             warnings.warn(f"{error}; going on from the one before", stacklevel=2)
     if candidates:

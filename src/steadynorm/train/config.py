@@ -136,6 +136,8 @@ class Config:
     """Checkpoints kept."""
     monitor_every: int = 1
     """Steps between measurements of norms and alignment."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """With torchrun: weights on every process (the optimizer's work and state are shared out), or sharded by FSDP2."""
     device: str = "auto"
     """cpu, cuda; auto: cuda where there is one."""
     tensorboard: bool = True
@@ -156,7 +158,18 @@ class Config:
             raise ValueError(f"schedule.warmup={self.schedule.warmup} must be less than steps={self.steps}")
 
 
-_NOT_TRAINING = ("out", "name", "device", "tensorboard", "keep", "save_every", "task.workers", "task.data")
+_NOT_TRAINING = (
+    "out",
+    "name",
+    "device",
+    "tensorboard",
+    "keep",
+    "save_every",
+    "task.workers",
+    "task.data",
+    "parallel",
+    "micro_batch",
+)
 
 
 def plain(config: Config) -> dict[str, Any]:

@@ -13,13 +13,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from steadynorm import records
 from steadynorm.data.files import lock
 from steadynorm.monitor import Monitor, log_records
-from steadynorm.train import checkpoint, optimizers, tasks
+from steadynorm.train import checkpoint, optimizers, parallel, tasks
 from steadynorm.train.config import Config, plain, training_part
 from steadynorm.train.display import Display
+from steadynorm.train.parallel import Team
+from steadynorm.train.state import Parts, Progress, restore, store
 
 
 class DivergedError(ValueError):
@@ -36,82 +40,104 @@ class Result:
 
 
 def train(config: Config, *, quiet: bool = False) -> Result:
-    """Run, or go on with, the training of this configuration in its folder."""
+    """Run, or go on with, the training of this configuration in its folder; with torchrun as one of its processes."""
     config.check()
-    config.out.mkdir(parents=True, exist_ok=True)
-    with lock(config.out, busy=f"another process is training in {config.out}; wait for it, or choose another --out"):
-        _keep_config(config)
-        with Trainer(config, quiet) as trainer, _signals(trainer):
-            return trainer.run()
+    with parallel.team(config.device) as team:
+        if not team.leads:
+            team.wait()  # the first to come checks the folder
+            with Trainer(config, team, quiet=True) as trainer, _signals(trainer):
+                return trainer.run()
+        config.out.mkdir(parents=True, exist_ok=True)
+        busy = f"another process is training in {config.out}; wait for it, or choose another --out"
+        with lock(config.out, busy=busy):
+            _keep_config(config)
+            team.wait()
+            with Trainer(config, team, quiet) as trainer, _signals(trainer):
+                return trainer.run()
 
 
 class Trainer:
-    """One run in one process: everything it needs, and the loop."""
+    """One process of a run: everything it needs, and the loop."""
 
-    def __init__(self, config: Config, quiet: bool):
-        self.config, self.stopping = config, False
-        self.device = _device(config.device)
+    def __init__(self, config: Config, team: Team, quiet: bool):
+        self.config, self.team, self.device, self.stopping = config, team, team.device, False
+        self.micro = _micro_batch(config, team)
         generator = torch.Generator().manual_seed(config.seed)
         random.seed(config.seed)
         torch.manual_seed(config.seed)
-        self.task = tasks.make(config)
-        self.model = self.task.model(generator).to(self.device)
-        self.optimizers = optimizers.build(self.model, config.optim, config.schedule, config.steps)
-        self.monitors = [Monitor(each, self.model, every=config.monitor_every) for each, _ in self.optimizers]
-        self.step, self.seconds, self.final = 0, 0.0, dict[str, float]()
-        self._resume()
-        self.called: Any = torch.compile(self.model) if config.compile else self.model
+        task = tasks.make(config, team.rank, team.world)
+        model = task.model(generator).to(self.device)
+        sharded = team.mesh is not None and config.parallel == "fsdp"
+        self.called: Any = team.wrap(model, config.parallel)
+        if config.compile:
+            self.called = torch.compile(self.called)
+        pairs = optimizers.build(model, config.optim, config.schedule, config.steps, None if sharded else team.mesh)
+        watch = Unwatched if sharded else Monitor
+        self.parts = Parts(model, pairs, [watch(each, model, every=config.monitor_every) for each, _ in pairs], task)
+        progress = restore(config.out / "checkpoints", self.parts, team) or Progress()
+        self.step, self.seconds, self.final = progress.step, progress.seconds, dict(progress.final)
         name = config.name or config.out.name
-        self.recorder = records.Recorder(
-            config.out / records.FILE, name=name, config=training_part(plain(config)), resume_at=self.step + 1
-        )
-        self.writer = _tensorboard(config, self.step)
         self.display = Display(config.steps, name, quiet)
+        self.recorder = self.writer = None
+        if team.leads:
+            self.recorder = records.Recorder(
+                config.out / records.FILE, name=name, config=training_part(plain(config)), resume_at=self.step + 1
+            )
+            self.writer = _tensorboard(config, self.step)
 
     def __enter__(self) -> "Trainer":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.display.close()
-        self.recorder.close()
-        if self.writer is not None:
-            self.writer.close()
+        for each in (self.display, self.recorder, self.writer):
+            if each is not None:
+                each.close()
 
     def run(self) -> Result:
         """The loop."""
         config, started = self.config, time.perf_counter() - self.seconds
-        batches = self.task.batches()
+        batches = self.parts.task.batches()
         while self.step < config.steps:
             loss = self._update(next(batches))
             self.step += 1
             self.seconds = time.perf_counter() - started
             last = self.step == config.steps
             evaluates = last or self.step % config.eval_every == 0
-            saves = last or self.stopping or self.step % config.save_every == 0
+            stops = self._agreed_to_stop()
+            saves = last or stops or self.step % config.save_every == 0
             if evaluates or saves or self.step % _FLUSH == 0:
                 self._flush(loss, self._evaluate() if evaluates else {})
             if saves:
-                self._save()
-            if self.stopping and not last:
+                progress = Progress(self.step, self.seconds, self.final)
+                store(config.out / "checkpoints", self.parts, progress, self.team, keep=config.keep)
+            if stops and not last:
                 self.display.say(f"stopped at step {self.step}; start it again to go on")
                 return Result(self.step, False, self.final)
         return Result(self.step, True, self.final)
 
+    def _agreed_to_stop(self) -> bool:
+        """A signal may reach one process alone; many ask each other only where they meet anyway."""
+        if self.team.world == 1:
+            return self.stopping
+        return self.step % _FLUSH == 0 and self.team.any(self.stopping)
+
     def _update(self, batch: tasks.Batch) -> Tensor:
         """One update from one batch, in micro-batches; the mean loss, on the device."""
-        self.model.train()
-        micro = self.config.micro_batch or len(batch[0])
-        parts = list(zip(*(each.to(self.device, non_blocking=True).split(micro) for each in batch), strict=True))
+        self.parts.model.train()
+        pieces = zip(*(each.to(self.device, non_blocking=True).split(self.micro) for each in batch), strict=True)
+        parts = list(pieces)
         total = torch.zeros((), device=self.device)
-        for part in parts:
-            with self._autocast():
-                loss = self.task.loss(self.called, part) / len(parts)
-            loss.backward()
+        for k, part in enumerate(parts, start=1):
+            with self.team.accumulating(self.called, last=k == len(parts)):
+                with self._autocast():
+                    loss = self.parts.task.loss(self.called, part) / len(parts)
+                loss.backward()
             total += loss.detach()
-        extra: dict[str, Any] = {"loss": total}
+        extra: dict[str, Any] = {"loss": self.team.average(total)}
         if self.config.clip is not None:
-            extra["grad_norm"] = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
-        for (optimizer, scheduler), monitor in zip(self.optimizers, self.monitors, strict=True):
+            norm = nn.utils.clip_grad_norm_(self.parts.model.parameters(), self.config.clip)
+            extra["grad_norm"] = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        for (optimizer, scheduler), monitor in zip(self.parts.optimizers, self.parts.monitors, strict=True):
             monitor.log(**extra)
             optimizer.step()
             scheduler.step()
@@ -123,16 +149,17 @@ class Trainer:
 
     @torch.no_grad()
     def _evaluate(self) -> dict[str, float]:
-        self.model.eval()
+        self.parts.model.eval()
         with self._autocast():
-            sums = self.task.evaluate(self.called, self.device)
-        count = float(sums.pop("count"))
-        self.final = {key: float(value) / count for key, value in sums.items()}
+            sums = self.team.totals(self.parts.task.evaluate(self.called, self.device))
+        self.team.settle(self.parts.model)
+        count = sums.pop("count")
+        self.final = {key: value / count for key, value in sums.items()}
         return self.final
 
     def _flush(self, loss: Tensor, evaluated: dict[str, float]) -> None:
         """Records of the steps since the last time; a loss that is not finite ends the run before anything is saved."""
-        taken, *others = (monitor.measure() for monitor in self.monitors)
+        taken, *others = (monitor.measure() for monitor in self.parts.monitors)
         for more in others:  # muon's second optimizer
             for record, other in zip(taken, more, strict=True):
                 _join(record, other)
@@ -143,9 +170,10 @@ class Trainer:
         for record in taken:
             record |= {
                 "seconds": self.seconds * record["step"] / self.step,
-                "tokens": self.task.tokens() * record["step"],
+                "tokens": self.parts.task.tokens() * record["step"],
             }
-            self.recorder.write(record)
+            if self.recorder is not None:
+                self.recorder.write(record)
         if self.writer is not None:
             log_records(self.writer, taken)
         bad = next((r["step"] for r in taken if "loss" in r and r["loss"] is None), None)
@@ -157,40 +185,6 @@ class Trainer:
         kept = checkpoint.found(self.config.out / "checkpoints")
         good = f"the last good checkpoint is {kept[-1]}" if kept else "there is no checkpoint yet"
         return f"{self.config.out}: the loss of step {step} is not finite; {good}; lower the lr, or look at the data"
-
-    def _save(self) -> None:
-        state = {
-            "step": self.step,
-            "seconds": self.seconds,
-            "optimizers": [optimizer.state_dict() for optimizer, _ in self.optimizers],
-            "schedulers": [scheduler.state_dict() for _, scheduler in self.optimizers],
-            "monitors": [monitor.state_dict() for monitor in self.monitors],
-            "data": self.task.position(),
-            "rng": torch.get_rng_state(),
-            "final": self.final,
-        }
-        checkpoint.save(
-            self.config.out / "checkpoints", self.step, self.model.state_dict(), state, keep=self.config.keep
-        )
-
-    def _resume(self) -> None:
-        saved = checkpoint.latest(self.config.out / "checkpoints")
-        if saved is None:
-            return
-        path, weights, state = saved
-        try:
-            self.model.load_state_dict(weights)
-        except RuntimeError as error:
-            raise checkpoint.CheckpointError(f"{path}: of another model ({error})") from None
-        for (optimizer, scheduler), monitor, one, two, three in zip(
-            self.optimizers, self.monitors, state["optimizers"], state["schedulers"], state["monitors"], strict=True
-        ):
-            optimizer.load_state_dict(one)
-            scheduler.load_state_dict(two)
-            monitor.load_state_dict(three)
-        self.task.go_to(state["data"])
-        torch.set_rng_state(state["rng"])
-        self.step, self.seconds, self.final = state["step"], state["seconds"], state["final"]
 
 
 _FLUSH = 20  # steps between transfers from the device
@@ -219,10 +213,49 @@ def _keep_config(config: Config) -> None:
     records.replace_file(path, [json.dumps(now, indent=1).encode()])
 
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)
+def _micro_batch(config: Config, team: Team) -> int:
+    """Samples that go through the model at once in this process."""
+    if config.batch % team.world:
+        raise ValueError(f"batch={config.batch} cannot be shared evenly by {team.world} processes")
+    local = config.batch // team.world
+    micro = min(config.micro_batch or local, local)
+    if local % micro:
+        raise ValueError(f"micro_batch={micro} does not divide the {local} samples of each of {team.world} processes")
+    return micro
+
+
+class Unwatched:
+    """In place of a monitor where weights are sharded: loss and lr alone."""
+
+    def __init__(self, optimizer: Optimizer, model: nn.Module, *, every: int):
+        self._optimizer, self._every, self._steps = optimizer, every, 0
+        self._rows: list[tuple[int, float, dict[str, Any]]] = []
+
+    def log(self, **values: Any) -> None:
+        """Called before each step."""
+        self._steps += 1
+        if self._steps % self._every == 0:
+            self._rows.append((self._steps, float(self._optimizer.param_groups[0]["lr"]), values))
+
+    def measure(self) -> list[dict[str, Any]]:
+        """Records since the last call."""
+        rows, self._rows = self._rows, []
+        return [
+            {"step": step, "lr": lr} | {key: _finite(float(value)) for key, value in values.items()}
+            for step, lr, values in rows
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step count."""
+        return {"steps": self._steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on counting; a monitor's state has the count as well."""
+        self._steps = state["steps"]
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _tensorboard(config: Config, step: int) -> Any:
