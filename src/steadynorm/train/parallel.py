@@ -99,7 +99,11 @@ def team(device: str) -> Iterator[Team]:
     here = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0"))) if kind == "cuda" else torch.device(kind)
     if kind == "cuda":
         torch.cuda.set_device(here)
-    dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=_TIMEOUT)
+    # torchrun's store outlives a restart: without a prefix the new processes would find the old ones' addresses and hang.
+    store, _, _ = next(dist.rendezvous("env://", timeout=_TIMEOUT))
+    attempt = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    backend = "nccl" if kind == "cuda" else "gloo"
+    dist.init_process_group(backend, store=attempt, rank=rank, world_size=world, timeout=_TIMEOUT)
     try:
         yield Team(rank, world, here, init_device_mesh(kind, (world,)))
     finally:

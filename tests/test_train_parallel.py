@@ -1,0 +1,196 @@
+"""Training under torchrun on gloo: the same losses for any number of processes, checkpoints that fit all of them, a lost process."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from steadynorm import records
+from steadynorm.train import checkpoint
+
+TINY = [
+    "--task.model.layers",
+    "1",
+    "--task.model.width",
+    "16",
+    "--task.model.heads",
+    "2",
+    "--task.model.context",
+    "16",
+    "--task.length",
+    "16",
+    "--task.eval-tokens",
+    "640",
+    "--batch",
+    "4",
+    "--eval-every",
+    "6",
+    "--no-bf16",
+    "--no-tensorboard",
+    "--optim.name",
+    "adamw",
+    "--optim.lr",
+    "0.003",
+    "--optim.output-lr",
+    "0.003",
+]
+TIMEOUT = 240  # seconds, under load; a hang ends here
+
+
+def environment(**extra: str) -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | extra
+
+
+def command(
+    out: Path, *, processes: int, mode: str = "ddp", steps: int = 12, save: int = 6, restarts: int = 0
+) -> list[str]:
+    train = [
+        "train",
+        "gpt",
+        "--out",
+        str(out),
+        "--steps",
+        str(steps),
+        "--save-every",
+        str(save),
+        "--parallel",
+        mode,
+        *TINY,
+    ]
+    if processes == 1:
+        return [sys.executable, "-m", "steadynorm.cli", *train]
+    launcher = [
+        "--standalone",
+        "--nproc-per-node",
+        str(processes),
+        "--max-restarts",
+        str(restarts),
+        "--monitor-interval",
+        "0.2",
+    ]
+    return [sys.executable, "-m", "torch.distributed.run", *launcher, "-m", "steadynorm.cli", *train]
+
+
+def run(out: Path, **how: int | str) -> records.Run:
+    """Train to the end; the process group dies with its launcher."""
+    process = subprocess.Popen(
+        command(out, **how),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # pyright: ignore
+    )
+    try:
+        said, _ = process.communicate(timeout=TIMEOUT)
+        assert process.returncode == 0, said.decode()[-3000:]
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return records.read(out)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("alone") / "run"
+    run(out, processes=1)
+    return out
+
+
+def losses(run: records.Run) -> np.ndarray:
+    return np.array([run.columns["loss"][-1], run.columns["val_loss"][-1]])
+
+
+def from_middle(source: Path, out: Path) -> Path:
+    """A run that has only the checkpoint of step 6 of another one."""
+    (out / "checkpoints").mkdir(parents=True)
+    shutil.copytree(source / "checkpoints" / "step-000006", out / "checkpoints" / "step-000006")
+    return out
+
+
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_two_processes_see_the_losses_of_one_and_each_can_go_on_from_the_other(mode: str, alone: Path, tmp_path: Path):
+    single = records.read(alone)
+    two = run(tmp_path / "two", processes=2, mode=mode)
+    np.testing.assert_allclose(two.columns["loss"], single.columns["loss"], rtol=2e-3)
+    assert two.steps.tolist() == single.steps.tolist()  # written once
+    # from one process to two, from two to one: the second half of the run is the same
+    np.testing.assert_allclose(
+        losses(run(from_middle(alone, tmp_path / "a"), processes=2, mode=mode)), losses(single), rtol=2e-3
+    )
+    np.testing.assert_allclose(
+        losses(run(from_middle(tmp_path / "two", tmp_path / "b"), processes=1)), losses(single), rtol=2e-3
+    )
+
+
+@pytest.mark.slow
+def test_four_processes_and_every_change_of_layout(alone: Path, tmp_path: Path):
+    single = records.read(alone)
+    for mode in ("ddp", "fsdp"):
+        four = run(tmp_path / mode, processes=4, mode=mode)
+        np.testing.assert_allclose(four.columns["loss"], single.columns["loss"], rtol=2e-3)
+    for k, (source, processes, mode) in enumerate(
+        [("fsdp", 2, "ddp"), ("ddp", 2, "fsdp"), ("fsdp", 2, "fsdp"), ("fsdp", 1, "ddp")]
+    ):
+        found = run(from_middle(tmp_path / source, tmp_path / f"to{k}"), processes=processes, mode=mode)
+        np.testing.assert_allclose(losses(found), losses(single), rtol=2e-3)
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(stat.parent.name))
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def test_a_process_killed_in_the_middle_is_restarted_and_the_run_ends_the_same(tmp_path: Path):
+    """kill -9 of one rank: torchrun starts all again, they go on from the last checkpoint."""
+    how = {"processes": 2, "steps": 400, "save": 20}
+    run(tmp_path / "unbroken", **how)
+    out = tmp_path / "killed"
+    process = subprocess.Popen(
+        command(out, restarts=1, **how),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # pyright: ignore
+    )
+    try:
+        for _ in range(TIMEOUT * 20):
+            if any(checkpoint.step_of(path) >= 40 for path in checkpoint.found(out / "checkpoints")):
+                break
+            time.sleep(0.05)
+        os.kill(children(process.pid)[-1], signal.SIGKILL)
+        said, _ = process.communicate(timeout=TIMEOUT)
+        assert process.returncode == 0, said.decode()[-3000:]
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    one, two = (records.read(tmp_path / name) for name in ("unbroken", "killed"))
+    np.testing.assert_array_equal(one.columns["loss"], two.columns["loss"])
+    assert two.steps.tolist() == list(range(1, 401))
+
+
+def test_a_batch_that_cannot_be_shared_is_told_by_all(tmp_path: Path):
+    ended = subprocess.run(
+        [*command(tmp_path / "run", processes=2), "--batch", "3"],
+        env=environment(),
+        capture_output=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    assert ended.returncode != 0
+    assert b"batch=3 cannot be shared evenly by 2 processes" in ended.stderr + ended.stdout
+    assert torch.distributed.is_initialized() is False
