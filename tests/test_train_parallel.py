@@ -78,6 +78,25 @@ def command(
     return [sys.executable, "-m", "torch.distributed.run", *launcher, "-m", "steadynorm.cli", *train]
 
 
+def end(process: subprocess.Popen[bytes]) -> None:
+    """The launcher and its processes, which are sessions of their own: nothing is left behind."""
+    if process.poll() is None:
+        for pid in (*children(process.pid), process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.communicate()
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(stat.parent.name))
+        except (OSError, ValueError):
+            continue
+    return found
+
+
 def run(out: Path, **how: int | str) -> records.Run:
     """Train to the end; the process group dies with its launcher."""
     process = subprocess.Popen(
@@ -91,9 +110,7 @@ def run(out: Path, **how: int | str) -> records.Run:
         said, _ = process.communicate(timeout=TIMEOUT)
         assert process.returncode == 0, said.decode()[-3000:]
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        end(process)
     return records.read(out)
 
 
@@ -143,17 +160,6 @@ def test_four_processes_and_every_change_of_layout(alone: Path, tmp_path: Path):
         np.testing.assert_allclose(losses(found), losses(single), rtol=2e-3)
 
 
-def children(pid: int) -> list[int]:
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
-                found.append(int(stat.parent.name))
-        except (OSError, ValueError):
-            continue
-    return found
-
-
 def test_a_process_killed_in_the_middle_is_restarted_and_the_run_ends_the_same(tmp_path: Path):
     """kill -9 of one rank: torchrun starts all again, they go on from the last checkpoint."""
     how = {"processes": 2, "steps": 400, "save": 20}
@@ -175,9 +181,7 @@ def test_a_process_killed_in_the_middle_is_restarted_and_the_run_ends_the_same(t
         said, _ = process.communicate(timeout=TIMEOUT)
         assert process.returncode == 0, said.decode()[-3000:]
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        end(process)
     one, two = (records.read(tmp_path / name) for name in ("unbroken", "killed"))
     np.testing.assert_array_equal(one.columns["loss"], two.columns["loss"])
     assert two.steps.tolist() == list(range(1, 401))
