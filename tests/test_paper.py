@@ -38,6 +38,14 @@ def test_steady_state_points_agree_with_the_kernel_and_not_with_the_papers_assum
     assert [claim.verdict for claim in outcome.claims][1] == "holds"
 
 
+def test_parts_can_be_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    small(monkeypatch)
+    outcome = steady_state.run(paper.Context(tmp_path, quick=True, only=("vec",)))
+    assert {point["kind"] for point in outcome.summary["points"]} == {"vector, 256"}
+    with pytest.raises(ValueError, match="the parts are vector, 256"):
+        steady_state.run(paper.Context(tmp_path, quick=True, only=("cube",)))
+
+
 def test_finished_systems_are_read_and_others_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     systems = {name: simulate.System("bias", (8,), 0.1, 0.2, alpha) for name, alpha in (("a", 0.1), ("b", 0.5))}
     forecasts = {name: np.ones(20) for name in systems}

@@ -96,6 +96,8 @@ class PaperRun:
     """Independent copies; default: the experiment's own choice."""
     seed: int = 0
     """Where the random numbers start."""
+    only: tuple[str, ...] = ()
+    """Parts of it alone, by the beginning of their names."""
     out: Path | None = None
     """Folder; default: runs/paper/NAME (or NAME-quick)."""
 
@@ -103,7 +105,9 @@ class PaperRun:
         """Carry it out and print the verdicts."""
         experiment = paper.get(self.name)
         folder = self.out or Path("runs/paper") / (f"{self.name}-quick" if self.quick else self.name)
-        outcome, where = paper.carry_out(experiment, paper.Context(folder, self.quick, self.seeds, self.seed))
+        outcome, where = paper.carry_out(
+            experiment, paper.Context(folder, self.quick, self.seeds, self.seed, self.only)
+        )
         table = Table(title=f"{experiment.name}: {experiment.title}", title_justify="left")
         for name in ("claim", "verdict", "figure"):
             table.add_column(name)

@@ -52,6 +52,11 @@ class Context:
     quick: bool = False
     seeds: int | None = None  # None: the experiment's own choice
     seed: int = 0
+    only: tuple[str, ...] = ()  # parts by the beginning of their names; none: all
+
+    def wants(self, name: str) -> bool:
+        """Whether a part of this name is asked for."""
+        return not self.only or name.startswith(self.only)
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,7 @@ def carry_out(experiment: Experiment, context: Context) -> tuple[Outcome, Path]:
     summary = {
         "experiment": experiment.name,
         "quick": context.quick,
+        "only": list(context.only),
         "claims": [vars(each) for each in outcome.claims],
         **outcome.summary,
     }

@@ -1,6 +1,7 @@
 """The training loop: resumes by itself, records everything, loses nothing."""
 
 import contextlib
+import gc
 import json
 import math
 import random
@@ -43,17 +44,26 @@ def train(config: Config, *, quiet: bool = False) -> Result:
     """Run, or go on with, the training of this configuration in its folder; with torchrun as one of its processes."""
     config.check()
     with parallel.team(config.device) as team:
-        if not team.leads:
-            team.wait()  # the first to come checks the folder
-            with Trainer(config, team, quiet=True) as trainer, _signals(trainer):
-                return trainer.run()
-        config.out.mkdir(parents=True, exist_ok=True)
-        busy = f"another process is training in {config.out}; wait for it, or choose another --out"
-        with lock(config.out, busy=busy):
-            _keep_config(config)
-            team.wait()
-            with Trainer(config, team, quiet) as trainer, _signals(trainer):
-                return trainer.run()
+        result = _lead(config, team, quiet) if team.leads else _follow(config, team)
+        gc.collect()  # what still holds the process group may hang when it is let go after the group's end
+        team.wait()
+        return result
+
+
+def _lead(config: Config, team: Team, quiet: bool) -> Result:
+    config.out.mkdir(parents=True, exist_ok=True)
+    busy = f"another process is training in {config.out}; wait for it, or choose another --out"
+    with lock(config.out, busy=busy):
+        _keep_config(config)
+        team.wait()
+        with Trainer(config, team, quiet) as trainer, _signals(trainer):
+            return trainer.run()
+
+
+def _follow(config: Config, team: Team) -> Result:
+    team.wait()  # the first process checks the folder
+    with Trainer(config, team, quiet=True) as trainer, _signals(trainer):
+        return trainer.run()
 
 
 class Trainer:
