@@ -1,6 +1,7 @@
 """The jobs of tests/test_distributed.py: each runs on every process and returns what the test then judges."""
 
-import copy
+import functools
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -114,16 +115,21 @@ def full(p: Any) -> Tensor:
     return (p.full_tensor() if isinstance(p, DTensor) else p).detach().clone()
 
 
+@functools.cache
+def mesh_of(*sizes: int) -> Any:
+    return init_device_mesh("cpu", sizes, mesh_dim_names=("outer", "inner")[-len(sizes) :])
+
+
 def layout(kind: str, dtype: torch.dtype) -> tuple[dict[str, Any], dict[str, Any]]:
     """Parameters placed in this way, by name, and what the optimizer needs to be told."""
     world = dist.get_world_size()
     if kind == "single":
         return dict(Model(dtype).named_parameters()), {}
     if kind in ("ddp", "ddp group"):
-        mesh = init_device_mesh("cpu", (world,)) if kind == "ddp" else dist.group.WORLD
+        mesh = mesh_of(world) if kind == "ddp" else dist.group.WORLD
         return dict(Model(dtype).named_parameters()), {"mesh": mesh}
     if kind in ("fsdp", "hsdp"):
-        mesh = init_device_mesh("cpu", (world,) if kind == "fsdp" else (2, world // 2))
+        mesh = mesh_of(world) if kind == "fsdp" else mesh_of(2, world // 2)
         model = Model(dtype, scalar=False)
         fully_shard(model, mesh=mesh)
         return dict(model.named_parameters()), {}
@@ -140,7 +146,7 @@ def layout(kind: str, dtype: torch.dtype) -> tuple[dict[str, Any], dict[str, Any
             "2-d rows": (square, [first, first]),
         }[kind]
         named[name] = nn.Parameter(
-            distribute_tensor(p.detach(), init_device_mesh("cpu", mesh), placements, src_data_rank=None)
+            distribute_tensor(p.detach(), mesh_of(*mesh), placements, src_data_rank=None)
         )
     return named, {}
 
@@ -179,7 +185,9 @@ def layouts(folder: Path) -> dict[str, Any]:
     cases += [(kind, "Scion") for kind in ("ddp", "fsdp", "tp columns")]
     cases += [("fsdp", maker) for maker in ("AdamC", "RenormalizedAdamW", "SGDC")]
     for kind, maker in cases:
+        t=time.time()
         found[f"fp64 {maker} {kind}"] = follow(kind, maker, torch.float64)[0]
+        print(kind, maker, time.time()-t)
     for kind in ("ddp", "fsdp", "tp columns"):
         found[f"fp32 ScionC {kind}"] = follow(kind, "ScionC", torch.float32)[0]
     return found

@@ -27,7 +27,6 @@ from steadynorm.optim.base import (
 from steadynorm.optim.layout import local
 from steadynorm.optim.relative import base_from_plain_checkpoint
 
-
 _Found: TypeAlias = tuple[int, Group, torch.device, list[Tensor], Tensor]  # alike parameters, and which are finite
 
 
@@ -177,7 +176,7 @@ class AdamC(torch.optim.AdamW):
             return found
         flags = {id(p): flag for *_, params, finite in found for p, flag in zip(params, finite.unbind(0), strict=True)}
         flags |= agreement.finite(flags)
-        return [(*rest, params, torch.stack([flags[id(p)] for p in params])) for *rest, params, _ in found]
+        return [(*each[:4], torch.stack([flags[id(p)] for p in each[3]])) for each in found]
 
     def _skip_all_if(self, bad: Tensor) -> None:
         """Tell torch's fused kernel, on the device, to leave everything as it is; GradScaler's word counts too."""

@@ -56,7 +56,7 @@ class Layout:
     @property
     def keeps_rows_whole(self) -> bool:
         """Cut along the first dimension only."""
-        return all(box.size[1:] == self.boxes[0].size[1:] for box in self.boxes)
+        return all(box.size[1:] == self.whole.size[1:] for box in self.boxes)
 
     def written(self, rank: int) -> Box:
         """The part of the weights that this rank writes."""
