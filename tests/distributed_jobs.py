@@ -235,9 +235,9 @@ def two(folder: Path) -> dict[str, Any]:
 
 
 def four(folder: Path) -> dict[str, Any]:
-    cases = [(kind, "ScionC") for kind in ("ddp", "fsdp", "hsdp", "tp rows", "tp columns", "2-d", "fsdp over tp")]
+    cases = [(kind, "ScionC") for kind in ("ddp", "fsdp", "hsdp", "tp columns", "2-d", "fsdp over tp")]
     return {
-        "layouts": layouts([*cases, ("hsdp", "LionC"), ("2-d", "RenormalizedAdamW")], ["hsdp"]),
+        "layouts": layouts([*cases, ("hsdp", "LionC")], ["hsdp"]),
         "bytes": momentum_bytes(),
         "saved": save(folder, ("ddp", "fsdp")),
     }

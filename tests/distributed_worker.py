@@ -33,22 +33,24 @@ def run(world: int, job: str, folder: Path, argument: str = "", *, seconds: floa
         )
         for rank, log in enumerate(logs)
     ]
-    deadline = time.monotonic() + seconds
+    ended, deadline = "failed", time.monotonic() + seconds
     try:
         while any(process.poll() is None for process in processes):
             if any(process.poll() not in (None, 0) for process in processes):
                 time.sleep(1.0)  # let the others report, too
                 break
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{job} on {world} processes took more than {seconds} s\n{_texts(logs)}")
+                ended = f"took more than {seconds} s"
+                break
             time.sleep(0.05)
     finally:
         for process in processes:
             if process.poll() is None:
                 process.kill()
             process.wait()
+        texts = _texts(logs)
     if any(process.returncode for process in processes):
-        raise RuntimeError(f"{job} on {world} processes failed\n{_texts(logs)}")
+        raise RuntimeError(f"{job} on {world} processes {ended}\n{texts}")
     return [json.loads((folder / f"{job}{argument}.{rank}.json").read_text()) for rank in range(world)]
 
 
@@ -57,6 +59,7 @@ def _texts(logs: list[Any]) -> str:
     for rank, log in enumerate(logs):
         log.seek(0)
         texts.append(f"--- rank {rank}\n{log.read()[-4000:]}")
+        log.close()
     return "\n".join(texts)
 
 
