@@ -371,6 +371,7 @@ def errors() -> dict[str, str]:
     plain = dict(Model(torch.float64).named_parameters())
     found["mesh of two dimensions"] = message(lambda: makers(torch.float64)["LionC"](plain, mesh=mesh_of(2, 1)))
     found["no mesh"] = message(lambda: makers(torch.float64)["LionC"](plain, mesh=2))
+    found["monitor"] = message(lambda: sn.Monitor(makers(torch.float64)["ScionC"](plain, mesh=mesh_of(2))))
     meta = {"a": nn.Parameter(torch.zeros(12, 12, device="meta"))}
     found["mesh of another device"] = message(lambda: makers(torch.float64)["ScionC"](meta, mesh=mesh_of(2)))
     return found
