@@ -86,6 +86,18 @@ class Lmo:
         unit = self._unit_sq(rows, columns) * matrices
         return unit / _taps(shape) ** 2 if self.name == "conv-tap" else unit
 
+    def operations(self, shape: Sequence[int], *, blocks: int = 1, steps: int = 5) -> float:
+        """About how many an update takes: for spreading the work over processes.
+
+        >>> LMOS["spectral"].operations((2, 4)), LMOS["sign"].operations((2, 4))
+        (400.0, 8.0)
+        """
+        if self._update is not _spectral:
+            return float(math.prod(shape))
+        rows, columns = matrix_sides(self.name, shape, blocks)
+        matrices, (d, n) = math.prod(shape) / (rows * columns), sorted((rows, columns))
+        return matrices * steps * (4.0 * d * d * n + 2.0 * d**3)
+
     def overlap(self, shape: Sequence[int], *, blocks: int = 1) -> Overlap:
         """How updates overlap when their inputs correlate: see steadynorm.theory.overlap."""
         self.check(shape, blocks)

@@ -1,7 +1,7 @@
 """AdamC: torch's AdamW with corrected decay."""
 
 from collections.abc import Callable
-from typing import Any, Never
+from typing import Any, Never, TypeAlias
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch.optim.optimizer import ParamsT
 
 from steadynorm.decay import Correction, group_keys, group_label
 from steadynorm.families import ADAM
+from steadynorm.optim.agreement import Agreement
 from steadynorm.optim.base import (
     Group,
     NonFiniteGradientError,
@@ -18,11 +19,15 @@ from steadynorm.optim.base import (
     check_parameter,
     check_range,
     load_exactly,
+    members,
     name_of,
     no_skips,
     refuse_unknown,
 )
+from steadynorm.optim.layout import local
 from steadynorm.optim.relative import base_from_plain_checkpoint
+
+_Found: TypeAlias = tuple[int, Group, torch.device, list[Tensor], Tensor]  # alike parameters, and which are finite
 
 
 class AdamC(torch.optim.AdamW):
@@ -101,6 +106,7 @@ class AdamC(torch.optim.AdamW):
             raise ValueError(f"AdamC, {group_label(len(self.param_groups), group)}: {error}") from None
         for p in group["params"]:
             self.state[p].update(self._fresh_state(group, p))
+        self.__dict__.pop("_agreement", None)
 
     def _fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
         """torch's own state, made now instead of at the first step, and the count of skipped updates."""
@@ -138,11 +144,13 @@ class AdamC(torch.optim.AdamW):
     def _withhold_non_finite(self) -> list[tuple[Tensor, Tensor]]:
         """Take non-finite gradients away, so that torch's step leaves those parameters alone; returns them."""
         check_dense_gradients(self)
-        found = [
-            (index, group, device, params, _finite([p.grad for p in params if p.grad is not None], dtype))
-            for index, group in enumerate(self.param_groups)
-            for (device, dtype), params in _alike(group["params"]).items()
-        ]
+        found = self._agreed(
+            [
+                (index, group, device, params, _finite([local(p.grad) for p in params if p.grad is not None], dtype))
+                for index, group in enumerate(self.param_groups)
+                for (device, dtype), params in _alike(group["params"]).items()
+            ]
+        )
         withheld = []
         for index, group, device, params, finite in found:
             if group["fused"] and device.type != "cpu" and not group["check_finite"]:
@@ -158,6 +166,17 @@ class AdamC(torch.optim.AdamW):
         for p, _ in withheld:
             p.grad = None
         return withheld
+
+    def _agreed(self, found: list[_Found]) -> list[_Found]:
+        """The same with shards of other ranks counted: a parameter is finite if all of it is."""
+        agreement = self.__dict__.setdefault("_agreement", Agreement())  # neither saved nor copied
+        if agreement.members is None:
+            agreement.set_members(list(members(self, self.state)))
+        if not agreement.members:
+            return found
+        flags = {id(p): flag for *_, params, finite in found for p, flag in zip(params, finite.unbind(0), strict=True)}
+        flags |= agreement.finite(flags)
+        return [(*each[:4], torch.stack([flags[id(p)] for p in each[3]])) for each in found]
 
     def _skip_all_if(self, bad: Tensor) -> None:
         """Tell torch's fused kernel, on the device, to leave everything as it is; GradScaler's word counts too."""

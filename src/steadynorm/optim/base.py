@@ -1,8 +1,9 @@
 """The imperative shell all own optimizers share: checks, state at construction, buckets, the step, checkpoints."""
 
+import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Never
 
 import torch
@@ -11,7 +12,11 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from steadynorm.decay import group_label
-from steadynorm.optim.buckets import Bucket, Rule, Work, finite_gradients, no_products, run
+from steadynorm.optim import distributed
+from steadynorm.optim.agreement import Agreement, Member
+from steadynorm.optim.buckets import Bucket, Parts, Rule, Work, finite_gradients, no_products, run
+from steadynorm.optim.layout import is_dtensor, layout_of
+from steadynorm.optim.sharded_state import check_mesh, placed_like, sharded_zeros
 
 Group = dict[str, Any]
 
@@ -23,13 +28,19 @@ class SteadyOptimizer(Optimizer, ABC):
     """
 
     rule: Rule  # set by each subclass
+    parts: Parts | None = None  # the Rule in parts, where it needs whole parameters or takes a mesh
+    elementwise = False  # elements do not see each other: any shard can be updated by itself
+    mesh: Any = None  # over which the state of plain parameters is sharded
     setting_keys: tuple[str, ...] = ()  # group keys that `settings` reads
     corrects_itself = True  # correct() refuses these: they know their own decay
     observing = False  # a monitor sets it before a step, to have products in `observed` after it
     observed: Sequence[tuple[list[Tensor], Tensor]] = ()  # parameters, (3, parameters): <theta, u>, |u|^2, |theta|^2
 
-    def __init__(self, params: ParamsT, defaults: Group):
+    def __init__(self, params: ParamsT, defaults: Group, mesh: Any = None):
+        check_mesh(mesh)
+        self.mesh = mesh
         self._buckets: dict[Any, list[Bucket]] = {}
+        self._agreement = Agreement()
         super().__init__(params, defaults)
 
     # --- what a subclass fills in
@@ -66,12 +77,28 @@ class SteadyOptimizer(Optimizer, ABC):
             self.check_group(group)
             for p in group["params"]:
                 self.settings(group, p)
+            states = self._fresh_states(group)
         except (ValueError, TypeError) as error:
             self.param_groups.pop()
             raise type(error)(f"{type(self).__name__}, {group_label(index, group)}: {error}") from None
-        for p in group["params"]:
-            self.state[p].update(self._all_state(group, p))
+        for p, state in zip(group["params"], states, strict=True):
+            self.state[p].update(state)
+        self._forget()
+
+    def _fresh_states(self, group: Group) -> list[dict[str, Tensor]]:
+        states = []
+        for k, p in enumerate(group["params"]):
+            try:
+                states.append(self._all_state(group, p))
+                layout_of(p, states[-1])
+            except ValueError as error:
+                raise ValueError(f"{name_of(group, k)} {error}") from None
+        return states
+
+    def _forget(self) -> None:
+        """Drop what is worked out from groups and state."""
         self._buckets.clear()
+        self._agreement = Agreement()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -80,12 +107,18 @@ class SteadyOptimizer(Optimizer, ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        run(self._prepare())  # pyright: ignore[reportAttributeAccessIssue]
+        here, exchanging = self._prepare()  # pyright: ignore[reportAttributeAccessIssue]
+        run(here)
+        if exchanging:
+            distributed.run_exchanging(exchanging, type(self).parts)  # pyright: ignore[reportCallIssue, reportArgumentType]
         return loss
 
     @torch.compiler.disable
-    def _prepare(self) -> list[Work]:
-        """The host's part: checks and numbers first, so that an error leaves weights and state as they were."""
+    def _prepare(self) -> tuple[list[Work], list[Work]]:
+        """The host's part: checks and numbers first, so that an error leaves weights and state as they were.
+
+        Returned: what each process does by itself, and what they do together.
+        """
         self.before_step()
         observing, self.observing, self.observed = self.observing, False, ()
         works = []
@@ -95,19 +128,57 @@ class SteadyOptimizer(Optimizer, ABC):
                 numbers = self.scalars(group, bucket)
             except ValueError as error:
                 raise ValueError(f"{type(self).__name__}, {group_label(bucket.group, group)}: {error}") from None
-            grads = [p.grad for p in bucket.params if p.grad is not None]
+            grads = self._gradients(bucket)
             state: dict[str, list[Tensor]] = {}
             for p in bucket.params:
                 for key, value in self.state[p].items():
                     state.setdefault(key, []).append(value)
             skipped = state.pop("skipped")
             scalars = {key: torch.tensor(value, dtype=torch.float64) for key, value in numbers.items()}
-            products = no_products(bucket) if observing else None
+            whole = bucket.layout is None or bucket.layout.replicated  # else a shard's products would be its own
+            products = no_products(bucket) if observing and whole else None
             maximize = bool(group["maximize"])
             works.append(Work(type(self).rule, bucket, grads, state, skipped, scalars, maximize, products))
+        works = self._agreed(works)
         self._check_finite(works)
         self.observed = [(work.bucket.params, work.products) for work in works if work.products is not None]
-        return works
+        for work in works:
+            if work.finite is not None:
+                torch._foreach_add_(work.skipped, list(work.finite.logical_not().long().unbind(0)))
+        works = [distributed.localised(work) for work in works]
+        here = [
+            work for work in works if not work.bucket.plan and (math.prod(work.bucket.shape) or not work.bucket.by_rows)
+        ]
+        return here, [work for work in works if work.bucket.plan]
+
+    def _gradients(self, bucket: Bucket) -> list[Tensor]:
+        if bucket.layout is None:
+            return [p.grad for p in bucket.params if p.grad is not None]
+        try:
+            return [distributed.local_gradient(p, bucket.layout) for p in bucket.params]
+        except ValueError as error:
+            group = self.param_groups[bucket.group]
+            raise ValueError(
+                f"{type(self).__name__}, {group_label(bucket.group, group)}: a parameter {error}"
+            ) from None
+
+    def _agreed(self, works: list[Work]) -> list[Work]:
+        """With all ranks: which parameters to skip. ValueError on all of them where they do not have the same ones."""
+        if self._agreement.members is None:
+            self._agreement.set_members(list(members(self, self.state, self.setting_keys)))
+        if not self._agreement.members:
+            return works
+        flags: dict[int, Tensor] = {}
+        for work in works:
+            if work.bucket.layout is not None and work.bucket.layout.group is not None:
+                found = distributed.finite_shards(work.grads, work.bucket)
+                flags |= {id(p): flag for p, flag in zip(work.bucket.params, found, strict=True)}
+        agreed = self._agreement.finite(flags)
+        done = []
+        for work in works:
+            known = [agreed[id(p)] for p in work.bucket.params if id(p) in agreed]
+            done.append(dataclasses.replace(work, finite=torch.stack(known)) if known else work)
+        return done
 
     def _current_buckets(self) -> list[Bucket]:
         """Buckets of the parameters that have a gradient now; cached by which ones these are and the settings."""
@@ -129,10 +200,11 @@ class SteadyOptimizer(Optimizer, ABC):
                 if p.grad is None or p.numel() == 0:
                     continue
                 settings, by_rows = self.settings(group, p)
-                shape = tuple(p.shape)
-                key = (index, shape, p.dtype, p.device, settings)
-                found.setdefault(key, Bucket(index, shape, by_rows and p.ndim > 0, settings, [])).params.append(p)
-        return list(found.values())
+                shape, layout = tuple(p.shape), layout_of(p, self.state[p])
+                key = (index, shape, p.dtype, p.device, settings, layout)
+                bucket = Bucket(index, shape, by_rows and p.ndim > 0, settings, [], layout)
+                found.setdefault(key, bucket).params.append(p)
+        return distributed.planned(list(found.values()), type(self).parts, self.elementwise)
 
     def _check_finite(self, works: list[Work]) -> None:
         """check_finite=True: raise before anything is written, naming the parameter. Waits for the device."""
@@ -140,7 +212,8 @@ class SteadyOptimizer(Optimizer, ABC):
             group = self.param_groups[work.bucket.group]
             if not group["check_finite"]:
                 continue
-            for p, finite in zip(work.bucket.params, finite_gradients(work).tolist(), strict=True):
+            flags = finite_gradients(work) if work.finite is None else work.finite
+            for p, finite in zip(work.bucket.params, flags.tolist(), strict=True):
                 if not finite:
                     k = next(k for k, q in enumerate(group["params"]) if q is p)
                     raise NonFiniteGradientError(type(self).__name__, work.bucket.group, group, k)
@@ -157,7 +230,7 @@ class SteadyOptimizer(Optimizer, ABC):
         A checkpoint that does not fit raises ValueError before anything changes.
         """
         load_exactly(self, super().load_state_dict, state_dict, lambda group, p: self._all_state(group, p))
-        self._buckets.clear()
+        self._forget()
 
     def _all_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
         return {**self.fresh_state(group, p), "skipped": no_skips(p)}
@@ -165,6 +238,21 @@ class SteadyOptimizer(Optimizer, ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._buckets = {}
+        self._agreement = Agreement()
+        for p, values in self.state.items():  # torch keeps only state and groups: the mesh is in the state
+            for value in values.values() if not is_dtensor(p) else ():
+                self.mesh = getattr(value, "device_mesh", self.mesh)
+
+
+def members(optimizer: Optimizer, state: Mapping[Tensor, Any], keys: Sequence[str] = ()) -> Iterator[Member]:
+    """The parameters of an optimizer that are sharded, or whose state is."""
+    for index, group in enumerate(optimizer.param_groups):
+        settings = {key: group[key] for key in keys}
+        for k, p in enumerate(group["params"]):
+            layout = layout_of(p, state[p])
+            if layout is not None and layout.group is not None and p.numel():
+                label = f"{type(optimizer).__name__}, {group_label(index, group)}: {name_of(group, k)}"
+                yield Member(p, layout, label, f"of shape {tuple(p.shape)}, {p.dtype}, {settings}")
 
 
 def no_skips(p: Tensor) -> Tensor:
@@ -197,7 +285,7 @@ def load_exactly(
         for p, index in zip(group["params"], saved["params"], strict=True):
             values = loaded["state"].get(index, {})
             optimizer.state[p] = {
-                key: values[key].to(fresh, copy=True) if key in values else fresh
+                key: placed_like(values[key], fresh) if key in values else fresh
                 for key, fresh in fresh_state(group, p).items()
             }
 
@@ -280,9 +368,11 @@ def check_eta(lr: float, weight_decay: float) -> float:
     return eta
 
 
-def full_precision(p: Tensor) -> Tensor:
-    """A zero buffer of p's shape in at least fp32."""
+def full_precision(p: Tensor, mesh: Any = None) -> Tensor:
+    """A zero buffer of p's shape in at least fp32; sharded as p is, or over the mesh."""
     dtype = torch.float64 if p.dtype == torch.float64 else torch.float32
+    if mesh is not None:
+        return sharded_zeros(p, dtype, mesh)
     return torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
 
 

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from steadynorm.optim.layout import Layout
+
 State: TypeAlias = dict[str, Tensor]
 Scalars: TypeAlias = dict[str, Tensor]  # 0-d, on the CPU: values that change from step to step without recompiling
 
@@ -32,14 +34,32 @@ class Batch(NamedTuple):
     maximize: bool
     scratch: Tensor  # like theta, of no value: where grad() goes, and what comes of it may
     products: Tensor | None = None  # (3, batch), for decay_and_step_: gains <theta, u>, |u|^2, |theta|^2
+    total: Callable[[Tensor], Tensor] | None = None  # where theta is a shard: sums over all shards, in place
 
     def grad(self) -> Tensor:
         """The gradient to descend along: a copy in `scratch`, finite throughout."""
-        torch.nan_to_num(self.raw_grad.to(self.theta.dtype), 0.0, 0.0, 0.0, out=self.scratch)
+        torch.nan_to_num(self.raw_grad.to(self.scratch.dtype), 0.0, 0.0, 0.0, out=self.scratch)
         return self.scratch.neg_() if self.maximize else self.scratch
+
+    def descend(self, u: Tensor, scalars: Scalars) -> None:
+        """Write the weights: decay and step with this update."""
+        decay_and_step_(self.theta, u, scalars["eta"] * self.live, scalars["gamma"] * self.live, self.products)
 
 
 Rule: TypeAlias = Callable[[Batch, Scalars, Any], None]
+
+
+class Parts(NamedTuple):
+    """A Rule in three parts, the last being Batch.descend: so that between them data can go from rank to rank."""
+
+    direction: Callable[[Batch, Scalars, Any], Tensor]  # updates the state, element by element; x, maybe in scratch
+    update: Callable[[Tensor, Any, Tensor | None], Tensor]  # u of x and settings; may be written to the third or x
+    cost: Callable[[tuple[int, ...], Any], float]  # of `update` for one parameter: operations
+
+    def rule(self, batch: Batch, scalars: Scalars, settings: Any) -> None:
+        """The Rule they make."""
+        x = self.direction(batch, scalars, settings)
+        batch.descend(self.update(x, settings, batch.scratch), scalars)
 
 
 @dataclass(frozen=True)
@@ -51,6 +71,8 @@ class Bucket:
     by_rows: bool  # slices along the first dimension do not see each other: a large parameter may be cut
     settings: Any
     params: list[Tensor]
+    layout: Layout | None = None  # None: plain tensors, of which every process has its own
+    plan: tuple[tuple[slice, tuple[int, ...]], ...] = ()  # pieces to exchange: which, and how many each rank owns
 
 
 @dataclass(frozen=True)
@@ -65,6 +87,7 @@ class Work:
     scalars: Scalars
     maximize: bool
     products: Tensor | None = None  # (3, parameters): where a monitor wants Batch.products; NaN if skipped
+    finite: Tensor | None = None  # (parameters,) bool: where ranks have agreed on it, and counted what is skipped
 
 
 class Piece(NamedTuple):
@@ -102,6 +125,7 @@ def run(works: Sequence[Work]) -> None:
 def _on_plain_cpu(works: Sequence[Work]) -> bool:
     """Ordinary CPU tensors and no dispatch mode (fake tensors, counters), which other threads would not see."""
     plain = all(p.device.type == "cpu" and type(p) in _PLAIN for work in works for p in work.bucket.params)
+    plain = plain and all(work.bucket.layout is None for work in works)  # collectives keep their order
     return plain and torch._C._len_torch_dispatch_stack() == 0
 
 
@@ -124,7 +148,8 @@ def _run_a_piece_to_a_core(found: list[Piece], threads: int) -> None:
 def _run_piece(piece: Piece) -> None:
     work, which, cuts = piece
     grads = [stack(_cut(work.grads[which], rows)) for rows in cuts]
-    finite = _finite(grads)
+    finite = finite_stacks(grads) if work.finite is None else work.finite[which]
+    layout = work.bucket.layout
     mine = None if work.products is None else work.products.narrow(1, which.start, which.stop - which.start)
     products = None if mine is None else torch.zeros_like(mine)
     for grad, rows in zip(grads, cuts, strict=True):
@@ -140,14 +165,16 @@ def _run_piece(piece: Piece) -> None:
             work.maximize,
             _scratch(theta),
             products,
+            None if layout is None else layout.total,
         )
         work.rule(batch, work.scalars, work.bucket.settings)
-        _write_back(params, batch.theta)
+        write_back(params, batch.theta)
         for key, tensors in lists.items():
-            _write_back(tensors, batch.state[key])
+            write_back(tensors, batch.state[key])
     if mine is not None and products is not None:
         torch._foreach_copy_([mine], [torch.where(finite, products, torch.nan)])
-    torch._foreach_add_(work.skipped[which], list(finite.logical_not().long().unbind(0)))
+    if work.finite is None:
+        torch._foreach_add_(work.skipped[which], list(finite.logical_not().long().unbind(0)))
 
 
 class _Memory(threading.local):
@@ -169,7 +196,7 @@ def _scratch(like: Tensor) -> Tensor:
     return _memory.bytes[:size].view(like.dtype).view(like.shape)
 
 
-def _write_back(tensors: list[Tensor], stacked: Tensor) -> None:
+def write_back(tensors: list[Tensor], stacked: Tensor) -> None:
     """Copy a stack into its tensors, unless it is a view of the only one."""
     if len(tensors) > 1 or stacked.dtype != tensors[0].dtype:
         torch._foreach_copy_(tensors, list(stacked.unbind(0)))
@@ -184,10 +211,10 @@ def no_products(bucket: Bucket) -> Tensor:
 def finite_gradients(work: Work) -> Tensor:
     """Whether each gradient of a bucket is finite, (parameters,) bool, on the device."""
     found = pieces(work.bucket, len(work.grads))
-    return torch.cat([_finite([stack(_cut(work.grads[which], rows)) for rows in cuts]) for which, cuts in found])
+    return torch.cat([finite_stacks([stack(_cut(work.grads[which], rows)) for rows in cuts]) for which, cuts in found])
 
 
-def _finite(parts: Sequence[Tensor]) -> Tensor:
+def finite_stacks(parts: Sequence[Tensor]) -> Tensor:
     """(batch,): largest and smallest tell, for NaN wins every comparison. torch's infinity norm is slower by ten."""
     ends = [end for part in map(_at_least_2d, parts) for end in (part.amax(_inner(part)), part.amin(_inner(part)))]
     return torch.stack(ends).isfinite().all(0)
@@ -217,7 +244,7 @@ def pieces(bucket: Bucket, count: int) -> Iterator[tuple[slice, list[slice | Non
         cuts: list[slice | None] = [slice(low, min(low + rows, shape[0])) for low in range(0, shape[0], rows)]
         yield from ((slice(k, k + 1), cuts) for k in range(count))
         return
-    together = max(1, most // size)
+    together = max(1, most // max(size, 1))
     for low in range(0, count, together):
         yield slice(low, min(low + together, count)), [None]
 

@@ -1,5 +1,6 @@
 """LionC: Lion with corrected decay."""
 
+import math
 from typing import Any, Never
 
 import torch
@@ -8,16 +9,24 @@ from torch.optim.optimizer import ParamsT
 
 from steadynorm.families import LION
 from steadynorm.optim.base import Group, check_betas, check_eta, check_lr, check_range, full_precision, refuse_unknown
-from steadynorm.optim.buckets import Batch, Bucket, Scalars, decay_and_step_
+from steadynorm.optim.buckets import Batch, Bucket, Parts, Scalars
 from steadynorm.optim.relative import RelativelyCorrected
 
 
-def lion_rule(batch: Batch, scalars: Scalars, settings: Any) -> None:
-    """x = b1 m + (1-b1) g;  theta_t = (1-eta) theta - gamma sign(x);  m_t = b2 m + (1-b2) g."""
+def _direction(batch: Batch, scalars: Scalars, settings: Any) -> Tensor:
+    """x = b1 m + (1-b1) g;  m_t = b2 m + (1-b2) g."""
     m, grad, ones = batch.state["momentum_buffer"], batch.grad(), batch.live.new_ones(())
     x = torch.lerp(grad, m, scalars["beta1"] * ones)
     m.lerp_(grad, (1 - scalars["beta2"]) * batch.live)
-    decay_and_step_(batch.theta, x.sign_(), scalars["eta"] * batch.live, scalars["gamma"] * batch.live, batch.products)
+    return x
+
+
+def _sign(x: Tensor, settings: Any, out: Tensor | None) -> Tensor:
+    """theta_t = (1-eta) theta - gamma sign(x)."""
+    return x.sign_()
+
+
+LION_PARTS = Parts(_direction, _sign, lambda shape, settings: float(math.prod(shape)))
 
 
 class LionC(RelativelyCorrected):
@@ -29,7 +38,7 @@ class LionC(RelativelyCorrected):
         lr: gamma. betas: of the update and of the buffer. weight_decay: lambda at the peak lr.
         peak_lr: the schedule's maximum; default the lr given here (or `max_lr`, `initial_lr` in the group).
         steady_norm_sq: an absolute target, the mean square of an element, in place of the relative rule.
-        check_finite, maximize: as in Scion.
+        check_finite, maximize, mesh: as in Scion.
 
     A group with `corrected=False` keeps constant decay (the output layer).
 
@@ -39,7 +48,9 @@ class LionC(RelativelyCorrected):
     tensor([0.9985, 1.0005, 0.9995])
     """
 
-    rule = staticmethod(lion_rule)
+    rule = staticmethod(LION_PARTS.rule)
+    parts = LION_PARTS
+    elementwise = True
     family = LION
 
     def __init__(
@@ -53,6 +64,7 @@ class LionC(RelativelyCorrected):
         steady_norm_sq: float | None = None,
         check_finite: bool = False,
         maximize: bool = False,
+        mesh: Any = None,
         **unknown: Never,
     ):
         refuse_unknown(type(self).__name__, unknown)
@@ -65,10 +77,10 @@ class LionC(RelativelyCorrected):
             "check_finite": check_finite,
             "maximize": maximize,
         }
-        super().__init__(params, defaults)
+        super().__init__(params, defaults, mesh)
 
     def fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
-        return {"momentum_buffer": full_precision(p)}
+        return {"momentum_buffer": full_precision(p, self.mesh)}
 
     def check_group(self, group: Group) -> None:
         check_betas(group["betas"])

@@ -1,5 +1,6 @@
 """RenormalizedAdamW: Algorithm 1 of the paper."""
 
+import math
 from typing import Any, Never
 
 import torch
@@ -34,20 +35,20 @@ def renormalized_rule(batch: Batch, scalars: Scalars, settings: Any) -> None:
         moments.append(state[key] / torch.where(bias > 0, bias, 1.0))
     u = moments[0] / (moments[1].sqrt() + eps)
     decayed = theta * (1 - eta)
-    size = _layer_norm(decayed)
-    along = _layer_sum(decayed * u) / torch.where(size > 0, size, 1.0)
+    square, along = _layer_sums(batch, decayed * decayed, decayed * u)
+    size = square.sqrt()
+    along = along / torch.where(size > 0, size, 1.0)
     decay_and_step_(theta, u, eta, gamma, batch.products)
-    scale = (size - gamma * along).abs() / (_layer_norm(theta) + eps)
+    (after,) = _layer_sums(batch, theta * theta)
+    scale = (size - gamma * along).abs() / (after.sqrt() + eps)
     theta.mul_(torch.where((size >= eps) & (live > 0), scale, 1.0))
 
 
-def _layer_sum(x: Tensor) -> Tensor:
-    """Sum over each parameter of a stack, (batch, 1, ...)."""
-    return x.reshape(len(x), -1).sum(1).view(-1, *[1] * (x.ndim - 1))
-
-
-def _layer_norm(x: Tensor) -> Tensor:
-    return _layer_sum(x * x).sqrt()
+def _layer_sums(batch: Batch, *values: Tensor) -> Tensor:
+    """Sum over each parameter of a stack, all of its shards, (values, batch, 1, ...)."""
+    sums = torch.stack([x.reshape(len(x), math.prod(x.shape[1:])).sum(1) for x in values])
+    sums = sums if batch.total is None else batch.total(sums)
+    return sums.view(len(values), *batch.live.shape)
 
 
 class RenormalizedAdamW(SteadyOptimizer):

@@ -18,7 +18,7 @@ from steadynorm.optim.base import (
     full_precision,
     refuse_unknown,
 )
-from steadynorm.optim.buckets import Batch, Bucket, Scalars, decay_and_step_
+from steadynorm.optim.buckets import Batch, Bucket, Parts, Scalars
 from steadynorm.polar import Polar
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -34,14 +34,24 @@ class ScionSettings:
     polar: Polar
 
 
-def scion_rule(batch: Batch, scalars: Scalars, settings: ScionSettings) -> None:
-    """m_t = (1-a) m + a g;  x = m_t, Nesterov (1-a) m_t + a g;  theta_t = (1-eta) theta + gamma lmo(x)."""
+def _direction(batch: Batch, scalars: Scalars, settings: ScionSettings) -> Tensor:
+    """m_t = (1-a) m + a g;  x = m_t, Nesterov (1-a) m_t + a g."""
     alpha, m = scalars["alpha"] * batch.live, batch.state["momentum_buffer"]
     grad = batch.grad()
     m.lerp_(grad, alpha)
-    x = grad.lerp_(m, 1 - alpha) if settings.nesterov else m
-    u = settings.lmo.update(x, blocks=settings.blocks, polar=settings.polar, batch_ndim=1, out=batch.scratch)
-    decay_and_step_(batch.theta, u, scalars["eta"] * batch.live, scalars["gamma"] * batch.live, batch.products)
+    return grad.lerp_(m, 1 - alpha) if settings.nesterov else m
+
+
+def _update(x: Tensor, settings: ScionSettings, out: Tensor | None) -> Tensor:
+    """theta_t = (1-eta) theta + gamma lmo(x)."""
+    return settings.lmo.update(x, blocks=settings.blocks, polar=settings.polar, batch_ndim=1, out=out)
+
+
+def _cost(shape: tuple[int, ...], settings: ScionSettings) -> float:
+    return settings.lmo.operations(shape, blocks=settings.blocks, steps=settings.polar.steps)
+
+
+SCION_PARTS = Parts(_direction, _update, _cost)
 
 
 class Scion(SteadyOptimizer):
@@ -62,13 +72,16 @@ class Scion(SteadyOptimizer):
         check_finite: raise on a non-finite gradient (waits for the device). Default: such a parameter is left as it
             was and its `skipped` counter goes up.
         maximize: ascend.
+        mesh: a DeviceMesh or ProcessGroup of processes with equal parameters and gradients (DDP): they share the work,
+            and each keeps 1/W of the momentum. DTensor parameters (FSDP2, tensor parallel) need no option.
 
     >>> model = torch.nn.Linear(4, 2, bias=False)
     >>> optimizer = Scion(model.parameters(), lr=0.1, lmo="spectral", weight_decay=0.01)
     >>> model(torch.ones(1, 4)).sum().backward(); optimizer.step()
     """
 
-    rule = staticmethod(scion_rule)
+    rule = staticmethod(SCION_PARTS.rule)
+    parts = SCION_PARTS
     setting_keys = ("lmo", "blocks", "nesterov", "polar", "polar_steps")
     corrects_itself = False
 
@@ -87,16 +100,17 @@ class Scion(SteadyOptimizer):
         momentum_dtype: str | None = None,
         check_finite: bool = False,
         maximize: bool = False,
+        mesh: Any = None,
         **unknown: Never,
     ):
         refuse_unknown(type(self).__name__, unknown)
         defaults = _defaults(
             lr, alpha, lmo, nesterov, blocks, polar, polar_steps, momentum_dtype, check_finite, maximize
         )
-        super().__init__(params, defaults | {"weight_decay": weight_decay})
+        super().__init__(params, defaults | {"weight_decay": weight_decay}, mesh)
 
     def fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
-        m = full_precision(p)
+        m = full_precision(p, self.mesh)
         return {"momentum_buffer": m if group["momentum_dtype"] is None else m.to(_DTYPES[group["momentum_dtype"]])}
 
     def settings(self, group: Group, p: Tensor) -> tuple[ScionSettings, bool]:
@@ -176,6 +190,7 @@ class ScionC(Scion):
         momentum_dtype: str | None = None,
         check_finite: bool = False,
         maximize: bool = False,
+        mesh: Any = None,
         **unknown: Never,
     ):
         refuse_unknown(type(self).__name__, unknown)
@@ -183,7 +198,7 @@ class ScionC(Scion):
             lr, alpha, lmo, nesterov, blocks, polar, polar_steps, momentum_dtype, check_finite, maximize
         )
         defaults |= {"weight_decay": weight_decay, "steady_norm_sq": steady_norm_sq, "overlap": overlap}
-        SteadyOptimizer.__init__(self, params, defaults)
+        SteadyOptimizer.__init__(self, params, defaults, mesh)
 
     def check_group(self, group: Group) -> None:
         super().check_group(group)

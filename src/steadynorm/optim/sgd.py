@@ -7,7 +7,7 @@ from torch.optim.optimizer import ParamsT
 
 from steadynorm.families import SGD
 from steadynorm.optim.base import Group, check_eta, check_lr, check_range, full_precision, refuse_unknown
-from steadynorm.optim.buckets import Batch, Bucket, Scalars, decay_and_step_
+from steadynorm.optim.buckets import Batch, Bucket, Scalars
 from steadynorm.optim.relative import RelativelyCorrected
 
 
@@ -24,7 +24,7 @@ def sgd_rule(batch: Batch, scalars: Scalars, settings: SGDSettings) -> None:
     share = batch.grad().mul_(batch.live if settings.trace else alpha)
     m.mul_(1 - alpha).add_(share)
     u = share.addcmul_(m, 1 - alpha) if settings.nesterov else m
-    decay_and_step_(batch.theta, u, scalars["eta"] * batch.live, scalars["gamma"] * batch.live, batch.products)
+    batch.descend(u, scalars)
 
 
 class SGDC(RelativelyCorrected):
@@ -47,6 +47,7 @@ class SGDC(RelativelyCorrected):
     rule = staticmethod(sgd_rule)
     setting_keys = ("nesterov", "trace")
     family = SGD
+    elementwise = True
 
     def __init__(
         self,

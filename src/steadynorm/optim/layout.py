@@ -1,0 +1,195 @@
+"""Where the parts of a sharded parameter are, and how a stack of parameters moves between two placements.
+
+A stack of same-shape parameters is either "cut" (every rank has its box of each) or "whole" (every rank has all of
+some). Boxes say everything: rows of FSDP2, columns of tensor parallel, uneven and empty shards are all the same case.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+class Box(NamedTuple):
+    """One rank's part of a tensor; of size 0 along a dimension where it has none."""
+
+    start: Shape
+    size: Shape
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.size)
+
+    def of(self, x: Tensor) -> Tensor:
+        """This part of each tensor of a stack x (batch, *shape), or of one (*shape): a view."""
+        extra = x.ndim - len(self.size)
+        for dim, (low, length) in enumerate(zip(self.start, self.size, strict=True)):
+            x = x.narrow(dim + extra, low, length)
+        return x
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How parameters of one shape are spread over the ranks of a group. None as group: nothing is to be moved."""
+
+    group: Any  # a ProcessGroup
+    rank: int  # in the group
+    boxes: tuple[Box, ...]  # by rank of the group
+    whole: Box
+    replicated: bool  # the weights themselves are whole on every rank; only the state is cut
+
+    @property
+    def mine(self) -> Box:
+        return self.boxes[self.rank]
+
+    @property
+    def ranks(self) -> int:
+        return len(self.boxes)
+
+    @property
+    def keeps_rows_whole(self) -> bool:
+        """Cut along the first dimension only."""
+        return all(box.size[1:] == self.whole.size[1:] for box in self.boxes)
+
+    def written(self, rank: int) -> Box:
+        """The part of the weights that this rank writes."""
+        return self.whole if self.replicated else self.boxes[rank]
+
+    def total(self, x: Tensor) -> Tensor:
+        """Sum of x over the ranks, in place."""
+        if self.group is not None:
+            dist.all_reduce(x, group=self.group)
+        return x
+
+
+class Moving:
+    """A stack on its way: `get()` waits for it and returns it, (batch, *shape), in the order it had."""
+
+    def __init__(
+        self, layout: Layout, send: Tensor, lengths: Sequence[int], arriving: Sequence[tuple[int, Box]], to: Box
+    ):
+        """lengths: of what goes to each rank. arriving: from each rank, how many and which part of `to`."""
+        self.arriving, self.to = arriving, to
+        expected = [count * box.numel for count, box in arriving]
+        self.send, self.received = send, send.new_empty(sum(expected))  # kept until it has arrived
+        self.handle = dist.all_to_all_single(
+            self.received, send, expected, list(lengths), group=layout.group, async_op=True
+        )
+
+    def get(self, *, stacked: bool) -> Tensor:
+        """stacked: each rank sent other parameters; else each sent another part of the same ones."""
+        if self.handle is not None:
+            self.handle.wait()
+        self.handle = None
+        if stacked:
+            return self.received.view(-1, *self.to.size) if self.to.numel else self._empty()
+        count = self.arriving[0][0]
+        whole = self.received.new_empty(count, *self.to.size)
+        parts = self.received.split([n * box.numel for n, box in self.arriving])
+        for part, (_, box) in zip(parts, self.arriving, strict=True):
+            box.of(whole).copy_(part.view(count, *box.size))
+        return whole
+
+    def _empty(self) -> Tensor:
+        return self.received.new_empty(sum(count for count, _ in self.arriving), *self.to.size)
+
+
+def to_owners(x: Tensor, layout: Layout, counts: Sequence[int]) -> Moving:
+    """From cut to whole: x (batch, *my box), in the order of owners, `counts` of them for each rank."""
+    lengths = [count * layout.mine.numel for count in counts]
+    arriving = [(counts[layout.rank], box) for box in layout.boxes]
+    return Moving(layout, x.reshape(-1), lengths, arriving, layout.whole)
+
+
+def from_owners(u: Tensor, layout: Layout, counts: Sequence[int]) -> Moving:
+    """From whole to what each rank writes: its box, or everything. u: (my own count, *shape)."""
+    targets = [layout.written(rank) for rank in range(layout.ranks)]
+    send = torch.cat([box.of(u).reshape(-1) for box in targets])
+    mine = targets[layout.rank]
+    return Moving(layout, send, [len(u) * box.numel for box in targets], [(count, mine) for count in counts], mine)
+
+
+def to_all(u: Tensor, layout: Layout) -> Moving:
+    """From cut to whole on every rank. u: (batch, *my box)."""
+    send = u.reshape(-1).repeat(layout.ranks)
+    arriving = [(len(u), box) for box in layout.boxes]
+    return Moving(layout, send, [u.numel()] * layout.ranks, arriving, layout.whole)
+
+
+def layout_of(p: Tensor, state: dict[str, Tensor]) -> Layout | None:
+    """The layout of a DTensor parameter, or of a plain one with DTensor state; None for a plain one."""
+    cut: Any = p if is_dtensor(p) else next((value for value in state.values() if is_dtensor(value)), None)
+    if cut is None:
+        return None
+    found = _layout(cut.device_mesh, tuple(cut.placements), tuple(p.shape), not is_dtensor(p))
+    if found.mine.size != tuple(local(cut).shape):
+        raise ValueError(
+            f"placements {cut.placements} of shape {tuple(p.shape)} give this rank {tuple(local(cut).shape)}, not "
+            f"the expected {found.mine.size}; shard it with Shard(dim) over the mesh's dimensions"
+        )
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _layout(mesh: Any, placements: tuple[Any, ...], shape: Shape, replicated: bool) -> Layout:
+    cuts = [dim for dim, placement in enumerate(placements) if not placement.is_replicate()]
+    if bad := [placements[dim] for dim in cuts if not hasattr(placements[dim], "dim")]:
+        raise ValueError(f"placement {bad[0]} cannot be that of a weight; use Shard or Replicate")
+    group, whole = _group(mesh, tuple(cuts)), Box((0,) * len(shape), shape)
+    if group is None:
+        return Layout(None, 0, (whole,), whole, replicated)
+    where = {int(mesh.mesh[at]): at for at in map(tuple, (mesh.mesh >= 0).nonzero().tolist())}
+    boxes = [_box(shape, mesh.mesh.shape, where[rank], placements) for rank in dist.get_process_group_ranks(group)]
+    return Layout(group, dist.get_rank(group), tuple(boxes), whole, replicated)
+
+
+def _group(mesh: Any, dims: tuple[int, ...]) -> Any:
+    """The ranks among which this rank's tensors are cut: those along these dimensions of the mesh."""
+    dims = tuple(dim for dim in dims if mesh.size(dim) > 1)
+    if not dims:
+        return None
+    if len(dims) == 1:
+        return mesh.get_group(dims[0])
+    if math.prod(mesh.size(dim) for dim in dims) == dist.get_world_size():
+        return dist.group.WORLD
+    if mesh.mesh_dim_names is None:
+        raise ValueError(f"sharded over dimensions {dims} of an unnamed mesh; give it mesh_dim_names=")
+    return mesh[tuple(mesh.mesh_dim_names[dim] for dim in dims)]._flatten().get_group()
+
+
+def _box(shape: Shape, mesh_shape: Sequence[int], at: Sequence[int], placements: Sequence[Any]) -> Box:
+    """DTensor's rule: chunks, mesh dimension by mesh dimension; strided shards (FSDP2 over tensor parallel) last.
+
+    >>> from torch.distributed.tensor import Shard
+    >>> _box((5, 3), (4,), (1,), [Shard(0)]), _box((5, 3), (4,), (3,), [Shard(0)])
+    (Box(start=(2, 0), size=(2, 3)), Box(start=(5, 0), size=(0, 3)))
+    """
+    start, size = [0] * len(shape), list(shape)
+    order = sorted(range(len(placements)), key=lambda k: "Strided" in type(placements[k]).__name__)
+    for k in order:
+        if placements[k].is_replicate():
+            continue
+        dim = placements[k].dim % len(shape)
+        chunk = -(-size[dim] // mesh_shape[k])
+        low = min(size[dim], chunk * at[k])
+        start[dim], size[dim] = start[dim] + low, min(chunk, size[dim] - low)
+    return Box(tuple(start), tuple(size))
+
+
+def is_dtensor(x: Any) -> bool:
+    return hasattr(x, "device_mesh") and hasattr(x, "placements")  # no import: plain users need none of it
+
+
+def local(x: Any) -> Tensor:
+    """This rank's part of a tensor: of a DTensor its shard, of a plain one all of it."""
+    if not is_dtensor(x):
+        return x
+    part = x._local_tensor  # what to_local() returns without autograd
+    return part.wait() if hasattr(part, "wait") and hasattr(part, "completed") else part

@@ -1,0 +1,68 @@
+"""State of a replicated parameter, sharded by rows over a mesh; and state of any placement loaded into any other."""
+
+import functools
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from steadynorm.optim.layout import is_dtensor, layout_of, local
+
+
+def sharded_zeros(p: Tensor, dtype: torch.dtype, mesh: Any) -> Tensor:
+    """Zeros like a plain p: a DTensor cut by rows over the mesh, ~1/W of it here. A scalar is whole on every rank.
+
+    mesh: a DeviceMesh of one dimension, or a ProcessGroup.
+    """
+    from torch.distributed.tensor import Replicate, Shard, zeros
+
+    mesh, device = _as_mesh(mesh, p.device.type), p.device
+    if is_dtensor(p):
+        raise ValueError("is a DTensor already: its state is sharded as it is; leave mesh= out")
+    if mesh.device_type != device.type:
+        raise ValueError(f"is on {device.type}, but mesh= is of {mesh.device_type}; move one of them")
+    return zeros(p.shape, dtype=dtype, device_mesh=mesh, placements=[Shard(0) if p.ndim else Replicate()])
+
+
+@functools.lru_cache(maxsize=64)
+def _as_mesh(mesh: Any, device_type: str) -> Any:
+    if isinstance(mesh, dist.ProcessGroup):
+        from torch.distributed.device_mesh import DeviceMesh
+
+        return DeviceMesh.from_group(mesh, device_type)
+    return mesh
+
+
+def check_mesh(mesh: Any) -> None:
+    """TypeError or ValueError unless it is None, a ProcessGroup, or a DeviceMesh of one dimension with this rank in it."""
+    if mesh is None or (dist.is_available() and isinstance(mesh, dist.ProcessGroup)):
+        return
+    if not hasattr(mesh, "get_coordinate"):
+        raise TypeError(f"mesh={mesh!r} must be a DeviceMesh or a ProcessGroup")
+    if mesh.ndim != 1:
+        raise ValueError(
+            f"mesh= has {mesh.ndim} dimensions; pass the data-parallel one, mesh['name'], or a ProcessGroup"
+        )
+    if mesh.get_coordinate() is None:
+        raise ValueError("mesh= does not contain this rank; pass the mesh over which the gradients are averaged")
+
+
+def placed_like(value: Tensor, fresh: Tensor) -> Tensor:
+    """A copy of `value` with the dtype, device and placement of `fresh`, which it may overwrite.
+
+    Only one DTensor into another placement takes collectives; then all ranks must load.
+    """
+    given: Any = value
+    sharded: Any = fresh
+    if not is_dtensor(fresh):
+        return (given.full_tensor() if is_dtensor(value) else value).to(fresh, copy=True)
+    if is_dtensor(value):
+        if given.device_mesh == sharded.device_mesh and given.placements == sharded.placements:
+            local(fresh).copy_(local(value))
+            return fresh
+        value = given.full_tensor()
+    layout = layout_of(fresh, {})
+    assert layout is not None
+    local(fresh).copy_(layout.mine.of(value))
+    return fresh
