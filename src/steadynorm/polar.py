@@ -11,7 +11,7 @@ What makes it fast at a small error, each measured on two CPU cores with native 
 | choice | instead of | gain |
 |---|---|---|
 | scale by the Schatten-8 norm, given away by the first step: |(x x^T)^2|_F^(1/4) | Frobenius norm | one step less at the same error |
-| sides 1:1.5 and flatter: iterate on the small Gram matrix, multiply into x every second step | on x | 1.3x at 1:4 |
+| sides 1:1.5 and flatter, from 192 rows: iterate on the small Gram matrix, multiply into x every second step | on x | 1.3x at 1:4 |
 | symmetric products by row blocks, from 320 rows: little more than half of the work | whole products | 1.1x at 384, 1.4x at 768 |
 | below that a few matrices at a time, so that they stay in cache | one by one, or all at once | 1.5x at 256 |
 | one matrix to a core (optim/buckets.py) | two cores to a product | 1.2x at 384 |
@@ -41,6 +41,9 @@ _WORST = 0.11  # nor for so small ones that the worst error would exceed this (m
 _SAFETY = 1.01  # room for bf16 rounding above 1
 _CUSHION = 0.024  # keeps the early polynomials from being too steep for bf16
 _FLAT = 1.5  # d_in/d_out from which iterating on the Gram matrix takes fewer operations
+_GRAM_ROWS = (
+    192  # and rows from which that is safe: bf16 rounding of fewer does not average out, and the iteration diverges
+)
 _ALONE = 320  # rows from which a CPU takes matrices one by one
 _CACHED = 600_000  # elements of smaller ones it takes together
 _BLOCK = 128  # rows of a block in a symmetric product
@@ -134,7 +137,7 @@ def _factor(x: Tensor, quintics: Sequence[Quintic]) -> Tensor:
         return _svd(x)
     if len(y) == 1 and not torch.compiler.is_compiling():  # inductor (2.13) gets NaN out of the two-dimensional form
         y = y.squeeze(0)  # two dimensions: their products need no copies
-    if y.shape[-1] >= _FLAT * y.shape[-2]:
+    if y.shape[-2] >= _GRAM_ROWS and y.shape[-1] >= _FLAT * y.shape[-2]:
         return _steps_on_gram(y, quintics, tall).view(x.shape)
     return _steps_on_x(y, quintics, tall).view(x.shape)
 

@@ -81,7 +81,7 @@ class Trainer:
         self.called: Any = team.wrap(model, config.parallel)
         if config.compile:
             self.called = torch.compile(self.called)
-        pairs = optimizers.build(model, config.optim, config.schedule, config.steps, None if sharded else team.mesh)
+        pairs = optimizers.build(model, config.optim, config.schedule, config.steps)
         watch = Unwatched if sharded else Monitor
         self.parts = Parts(model, pairs, [watch(each, model, every=config.monitor_every) for each, _ in pairs], task)
         progress = restore(config.out / "checkpoints", self.parts, team) or Progress()

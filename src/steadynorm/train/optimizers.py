@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from steadynorm import schedule as schedules
@@ -20,13 +19,8 @@ from steadynorm.train.config import Optim, Schedule
 _ADAM_FAMILY = ("adamw", "adamc", "renormalized-adamw", "lionc", "sgdc")
 
 
-def build(
-    model: nn.Module, optim: Optim, schedule: Schedule, steps: int, mesh: DeviceMesh | None = None
-) -> list[tuple[Optimizer, Scheduler]]:
-    """The optimizers (muon needs a second one for what is not a hidden matrix), each with its scheduler.
-
-    mesh: processes with the same weights, which share the work and the state where the optimizer can.
-    """
+def build(model: nn.Module, optim: Optim, schedule: Schedule, steps: int) -> list[tuple[Optimizer, Scheduler]]:
+    """The optimizers (muon needs a second one for what is not a hidden matrix), each with its scheduler."""
     if optim.name in ("scion", "scionc"):
         made: list[Optimizer] = [_scion(model, optim)]
     elif optim.name in _ADAM_FAMILY:
