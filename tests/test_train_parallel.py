@@ -147,7 +147,6 @@ def test_two_processes_see_the_losses_of_one_and_each_can_go_on_from_the_other(m
     )
 
 
-@pytest.mark.slow
 def test_four_processes_and_every_change_of_layout(alone: Path, tmp_path: Path):
     single = records.read(alone)
     for mode in ("ddp", "fsdp"):
