@@ -622,3 +622,10 @@ def test_log_records_writes_scalars():
     assert writer["weight_norm", 2] == records[1]["weight_norm"]
     assert writer["alignment/0.0", 1] == records[0]["layers"]["0.0"]["alignment"]
     assert ("sign_norm", 1) not in writer
+
+
+def test_looking_at_an_optimizer_leaves_its_state_as_it_was():
+    """torch's state is a defaultdict: asking for a parameter would make an entry, and DCP takes it for a made state."""
+    optimizer = torch.optim.AdamW([nn.Parameter(torch.ones(3, 3))])
+    with sn.Monitor(optimizer):
+        assert not optimizer.state

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steadynorm import page
-from steadynorm.page import HeatMap, Page, Plot, Series, Table, Text
+from steadynorm.page import HeatMap, Page, Plot, Series, Table, Text, rendering
 
 EVIL = "<script>alert(1)</script>"
 FLAGS = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
@@ -329,7 +329,7 @@ def test_only_our_scripts_may_run(view):
 @pytest.fixture
 def light(monkeypatch):
     """Pages without plotly.js: quick to make and to search."""
-    monkeypatch.setattr(page, "_plotly", lambda: "")
+    monkeypatch.setattr(rendering, "_plotly", lambda: "")
 
 
 def parts(text):
@@ -345,12 +345,12 @@ def test_any_name_is_data_and_never_markup(name):
     heat = HeatMap(name, name, name, [1], [name], [[1]], caption=name, toggle=name)
     table = Table(name, [name], [[name]], caption=name)
     made = Page(name, name, [Text(name, [name]), Plot(name, name, name, series, name), heat, table], {name: name})
-    plain = page._plotly
-    page._plotly = lambda: ""
+    plain = rendering._plotly
+    rendering._plotly = lambda: ""
     try:
         text = page.render(made)
     finally:
-        page._plotly = plain
+        rendering._plotly = plain
     data, raw = parts(text)
     assert not set(raw) & set("<>&\u2028\u2029")
     assert data["plots"][0]["title"] == name
@@ -397,7 +397,7 @@ def test_page_is_written_whole_or_not_at_all(light, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="style='wavy'"):
         page.write(Page("new", "", [Plot("p", "x", "y", [Series("s", [1], [1], style="wavy")])]), out)
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match="disk is full"):
         page.write(Page("new", "", []), out)
     assert out.read_bytes() == before
     assert list(tmp_path.iterdir()) == [out]
@@ -425,11 +425,11 @@ def test_missing_plotly_says_what_to_install(monkeypatch):
 
 
 def test_script_end_inside_code_is_broken_up():
-    assert page._script("a = '</SCRIPT>' // <!-- \r\n") == "a = '<\\/SCRIPT>' // <\\!-- \n"
+    assert rendering._script("a = '</SCRIPT>' // <!-- \r\n") == "a = '<\\/SCRIPT>' // <\\!-- \n"
 
 
 def test_contrast_is_sufficient_in_both_themes():
-    css = files("steadynorm").joinpath("page.css").read_text("utf-8")
+    css = files("steadynorm.page").joinpath("page.css").read_text("utf-8")
 
     def luminance(colour):
         part = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]

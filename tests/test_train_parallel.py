@@ -15,9 +15,6 @@ import torch
 from steadynorm import records
 from steadynorm.train import checkpoint
 
-# Slow until issue E is done: going on from a checkpoint of several processes does not give AdamW its state back exactly.
-pytestmark = pytest.mark.slow
-
 TINY = [
     "--task.model.layers",
     "1",
@@ -150,6 +147,7 @@ def test_two_processes_see_the_losses_of_one_and_each_can_go_on_from_the_other(m
     )
 
 
+@pytest.mark.slow
 def test_four_processes_and_every_change_of_layout(alone: Path, tmp_path: Path):
     single = records.read(alone)
     for mode in ("ddp", "fsdp"):

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from steadynorm.decay import correct
+from steadynorm.lmo import LMOS
 from steadynorm.optim import AdamC, Scion, ScionC
 from steadynorm.polar import Polar
 
@@ -100,8 +101,7 @@ def gemm_rate(side: int = 768, rounds: int = 10) -> float:
 
 def newton_schulz_operations(shapes: Sequence[Shape], steps: int = 5) -> float:
     """Operations of the peers' iteration: a step takes x x^T, its square and one product into x."""
-    sides = [(min(shape), max(shape)) for shape in shapes]
-    return float(sum(steps * (4 * d * d * n + 2 * d**3) for d, n in sides))
+    return sum(LMOS["spectral"].operations(shape, steps=steps) for shape in shapes)
 
 
 def spectra(rows: int, columns: int, seed: int = 0) -> dict[str, Tensor]:

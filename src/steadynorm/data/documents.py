@@ -8,7 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from steadynorm.data.files import DataError, PathLike
+from steadynorm.data.files import DataError
+from steadynorm.files import PathLike
 
 _SUFFIXES = (".txt", ".jsonl", ".parquet")
 _UNIT_BYTES = 1 << 23

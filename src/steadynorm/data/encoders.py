@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from steadynorm.data.files import DataError, PathLike, sha256
+from steadynorm.data.files import DataError
 from steadynorm.data.get import GPT2_FILES, get
 from steadynorm.data.shards import MAX_VOCAB, Tokens, TokenSet
+from steadynorm.files import PathLike, sha256
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -1,12 +1,6 @@
-"""File helpers: what is written appears whole or not at all; one process at a time in a folder; resumable
-downloads; archives that cannot write where they like."""
+"""Data on its way here: resumable downloads; archives that cannot write where they like."""
 
-import contextlib
-import errno
-import hashlib
-import json
 import os
-import secrets
 import shutil
 import socket
 import tarfile
@@ -20,11 +14,11 @@ from functools import partial
 from http.client import HTTPException
 from lzma import LZMAError
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, BinaryIO
+from typing import IO
 
-PathLike = str | os.PathLike[str]
+from steadynorm import progress as bars
+from steadynorm.files import full_disk, is_full, sha256
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _BLOCK = 1 << 20  # bytes
 _LARGEST = 1 << 26  # bytes of a file taken out of an archive: none of ours is larger
 _PAUSE = 1.0  # seconds before a connection is tried again, doubled each time
@@ -34,42 +28,6 @@ class DataError(ValueError):
     """Data, on disk or on the way, that cannot be used; the text says where, what, and the remedy."""
 
 
-@contextlib.contextmanager
-def atomic_write(path: PathLike) -> Iterator[BinaryIO]:
-    """A file opened for writing that takes its name only when it is whole and on the disk.
-
-    Stopped at any moment, even by kill -9, `path` holds what it held before; at worst a hidden `.tmp` file stays.
-
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> with atomic_write(folder / "a") as file:
-    ...     _ = file.write(b"all"), (folder / "a").exists()
-    >>> (folder / "a").read_bytes(), len(list(folder.iterdir()))
-    (b'all', 1)
-    """
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        if is_full(error):
-            raise full_disk(error, target) from error
-        raise
-    sync_folder(target.parent)
-
-
-def write_json(path: PathLike, value: Any) -> None:
-    """`value` as JSON, whole or not at all."""
-    with atomic_write(path) as file:
-        file.write((json.dumps(value, indent=1) + "\n").encode())
-
-
 def publish(made: Path, target: Path) -> None:
     """Move a finished file of the same disk to its name, once its bytes are on the disk."""
     with made.open("rb+") as file:
@@ -77,90 +35,11 @@ def publish(made: Path, target: Path) -> None:
     made.replace(target)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make renames in a folder last through a power cut, where the system can."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def is_full(error: BaseException) -> bool:
-    """Whether this is the disk (or the quota) being full."""
-    return isinstance(error, OSError) and error.errno in _FULL
-
-
-def full_disk(error: BaseException, path: Path) -> OSError:
-    """The same error saying which file, and that nothing was lost."""
-    number = error.errno if isinstance(error, OSError) else errno.ENOSPC
-    return OSError(
-        number, f"{path}: the disk is full; files already there are untouched. Free some space or choose another folder"
-    )
-
-
-def sha256(path: PathLike) -> str:
-    """Checksum of a file, in hex.
-
-    >>> sha256(os.devnull)[:8]
-    'e3b0c442'
-    """
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-@contextlib.contextmanager
-def lock(folder: Path, *, busy: str | None = None) -> Iterator[None]:
-    """One process at a time works in this folder; the others wait, or fail with `busy` if there is such a message.
-
-    The lock ends with the process, however that ends.
-
-    Where the file system has no locks all go on at once: files still appear whole, and the last writer wins.
-    """
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    with (folder / ".lock").open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if busy is None else fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise DataError(busy) from None
-        except OSError:
-            pass
-        yield
-
-
 def cache_dir() -> Path:
     """Where data lies by default: $STEADYNORM_CACHE, else steadynorm in the user's cache folder."""
     if own := os.environ.get("STEADYNORM_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "steadynorm"
-
-
-@contextlib.contextmanager
-def progress_bar(label: str, total: int, *, shown: bool = True) -> Iterator[Callable[[int], None]]:
-    """A bar of bytes on a terminal, nothing elsewhere; yields the function that moves it on."""
-    if shown:
-        from rich import progress
-        from rich.console import Console
-
-        console = Console(stderr=True)
-        if console.is_terminal:
-            columns = (
-                progress.TextColumn("{task.description}"),
-                progress.BarColumn(),
-                progress.DownloadColumn(),
-                progress.TransferSpeedColumn(),
-                progress.TimeRemainingColumn(),
-            )
-            with progress.Progress(*columns, console=console) as bar:
-                task = bar.add_task(label, total=total)
-                yield lambda count: bar.advance(task, count)
-            return
-    yield lambda count: None
 
 
 def download(
@@ -173,7 +52,7 @@ def download(
     download begins anew once.
     """
     continued = _size(part) > 0
-    with progress_bar(url.rsplit("/", 1)[-1], size, shown=progress) as advance:
+    with bars.bar(size, url.rsplit("/", 1)[-1], shown=progress, size=True) as advance:
         advance(_size(part))
         idle = 0
         while (have := _size(part)) != size:
@@ -209,7 +88,7 @@ def _hopeless(error: Exception) -> bool:
     return isinstance(getattr(error, "reason", error), socket.gaierror | ConnectionRefusedError)
 
 
-def _fetch(url: str, part: Path, have: int, size: int, timeout: float, advance: Callable[[int], None]) -> None:
+def _fetch(url: str, part: Path, have: int, size: int, timeout: float, advance: Callable[[int], object]) -> None:
     request = urllib.request.Request(url, headers={"User-Agent": "steadynorm", "Accept-Encoding": "identity"})
     if 0 < have < size:
         request.add_header("Range", f"bytes={have}-")

@@ -17,20 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from steadynorm.data.files import (
-    DataError,
-    PathLike,
-    cache_dir,
-    download,
-    full_disk,
-    is_full,
-    lock,
-    publish,
-    sha256,
-    unpack,
-    write_json,
-)
+from steadynorm.data.files import DataError, cache_dir, download, publish, unpack
 from steadynorm.data.sotu import sotu
+from steadynorm.files import PathLike, full_disk, is_full, lock, sha256, write_json
 
 MANIFEST = "complete.json"
 _WORK, _DOWNLOADS = ".work", ".downloads"

@@ -15,7 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from steadynorm.data.files import DataError, PathLike, atomic_write, sha256
+from steadynorm.data.files import DataError
+from steadynorm.files import PathLike, atomic_write, sha256
 
 MAGIC, VERSION = 20240520, 1
 HEADER_BYTES = 4 * 256

@@ -15,7 +15,8 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-from steadynorm.data.files import DataError, PathLike, atomic_write
+from steadynorm.data.files import DataError
+from steadynorm.files import PathLike, atomic_write
 
 SHA256 = "d4244bb77a4f6256f35a64b0b28ade9790ad2f77c059a23b1398ee4a1e022b1d"  # of the JSON inside: another liblzma may compress it differently
 _FILE = "sotu.json.xz"

@@ -24,12 +24,14 @@ from typing import Any
 
 import numpy as np
 
+from steadynorm import progress as bars
 from steadynorm.data.documents import Unit, documents, input_files, units
 from steadynorm.data.encoders import Encoder, make_encoder, saved_encoder, train_bpe
-from steadynorm.data.files import DataError, PathLike, atomic_write, cache_dir, lock, progress_bar, write_json
+from steadynorm.data.files import DataError, cache_dir
 from steadynorm.data.shards import Shard, Tokens, TokenSet, count_tokens, read_token_set, shard_bytes
 from steadynorm.data.sotu import SHA256 as SOTU_SHA256
 from steadynorm.data.sotu import sotu_split
+from steadynorm.files import PathLike, atomic_write, lock, write_json
 
 _BATCH_CHARS = 1 << 20  # encoded at once: what a tokeniser returns takes much more memory than its text
 _TRAIN_CHARS = 1 << 30  # a BPE is trained on the first GiB
@@ -99,7 +101,7 @@ def tokenize_files(
         texts = (text for unit in pieces for text in documents(unit, text_key))
         encoder = work.encoder or work.begin(_choose(tokenizer, vocab_size, end_of_text, texts))
         left = pieces[work.unit :]
-        with progress_bar("tokenising", sum(unit.size for unit in pieces), shown=progress) as advance:
+        with bars.bar(sum(unit.size for unit in pieces), "tokenising", shown=progress, size=True) as advance:
             advance(sum(unit.size for unit in pieces[: work.unit]))
             with contextlib.closing(_encode_all(left, encoder, text_key, workers or _cores())) as encoded:
                 for unit, each in zip(left, encoded, strict=True):

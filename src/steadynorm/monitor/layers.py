@@ -54,7 +54,7 @@ def find_layers(optimizer: Optimizer, model: nn.Module | None) -> list[Layer]:
             name = str(given or in_model or f"{index}.{k}")
             name = name if name not in taken else f"{name} ({index}.{k})"
             _check(name, p)
-            if any(hasattr(value, "placements") for value in optimizer.state[p].values()):
+            if any(hasattr(value, "placements") for value in optimizer.state.get(p, {}).values()):
                 raise ValueError(
                     f"Monitor: the state of {name} is sharded (mesh=), which is not measured yet; leave one out"
                 )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from steadynorm import page, progress, records, simulate
+from steadynorm.files import atomic_write
 
 VERDICTS = ("holds", "does not hold", "not testable at this scale")
 
@@ -84,7 +85,8 @@ def carry_out(experiment: Experiment, context: Context) -> tuple[Outcome, Path]:
         **outcome.summary,
     }
     text = json.dumps(summary, indent=1, allow_nan=False) + "\n"
-    records.replace_file(context.folder / "summary.json", [text.encode()])
+    with atomic_write(context.folder / "summary.json") as file:
+        file.write(text.encode())
     whole = page.Page(
         experiment.title,
         f"{experiment.name}: {experiment.found}",

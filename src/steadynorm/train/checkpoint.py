@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from steadynorm.data.files import full_disk, is_full, sha256, sync_folder
+from steadynorm.files import full_disk, is_full, sha256, sync_folder
 
 SHARDS = "shards"
 _NAME = re.compile(r"step-(\d{6,})")

@@ -4,6 +4,8 @@ import sys
 import time
 from typing import Any
 
+from steadynorm import progress
+
 _EVERY = 15.0  # seconds between lines in a log
 
 
@@ -11,28 +13,12 @@ class Display:
     """Loss, norms and time left."""
 
     def __init__(self, steps: int, name: str, quiet: bool):
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
+        from rich.progress import TextColumn
 
-        console = Console(stderr=True)
-        self._steps, self._quiet, self._live = steps, quiet, console.is_terminal and not quiet
+        self._progress = progress.bars(TextColumn("{task.fields[note]}"), shown=not quiet)
+        self._steps, self._quiet, self._live = steps, quiet, not self._progress.disable
         self._said, self._began, self._first = 0.0, time.monotonic(), None
         self._name = name
-        columns = (
-            TextColumn(name, markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
-        self._progress = Progress(*columns, TextColumn("{task.fields[note]}"), console=console, disable=not self._live)
         self._progress.start()
         self._task = self._progress.add_task(name, total=steps, note="")
 

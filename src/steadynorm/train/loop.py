@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from steadynorm import records
-from steadynorm.data.files import lock
+from steadynorm.files import lock, write_json
 from steadynorm.monitor import Monitor, log_records
 from steadynorm.train import checkpoint, optimizers, parallel, tasks
 from steadynorm.train.config import Config, plain, training_part
@@ -220,7 +220,7 @@ def _keep_config(config: Config) -> None:
         if differing := sorted(key for key in {*old, *new} if old.get(key) != new.get(key)):
             changes = ", ".join(f"{key} {old.get(key)!r} -> {new.get(key)!r}" for key in differing[:5])
             raise ValueError(f"{config.out} holds a run with another configuration ({changes}); choose another --out")
-    records.replace_file(path, [json.dumps(now, indent=1).encode()])
+    write_json(path, now)
 
 
 def _micro_batch(config: Config, team: Team) -> int:

@@ -1,9 +1,4 @@
-"""Plots, heat maps, tables and text as one self-contained HTML file that opens offline and asks the network nothing.
-
-What is shown is a value: blocks in reading order, made of frozen dataclasses. `page.css` and `page.js` draw it with
-plotly.js, which is embedded. Names are data, never markup: JSON with `<`, `>` and `&` escaped, or `html.escape`; and the
-content security policy lets only our own scripts run, by their hash.
-"""
+"""Blocks to HTML: the data as escaped JSON, scripts allowed by their hash alone."""
 
 import base64
 import hashlib
@@ -12,8 +7,7 @@ import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -21,12 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from steadynorm.records import replace_file
+from steadynorm.files import atomic_write
+from steadynorm.page.blocks import STYLES, Block, Cell, HeatMap, Page, Plot, Series, Table, Text
 
-Numbers = Sequence[float] | np.ndarray
-Cell = str | float | int | None
-
-STYLES = ("line", "dash", "points")
 _COLOURS = 8  # --c0 to --c7 in page.css
 _DASHES = ("", "2 3", "7 3 2 3", "10 4", "10 3 2 3")  # after each round of colours; page.js draws the same
 _NO_NUMBER = "—"
@@ -37,90 +28,13 @@ _EARLY = """{
 }"""  # before anything is painted
 
 
-@dataclass(frozen=True, eq=False)
-class Series:
-    """y over x. `toggle` names the run it belongs to: its chip hides it, its colour is the run's.
-
-    `error` (one standard error, say) is a bar on points and a band around a line.
-    """
-
-    name: str
-    x: Numbers
-    y: Numbers
-    error: Numbers | None = None
-    style: str = "line"  # of STYLES
-    toggle: str = ""
-
-
-@dataclass(frozen=True, eq=False)
-class Plot:
-    """Series over a common axis; `zero` makes the y axis reach 0."""
-
-    title: str
-    x_label: str
-    y_label: str
-    series: Sequence[Series]
-    caption: str = ""
-    log_x: bool = False
-    log_y: bool = False
-    zero: bool = False
-
-
-@dataclass(frozen=True, eq=False)
-class HeatMap:
-    """z[row, column] over names y and numbers x, in colours that part at `middle`; low and high are where they end."""
-
-    title: str
-    x_label: str
-    y_label: str
-    x: Numbers
-    y: Sequence[str]
-    z: Sequence[Numbers] | np.ndarray  # (len(y), len(x))
-    caption: str = ""
-    middle: float = 1.0
-    low: float | None = None
-    high: float | None = None
-    toggle: str = ""
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows under a header. A cell that is the name of a run shows its colour; `folded` hides the rows until asked."""
-
-    title: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    caption: str = ""
-    folded: bool = False
-
-
-@dataclass(frozen=True)
-class Text:
-    """A heading and paragraphs; begins a section of the page."""
-
-    title: str
-    paragraphs: Sequence[str] = ()
-
-
-Block = Plot | HeatMap | Table | Text
-
-
-@dataclass(frozen=True, eq=False)
-class Page:
-    """Blocks in reading order, and files the reader can save, by name."""
-
-    title: str
-    subtitle: str
-    blocks: Sequence[Block]
-    downloads: Mapping[str, str] = field(default_factory=dict)
-
-
 def write(page: Page, path: str | Path) -> Path:
     """Write the page as one HTML file, whole or not at all; returns its path."""
     path = Path(path)
     text = render(page)
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, [text.encode("utf-8", "replace")])
+    with atomic_write(path) as file:
+        file.write(text.encode("utf-8", "replace"))
     return path
 
 
@@ -128,7 +42,7 @@ def render(page: Page) -> str:
     """The page as HTML text."""
     made = _Body(_toggles(page.blocks))
     body = made.blocks(page.blocks)
-    asset = files("steadynorm").joinpath
+    asset = files("steadynorm.page").joinpath
     scripts = [_EARLY, _script(_plotly()), _script(asset("page.js").read_text("utf-8"))]
     hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
     policy = (

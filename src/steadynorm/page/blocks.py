@@ -1,0 +1,89 @@
+"""What a page shows, as values: series, plots, heat maps, tables, text."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+Numbers = Sequence[float] | np.ndarray
+Cell = str | float | int | None
+
+STYLES = ("line", "dash", "points")
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """y over x. `toggle` names the run it belongs to: its chip hides it, its colour is the run's.
+
+    `error` (one standard error, say) is a bar on points and a band around a line.
+    """
+
+    name: str
+    x: Numbers
+    y: Numbers
+    error: Numbers | None = None
+    style: str = "line"  # of STYLES
+    toggle: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Plot:
+    """Series over a common axis; `zero` makes the y axis reach 0."""
+
+    title: str
+    x_label: str
+    y_label: str
+    series: Sequence[Series]
+    caption: str = ""
+    log_x: bool = False
+    log_y: bool = False
+    zero: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class HeatMap:
+    """z[row, column] over names y and numbers x, in colours that part at `middle`; low and high are where they end."""
+
+    title: str
+    x_label: str
+    y_label: str
+    x: Numbers
+    y: Sequence[str]
+    z: Sequence[Numbers] | np.ndarray  # (len(y), len(x))
+    caption: str = ""
+    middle: float = 1.0
+    low: float | None = None
+    high: float | None = None
+    toggle: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under a header. A cell that is the name of a run shows its colour; `folded` hides the rows until asked."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    caption: str = ""
+    folded: bool = False
+
+
+@dataclass(frozen=True)
+class Text:
+    """A heading and paragraphs; begins a section of the page."""
+
+    title: str
+    paragraphs: Sequence[str] = ()
+
+
+Block = Plot | HeatMap | Table | Text
+
+
+@dataclass(frozen=True, eq=False)
+class Page:
+    """Blocks in reading order, and files the reader can save, by name."""
+
+    title: str
+    subtitle: str
+    blocks: Sequence[Block]
+    downloads: Mapping[str, str] = field(default_factory=dict)

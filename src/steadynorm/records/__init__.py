@@ -1,0 +1,25 @@
+"""A run's records: JSONL, the first line the configuration, then one line a step. Written safely, read thinned.
+
+    {"schema": "steadynorm-run", "version": 1, "name": ..., "created": ISO time, "config": {...}}
+    {"step": 0, "loss": 10.8, "weight_norm": 1.2, "layers": {"blocks.0.qkv": {"norm": 1.1, "forecast": 1.1}}}
+
+A value is a number or null; what is not finite is written as null, so that every line is valid JSON.
+"""
+
+from steadynorm.records.reader import read, thin
+from steadynorm.records.recorder import Recorder
+from steadynorm.records.schema import FILE, QUANTITIES, SCHEMA, VERSION, Quantity, RecordError, Run, flatten
+
+__all__ = [
+    "FILE",
+    "QUANTITIES",
+    "SCHEMA",
+    "VERSION",
+    "Quantity",
+    "RecordError",
+    "Recorder",
+    "Run",
+    "flatten",
+    "read",
+    "thin",
+]

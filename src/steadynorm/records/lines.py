@@ -1,0 +1,93 @@
+"""The lines of a record file: header, where the whole ones end, the steps; what is wrong is told with its line."""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from steadynorm.records.schema import FILE, SCHEMA, VERSION, RecordError
+
+HEADER_LIMIT = 1 << 24  # bytes; a foreign file may have no newline at all
+_STEP = re.compile(rb'\{"step": ?(\d{1,18})[,}]')  # what Recorder writes: the step comes first
+_NOT_JSON = (ValueError, RecursionError)  # what json.loads raises
+
+
+def read_header(file: IO[bytes], where: Path) -> dict[str, Any]:
+    line = file.readline(HEADER_LIMIT)
+    if not line.strip():
+        raise RecordError(f"{where}: the file is empty; the run wrote no record, start it again")
+    try:
+        header = json.loads(line)
+    except _NOT_JSON:
+        header = None
+    if not isinstance(header, dict) or header.get("schema") != SCHEMA:
+        raise RecordError(
+            f'{where}: not a run record: the first line is no {{"schema": "{SCHEMA}", ...}}; pass a {FILE} that '
+            "steadynorm wrote"
+        )
+    version = header.get("version")
+    if isinstance(version, int) and version > VERSION:
+        raise RecordError(
+            f"{where}: version {version} is newer than {VERSION}, the newest known here; update steadynorm"
+        )
+    if version != VERSION or not isinstance(header.get("config"), dict) or not isinstance(header.get("name"), str):
+        raise RecordError(f"{where}: line 1 is damaged (version, name or config is missing); restore it from a copy")
+    return header
+
+
+def end_of_lines(file: IO[bytes]) -> tuple[int, int]:
+    """Offset of the end of the last whole line, and how many torn lines (0 or 1) follow; starts after the header."""
+    start, at, tail = file.tell(), file.seek(0, os.SEEK_END), b""
+    size = at
+    while at > start and b"\n" not in tail.rstrip():
+        block = min(at - start, max(1 << 16, len(tail)))
+        at -= block
+        file.seek(at)
+        tail = file.read(block) + tail
+    file.seek(start)
+    body = tail.rstrip()
+    begin = body.rfind(b"\n") + 1
+    try:
+        whole = not body or isinstance(json.loads(body[begin:]), dict)
+    except _NOT_JSON:
+        whole = False
+    return (size, 0) if whole else (at + begin, 1)
+
+
+def steps(file: IO[bytes], where: Path, end: int) -> Iterator[tuple[int, int, bytes]]:
+    """(line number, step, line) of every record up to `end`; steps rise. Only lines of unusual form are parsed."""
+    at, previous = file.tell(), -1
+    for number, line in enumerate(file, 2):
+        if at >= end:
+            return
+        at += len(line)
+        usual = _STEP.match(line)
+        if usual and line.endswith(b"}\n"):
+            step = int(usual[1])
+        elif line.isspace():
+            continue
+        else:
+            step = parse(line, where, number)["step"]
+        if step <= previous:
+            raise RecordError(
+                f"{where}: line {number}: step {step} after step {previous}, steps must rise; two runs wrote into one "
+                "file: cut it before this line"
+            )
+        previous = step
+        yield number, step, line
+
+
+def parse(line: bytes, where: Path, number: int) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except _NOT_JSON:
+        record = None
+    step = record.get("step") if isinstance(record, dict) else None
+    if record is None or type(step) is not int or not 0 <= step < 10**18:
+        raise RecordError(
+            f'{where}: line {number} is damaged: no {{"step": ...}} object; cut the file before it (head -n {number - 1}) '
+            "or restore it from a copy"
+        )
+    return record

@@ -1,0 +1,115 @@
+"""Reading records: as arrays, thinned while reading where there are many."""
+
+import sys
+from array import array
+from dataclasses import replace
+from itertools import compress
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from steadynorm.records.lines import end_of_lines, parse, read_header, steps
+from steadynorm.records.schema import FILE, RecordError, Run
+
+_LARGEST = sys.float_info.max
+
+
+def read(path: str | Path, *, max_points: int | None = None) -> Run:
+    """A record file, or the folder that holds `records.jsonl`, as arrays.
+
+    With `max_points` only that many lines are parsed, first and last among them, evenly spaced within each kind of
+    line (by how many values it gives): the rare lines that hold a validation loss or layers are not lost among the many.
+    A torn last line is dropped and counted; whatever else is wrong raises `RecordError`.
+    """
+    where = Path(path)
+    where = where / FILE if where.is_dir() else where
+    try:
+        with where.open("rb") as file:
+            return _read(file, where, max_points)
+    except FileNotFoundError:
+        raise RecordError(f"{where}: no such record file; pass a run's folder or its {FILE}") from None
+    except OSError as error:
+        raise RecordError(f"{where}: cannot be read ({error.strerror}); check the path and its permissions") from None
+
+
+def thin(run: Run, max_points: int) -> Run:
+    """The run with at most `max_points` records, chosen as `read` chooses them."""
+    if len(run.steps) <= max_points:
+        return run
+    arrays = [*run.columns.values(), *(values for layer in run.layers.values() for values in layer.values())]
+    keep = _choose(sum((np.isfinite(each) for each in arrays), np.zeros(len(run.steps), np.int64)), max_points)
+    columns = {key: values[keep] for key, values in run.columns.items()}
+    layers = {name: {key: values[keep] for key, values in each.items()} for name, each in run.layers.items()}
+    return replace(run, steps=run.steps[keep], columns=columns, layers=layers)
+
+
+def _choose(kinds: np.ndarray, max_points: int) -> np.ndarray:
+    """Indices to keep: first, last, and of every kind an even choice; rare kinds are served first.
+
+    >>> _choose(np.array([1, 1, 1, 1, 2, 1, 1, 1, 1, 1]), 5).tolist()
+    [0, 2, 4, 7, 9]
+    """
+    if max_points < 2:
+        raise ValueError(f"max_points={max_points}: at least 2 are needed, the first and the last")
+    if len(kinds) <= max_points:
+        return np.arange(len(kinds))
+    _, kind, counts = np.unique(kinds, return_inverse=True, return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    rank = np.minimum(np.argsort(order), 15)[kind]  # 0: the most frequent; all beyond 15 together
+    keep = np.zeros(len(kinds), bool)
+    keep[[0, -1]] = True
+    left = max_points - 2
+    members = sorted((np.flatnonzero((rank == each) & ~keep) for each in range(rank.max() + 1)), key=len)
+    for done, indices in enumerate(members):
+        share = min(left // (len(members) - done), len(indices))
+        keep[indices[((np.arange(share) + 0.5) * (len(indices) / max(share, 1))).astype(int)]] = True
+        left -= share
+    return np.flatnonzero(keep)
+
+
+def _read(file: IO[bytes], where: Path, max_points: int | None) -> Run:
+    header, start = read_header(file, where), file.tell()
+    end, dropped = end_of_lines(file)
+    numbers, kinds = array("q"), array("q")
+    for number, _, line in steps(file, where, end):
+        numbers.append(number)
+        kinds.append(0 if max_points is None else line.count(b'":') - line.count(b"null"))
+    kept = np.arange(len(numbers)) if max_points is None else _choose(np.array(kinds, np.int64), max_points)
+    wanted = np.zeros(numbers[-1] + 1 if numbers else 0, bool)
+    wanted[np.array(numbers, np.int64)[kept]] = True
+    kept_steps = np.zeros(len(kept), np.int64)
+    columns: dict[str, np.ndarray] = {}
+    layers: dict[str, dict[str, np.ndarray]] = {}
+    file.seek(start)
+    for index, (number, line) in enumerate(compress(enumerate(file, 2), wanted[2:])):
+        record = parse(line, where, number)
+        kept_steps[index] = record.pop("step")
+        by_layer = record.pop("layers", None) or {}
+        _fill(columns, record, index, len(kept), f"{where}: line {number}")
+        for layer, values in by_layer.items() if isinstance(by_layer, dict) else [("layers", by_layer)]:
+            _fill(layers.setdefault(layer, {}), values, index, len(kept), f"{where}: line {number}: {layer}")
+    return Run(
+        name=header["name"],
+        config=header["config"],
+        created=str(header.get("created", "")),
+        path=where,
+        steps=kept_steps,
+        columns=columns,
+        layers=layers,
+        dropped=dropped,
+        total=len(numbers),
+    )
+
+
+def _fill(columns: dict[str, np.ndarray], values: Any, index: int, size: int, where: str) -> None:
+    """Put one line's values in their columns; a key seen for the first time gets a column of nan."""
+    if not isinstance(values, dict):
+        raise RecordError(f"{where}: {values!r} is no mapping of names to numbers; restore the file from a copy")
+    for key, value in values.items():
+        if key not in columns:
+            columns[key] = np.full(size, np.nan)
+        if type(value) is float or type(value) is int:
+            columns[key][index] = value if abs(value) <= _LARGEST else np.nan
+        elif value is not None:
+            raise RecordError(f"{where}: {key} is {value!r}, neither a number nor null; restore the file from a copy")

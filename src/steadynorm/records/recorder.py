@@ -1,0 +1,149 @@
+"""Writing records: a kill leaves at most one torn last line."""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path, PurePath
+from typing import Any, Self
+
+import numpy as np
+
+from steadynorm.files import atomic_write
+from steadynorm.records.lines import HEADER_LIMIT, end_of_lines, read_header, steps
+from steadynorm.records.schema import SCHEMA, VERSION, RecordError, flatten
+
+
+class Recorder:
+    """Writes a run's records; each line reaches the file in one write, so a kill leaves at most one torn last line.
+
+    `resume_at=k` keeps what an existing file holds of steps < k and goes on from there; without it an existing file
+    is an error.
+
+    >>> import tempfile
+    >>> from steadynorm.records import read
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with Recorder(Path(folder) / "records.jsonl", name="demo", config={"lr": 0.1}) as recorder:
+    ...         recorder.write({"step": 0, "loss": 2.5})
+    ...         recorder.write({"step": 1, "loss": float("nan")})
+    ...     read(folder).columns["loss"].tolist()
+    [2.5, nan]
+    """
+
+    def __init__(self, path: str | Path, *, name: str, config: Mapping[str, Any], resume_at: int | None = None):
+        self.path = Path(path)
+        self._last = -1
+        plain = _plain(config, "config")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists() and self.path.stat().st_size and resume_at is not None:
+            _same_config(self.path, plain)
+            with atomic_write(self.path) as file:
+                file.writelines(self._kept(resume_at))
+        elif self.path.exists() and resume_at is None:
+            raise RecordError(
+                f"{self.path}: the file exists and would be overwritten; choose another path, remove it, or pass "
+                "resume_at=<first step to write again>"
+            )
+        else:
+            created = datetime.now(UTC).isoformat(timespec="seconds")
+            header = {"schema": SCHEMA, "version": VERSION, "name": str(name), "created": created, "config": plain}
+            with atomic_write(self.path) as file:
+                file.write(_line(header))
+        self._file: int | None = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Append one step: `step` (rising), any keys with a number or None, and optionally `layers`."""
+        if self._file is None:
+            raise RecordError(f"{self.path}: the recorder is closed; make a new one with resume_at=<step>")
+        step = record.get("step")
+        if isinstance(step, bool) or not isinstance(step, int | np.integer) or not self._last < step < 10**18:
+            raise RecordError(
+                f"{self.path}: step={step!r} after step {self._last}; every record needs a whole 'step' that rises"
+            )
+        line: dict[str, Any] = {"step": int(step)}
+        for key, value in record.items():
+            if key == "layers":
+                line[key] = {
+                    str(layer): {
+                        str(q): _number(v, f"step {step}: layers[{layer!r}][{q!r}]") for q, v in values.items()
+                    }
+                    for layer, values in value.items()
+                }
+            elif key != "step":
+                line[str(key)] = _number(value, f"step {step}: {key}")
+        _append(self._file, _line(line))
+        self._last = int(step)
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _kept(self, resume_at: int) -> Iterator[bytes]:
+        with self.path.open("rb") as file:
+            yield file.readline(HEADER_LIMIT).rstrip() + b"\n"
+            for _, step, line in steps(file, self.path, end_of_lines(file)[0]):
+                if step >= resume_at:
+                    return
+                self._last = step
+                yield line.rstrip() + b"\n"
+
+
+def _line(values: Mapping[str, Any]) -> bytes:
+    return json.dumps(values, allow_nan=False).encode() + b"\n"
+
+
+def _append(file: int, line: bytes) -> None:
+    start, left = os.fstat(file).st_size, memoryview(line)
+    try:
+        while left:  # one write, unless the disk is nearly full
+            left = left[os.write(file, left) :]
+    except OSError:
+        os.ftruncate(file, start)  # no torn line in the middle if the caller goes on
+        raise
+
+
+def _number(value: Any, where: str) -> float | int | None:
+    if value is None or isinstance(value, int | float | np.number | np.bool_):
+        try:
+            if value is None or not math.isfinite(value):
+                return None
+        except OverflowError:  # an int beyond every float
+            return None
+        return int(value) if isinstance(value, int | np.integer | np.bool_) else float(value)
+    raise RecordError(f"{where} is a {type(value).__name__}; pass a number or None (of a tensor, its .item())")
+
+
+def _plain(value: Any, where: str) -> Any:
+    """Configuration values as JSON has them: mappings with string keys, lists, strings, numbers, booleans, null."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each, f"{where}.{key}") for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each, f"{where}[{index}]") for index, each in enumerate(value)]
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, str | bool):
+        return value
+    if value is None or isinstance(value, int | float | np.number):
+        return _number(value, where)
+    raise RecordError(f"{where} is a {type(value).__name__}; pass plain values: numbers, strings, lists, mappings")
+
+
+def _same_config(path: Path, given: dict[str, Any]) -> None:
+    with path.open("rb") as file:
+        held = flatten(read_header(file, path)["config"])
+    wanted, missing = flatten(given), object()
+    differing = [key for key in held | wanted if held.get(key, missing) != wanted.get(key, missing)]
+    if differing:
+        shown = ", ".join(f"{key} ({held.get(key, 'none')!r} -> {wanted.get(key, 'none')!r})" for key in differing)
+        raise RecordError(
+            f"{path}: the configuration differs from the one recorded: {shown}; resume with the same, or record elsewhere"
+        )
