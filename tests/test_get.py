@@ -24,8 +24,8 @@ from test_tokenize import crashing
 from steadynorm.data import files, sotu
 from steadynorm.data import get as module
 from steadynorm.data.files import DataError, download, unpack
-from steadynorm.files import lock
 from steadynorm.data.get import DATA_SETS, Address, DataSet, Embedded, Package, get
+from steadynorm.files import lock
 
 A, B = b"first file" * 1000, b"second"
 TINY = {"a.bin": hashlib.sha256(A).hexdigest(), "b.bin": hashlib.sha256(B).hexdigest()}
