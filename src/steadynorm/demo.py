@@ -1,6 +1,5 @@
 """`steadynorm demo`: train a small GPT with Scion and with ScionC on the embedded texts, side by side, and show it."""
 
-import json
 import os
 import signal
 import subprocess
@@ -90,25 +89,12 @@ def _watch(processes: Sequence[subprocess.Popen[bytes]], folders: Sequence[Path]
                 if code:
                     last = (out / "log.txt").read_text(errors="replace").strip().splitlines()[-1:]
                     raise RuntimeError(f"{out}: training failed ({' '.join(last)}); see {out / 'log.txt'}")
-            now = sum(_last_step(out / records.FILE) for out in folders)
+            now = sum(records.last_step(out / records.FILE) for out in folders)
             tell(now - done)
             done = now
             if None not in ended:
                 return
             time.sleep(0.5)
-
-
-def _last_step(path: Path) -> int:
-    """The step of the last whole line, read from the end of the file."""
-    if not path.exists():
-        return 0
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 65_536))
-        lines = file.read().split(b"\n")
-    for line in reversed(lines[:-1]):
-        if line.startswith(b'{"step"'):
-            return int(json.loads(line)["step"])
-    return 0
 
 
 def summarise(folder: Path) -> Summary:

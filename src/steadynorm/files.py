@@ -84,9 +84,15 @@ def sha256(path: PathLike) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+class BusyError(ValueError):
+    """Another process works in the folder."""
+
+
 @contextlib.contextmanager
-def lock(folder: Path, *, busy: str | None = None) -> Iterator[None]:
+def lock(folder: Path, *, busy: str | None = None, name: str = ".lock") -> Iterator[None]:
     """One process at a time works in this folder; the others wait, or fail with `busy` if there is such a message.
+
+    Locks of different names do not know of each other.
 
     The lock ends with the process, however that ends.
 
@@ -97,11 +103,11 @@ def lock(folder: Path, *, busy: str | None = None) -> Iterator[None]:
     except ImportError:  # Windows
         yield
         return
-    with (folder / ".lock").open("ab") as file:
+    with (folder / name).open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if busy is None else fcntl.LOCK_NB))
         except BlockingIOError:
-            raise ValueError(busy) from None
+            raise BusyError(busy) from None
         except OSError:
             pass
         yield

@@ -31,8 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     try:
         return execute(command) or 0
-    except KeyboardInterrupt:
-        print("steadynorm: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(f"steadynorm: {stop or 'interrupted'}", file=sys.stderr)
         return 130
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         if os.environ.get("STEADYNORM_TRACEBACK"):

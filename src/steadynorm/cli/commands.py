@@ -3,8 +3,9 @@
 from typing import Any
 
 from steadynorm.cli import training
+from steadynorm.cli.papers import PaperList, PaperRun
 from steadynorm.cli.predicting import Predict, Simulate
-from steadynorm.cli.showing import Bench, Demo, PaperList, PaperRun, Report
+from steadynorm.cli.showing import Bench, Demo, Report
 from steadynorm.cli.subcommands import one_of
 from steadynorm.train.config import Config
 

@@ -1,4 +1,4 @@
-"""`steadynorm demo`, `report`, `paper` and `bench`."""
+"""`steadynorm demo`, `report` and `bench`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from tyro.conf import Positional
 
-from steadynorm import bench, demo, paper, report
+from steadynorm import bench, demo, report
 
 
 @dataclass(frozen=True)
@@ -68,53 +68,6 @@ class Report:
     def __call__(self) -> None:
         """Write the page and say where it is."""
         print(f"page: {report.report(self.runs, self.out, title=self.title)}")
-
-
-@dataclass(frozen=True)
-class PaperList:
-    """Names of the experiments and what the paper found."""
-
-    def __call__(self) -> None:
-        """Print them."""
-        table = Table(show_lines=False)
-        for name in ("name", "shows", "the paper found"):
-            table.add_column(name)
-        for each in paper.EXPERIMENTS.values():
-            table.add_row(each.name, each.title, each.found)
-        Console().print(table)
-
-
-@dataclass(frozen=True)
-class PaperRun:
-    """Run an experiment: records, a JSON summary and a page. Finished runs are used again."""
-
-    name: Positional[str]
-    """Which one: see `steadynorm paper list`."""
-    quick: bool = False
-    """Smaller, in minutes."""
-    seeds: int | None = None
-    """Independent copies; default: the experiment's own choice."""
-    seed: int = 0
-    """Where the random numbers start."""
-    only: tuple[str, ...] = ()
-    """Parts of it alone, by the beginning of their names."""
-    out: Path | None = None
-    """Folder; default: runs/paper/NAME (or NAME-quick)."""
-
-    def __call__(self) -> None:
-        """Carry it out and print the verdicts."""
-        experiment = paper.get(self.name)
-        folder = self.out or Path("runs/paper") / (f"{self.name}-quick" if self.quick else self.name)
-        outcome, where = paper.carry_out(
-            experiment, paper.Context(folder, self.quick, self.seeds, self.seed, self.only)
-        )
-        table = Table(title=f"{experiment.name}: {experiment.title}", title_justify="left")
-        for name in ("claim", "verdict", "figure"):
-            table.add_column(name)
-        for claim in outcome.claims:
-            table.add_row(claim.text, claim.verdict, claim.figure)
-        Console().print(table)
-        print(f"page: {where}\nsummary: {folder / 'summary.json'}")
 
 
 @dataclass(frozen=True)

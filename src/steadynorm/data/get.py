@@ -144,6 +144,11 @@ class DataSet:
     make: Callable[[Path, str, Path], None] | None = None  # (unpacked, name of a missing file, target)
 
 
+def here(name: str) -> bool:
+    """Whether the data set is in the cache folder, complete."""
+    return _holds(cache_dir() / name, DATA_SETS[name])
+
+
 def get(name: str, out_dir: PathLike | None = None, *, source: PathLike | None = None, progress: bool = True) -> Path:
     """The folder with a data set's files, every one verified by its checksum; got first where it is not there.
 

@@ -1,21 +1,69 @@
 """Every figure and table of the paper as a named experiment: what is run, how it is drawn, what came out."""
 
-from steadynorm.paper.experiment import Claim, Context, Experiment, Outcome, carry_out
+import difflib
+
+from steadynorm.paper import gpt, momentum, norms, ours, vit_tables
+from steadynorm.paper.carrying import Done, Means, carry_out
+from steadynorm.paper.experiment import Claim, Context, Experiment, Outcome
 from steadynorm.paper.overlap import OVERLAP
 from steadynorm.paper.random_system import RANDOM_SYSTEM
 from steadynorm.paper.steady_state import STEADY_STATE
+from steadynorm.paper.training import Training
 
-EXPERIMENTS: dict[str, Experiment] = {each.name: each for each in (RANDOM_SYSTEM, STEADY_STATE, OVERLAP)}
+# In the order of `paper run all`: what costs little and is asked for by others comes first.
+EXPERIMENTS: dict[str, Experiment | Training] = {
+    each.name: each
+    for each in (
+        RANDOM_SYSTEM,
+        STEADY_STATE,
+        OVERLAP,
+        gpt.NANOGPT,
+        norms.SCIONC,
+        norms.SCIONC_CONSTANT,
+        norms.OUTPUT_LAYER,
+        norms.ADAMC,
+        norms.ADAMC_BETAS,
+        norms.RENORMALIZED,
+        momentum.MOMENTUM_SCHEDULE,
+        momentum.GAMMA_PRIME,
+        momentum.MOMENTUM_LINEAR,
+        ours.EXACT_TARGET,
+        ours.FORECASTS,
+        ours.ALIGNMENT,
+        vit_tables.TABLE,
+        vit_tables.SWEEP_SCION,
+        vit_tables.SWEEP_CONSTANT,
+        vit_tables.SWEEP_COSINE,
+        momentum.LR_EFF,
+    )
+}
 
-__all__ = ["EXPERIMENTS", "Claim", "Context", "Experiment", "Outcome", "carry_out", "get"]
+__all__ = [
+    "EXPERIMENTS",
+    "Claim",
+    "Context",
+    "Done",
+    "Experiment",
+    "Means",
+    "Outcome",
+    "Training",
+    "carry_out",
+    "get",
+]
 
 
-def get(name: str) -> Experiment:
-    """The experiment of this name, or an error that lists them.
+def get(name: str) -> Experiment | Training:
+    """The experiment of this name, or an error that names the nearest.
 
     >>> get("fig-overlap").name
     'fig-overlap'
+    >>> get("fig-scion")
+    Traceback (most recent call last):
+    ValueError: no experiment is called 'fig-scion'; the nearest are fig-scionc, fig-scionc-constant, fig-overlap; all: steadynorm paper list
     """
     if name not in EXPERIMENTS:
-        raise ValueError(f"no experiment is called {name!r}; there are: {', '.join(EXPERIMENTS)}")
+        near = difflib.get_close_matches(name, EXPERIMENTS, 3, 0.0)
+        raise ValueError(
+            f"no experiment is called {name!r}; the nearest are {', '.join(near)}; all: steadynorm paper list"
+        )
     return EXPERIMENTS[name]

@@ -5,15 +5,16 @@ import math
 import numpy as np
 
 from steadynorm import page, progress, schedule, simulate, theory
-from steadynorm.paper.experiment import Context, Experiment, Outcome, judged, record, recorded
+from steadynorm.paper.experiment import Context, Experiment, MissingRunsError, Outcome, judged
+from steadynorm.paper.simulated import RECORDS, record, recorded
 
 SIZE, RATIO, HALF_LIVES, WARMUP = 1000, 1000.0, 10.0, 0.5  # elements; decay / lr; of them warmup
-ETAS, QUICK_ETAS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6), (1e-1, 1e-2, 1e-3, 1e-4)
+ETAS = {"desk": (1e-1, 1e-2, 1e-3, 1e-4), "paper": (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)}
 
 
 def run(context: Context) -> Outcome:
     """Simulate both schedules at every scale, with the forecast beside them."""
-    etas, seeds = (QUICK_ETAS if context.quick else ETAS), context.seeds or 8
+    etas, seeds = ETAS["desk" if context.quick else context.scale], context.seeds or 8
     total = sum(2 * simulate.half_life_steps(HALF_LIVES, *_lr_and_decay(eta)) for eta in etas)
     found: dict[tuple[str, float], tuple[simulate.Trajectory, np.ndarray]] = {}
     with progress.bar(total, "random systems") as tell:
@@ -74,10 +75,12 @@ def _one(context: Context, shape: str, eta: float, seeds: int) -> tuple[simulate
         "size": SIZE,
         "seed": context.seed,
     }
-    seen = recorded(context.folder / name, config)
+    seen = recorded(context.records / name, config)
+    if seen is None and context.kept_only:
+        raise MissingRunsError(f"{context.records}: no finished records of {name}")
     if seen is None:
-        seen = simulate.random_system(rates, decay, steps, size=SIZE, seeds=seeds, seed=context.seed)
-        record(context.folder / name, name, config, seen, forecast)
+        seen = simulate.random_system(rates, decay, steps, size=SIZE, seeds=seeds, seed=context.seed, records=RECORDS)
+        seen = record(context.records / name, name, config, seen, forecast)
     return seen, forecast[seen.steps - 1]
 
 
@@ -119,4 +122,5 @@ RANDOM_SYSTEM = Experiment(
     "Weight norm of a random system, with and without a schedule",
     "at constant lr the norm settles where expected (0.71); under cosine decay it falls at the end, at every scale alike.",
     run,
+    {"desk": 25, "paper": 2500},
 )

@@ -6,7 +6,7 @@
 A value is a number or null; what is not finite is written as null, so that every line is valid JSON.
 """
 
-from steadynorm.records.reader import read, thin
+from steadynorm.records.reader import last_step, read, thin
 from steadynorm.records.recorder import Recorder
 from steadynorm.records.schema import FILE, QUANTITIES, SCHEMA, VERSION, Quantity, RecordError, Run, flatten
 
@@ -20,6 +20,7 @@ __all__ = [
     "Recorder",
     "Run",
     "flatten",
+    "last_step",
     "read",
     "thin",
 ]

@@ -10,7 +10,7 @@ from typing import IO, Any
 from steadynorm.records.schema import FILE, SCHEMA, VERSION, RecordError
 
 HEADER_LIMIT = 1 << 24  # bytes; a foreign file may have no newline at all
-_STEP = re.compile(rb'\{"step": ?(\d{1,18})[,}]')  # what Recorder writes: the step comes first
+STEP = re.compile(rb'\{"step": ?(\d{1,18})[,}]')  # what Recorder writes: the step comes first
 _NOT_JSON = (ValueError, RecursionError)  # what json.loads raises
 
 
@@ -63,7 +63,7 @@ def steps(file: IO[bytes], where: Path, end: int) -> Iterator[tuple[int, int, by
         if at >= end:
             return
         at += len(line)
-        usual = _STEP.match(line)
+        usual = STEP.match(line)
         if usual and line.endswith(b"}\n"):
             step = int(usual[1])
         elif line.isspace():

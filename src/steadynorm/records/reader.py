@@ -9,7 +9,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from steadynorm.records.lines import end_of_lines, parse, read_header, steps
+from steadynorm.records.lines import STEP, end_of_lines, parse, read_header, steps
 from steadynorm.records.schema import FILE, RecordError, Run
 
 _LARGEST = sys.float_info.max
@@ -31,6 +31,21 @@ def read(path: str | Path, *, max_points: int | None = None) -> Run:
         raise RecordError(f"{where}: no such record file; pass a run's folder or its {FILE}") from None
     except OSError as error:
         raise RecordError(f"{where}: cannot be read ({error.strerror}); check the path and its permissions") from None
+
+
+def last_step(path: str | Path) -> int:
+    """The step of the last whole line of a record file that may still grow, read from its end; 0 if there is none."""
+    where = Path(path)
+    try:
+        with where.open("rb") as file:
+            for block in (1 << 16, 1 << 20, 1 << 24):
+                file.seek(max(0, where.stat().st_size - block))
+                for line in reversed(file.read().split(b"\n")[:-1]):
+                    if (match := STEP.match(line)) is not None:
+                        return int(match[1])
+    except OSError:
+        pass
+    return 0
 
 
 def thin(run: Run, max_points: int) -> Run:

@@ -19,7 +19,7 @@ class Recorder:
     """Writes a run's records; each line reaches the file in one write, so a kill leaves at most one torn last line.
 
     `resume_at=k` keeps what an existing file holds of steps < k and goes on from there; without it an existing file
-    is an error.
+    is an error. `created` is the ISO time in the header: now, unless an older run is written anew.
 
     >>> import tempfile
     >>> from steadynorm.records import read
@@ -31,7 +31,15 @@ class Recorder:
     [2.5, nan]
     """
 
-    def __init__(self, path: str | Path, *, name: str, config: Mapping[str, Any], resume_at: int | None = None):
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        name: str,
+        config: Mapping[str, Any],
+        resume_at: int | None = None,
+        created: str | None = None,
+    ):
         self.path = Path(path)
         self._last = -1
         plain = _plain(config, "config")
@@ -46,7 +54,7 @@ class Recorder:
                 "resume_at=<first step to write again>"
             )
         else:
-            created = datetime.now(UTC).isoformat(timespec="seconds")
+            created = created or datetime.now(UTC).isoformat(timespec="seconds")
             header = {"schema": SCHEMA, "version": VERSION, "name": str(name), "created": created, "config": plain}
             with atomic_write(self.path) as file:
                 file.write(_line(header))

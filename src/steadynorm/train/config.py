@@ -38,6 +38,8 @@ class Optim:
     """Correct the output layer too, against the paper's advice."""
     alpha: float = 0.1
     """Weight of the new gradient (scion, lion's beta1, sgd, muon: 1 - momentum)."""
+    output_alpha: float | None = None
+    """Of the output layer, which keeps it when alpha moves (Scion family); default: alpha."""
     nesterov: bool = False
     """Nesterov momentum (Scion family, muon)."""
     betas: tuple[float, float] = (0.9, 0.999)

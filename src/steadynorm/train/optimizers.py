@@ -44,6 +44,8 @@ def _scion(model: nn.Module, optim: Optim) -> Optimizer:
         steady_norm_sq=target,
         weight_decay=None if corrected else decay,
     )
+    if optim.output_alpha is not None:
+        next(group for group in groups if group["name"] == "output")["alpha"] = optim.output_alpha
     how: dict[str, Any] = {
         "lr": optim.lr,
         "alpha": optim.alpha,
@@ -63,7 +65,7 @@ def _correct_output(groups: list[dict[str, Any]], optim: Optim) -> None:
         if group["name"] == "output":
             decay, group["weight_decay"] = group["weight_decay"], None
             group["steady_norm_sq"] = theory.steady_norm_sq(
-                group["lr"], decay, optim.alpha, nesterov=optim.nesterov, limit=True
+                group["lr"], decay, group["alpha"], nesterov=optim.nesterov, limit=True
             )
 
 

@@ -1,0 +1,243 @@
+"""Carry out an experiment: train what is missing, keep slim records, judge them, write summary and page."""
+
+import json
+import platform
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import steadynorm
+from steadynorm import page, records
+from steadynorm.data import get
+from steadynorm.files import lock, write_json
+from steadynorm.paper import keeping, pool
+from steadynorm.paper.commands import train_command
+from steadynorm.paper.experiment import Context, Experiment, Outcome
+from steadynorm.paper.training import Key, Plan, Runs, Training, slug
+from steadynorm.train.config import Config, plain, training_part
+
+SCHEMA, VERSION = "steadynorm-experiment", 1
+SUMMARY = "summary.json"
+
+
+@dataclass(frozen=True)
+class Means:
+    """With what the runs are trained."""
+
+    pool: Path = Path("runs/paper/pool")
+    jobs: int = 2
+    data: Path | None = None  # of the paper's size: ImageNet, or token shards
+    processes: int = 8  # of each run at paper scale
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came out, and what went wrong: the names and last words of failed runs."""
+
+    outcome: Outcome
+    page: Path
+    failed: Mapping[Path, str]
+
+
+def carry_out(
+    experiment: Experiment | Training, context: Context, means: Means | None = None, command: str = ""
+) -> Done:
+    """Run, judge, write summary.json and the page. Finished runs are used again; failed ones make claims untestable."""
+    means = means or Means()
+    context.folder.mkdir(parents=True, exist_ok=True)
+    busy = f"another command is writing {context.folder}; wait for it, or choose another --out"
+    with lock(context.folder, busy=busy):
+        check_folder(context.folder, experiment.name)
+        failed: Mapping[Path, str] = {}
+        if isinstance(experiment, Training):
+            plan = experiment.plan(context)
+            failed = _train(plan, means)
+            _keep(experiment, context, plan, means.pool)
+        outcome, facts = judge(experiment, context)
+        summary = _summary(experiment, context, command, facts, outcome)
+        write_json(context.folder / SUMMARY, summary)
+        return Done(outcome, _page(experiment, context, outcome, summary), failed)
+
+
+def judge(experiment: Experiment | Training, context: Context) -> tuple[Outcome, dict[str, Any]]:
+    """The outcome by what the folder holds (a simulation: and by what it then runs), and the facts of its runs."""
+    if isinstance(experiment, Experiment):
+        return experiment.run(context), {"runs": 0, "missing": []}
+    runs = read(experiment, context)
+    seconds = sum(float(run.columns["seconds"][-1]) for run in runs.found.values())
+    facts = {
+        "runs": len(runs.plan.configs),
+        "seconds": round(seconds, 1),
+        "seeds": list(runs.plan.seeds),
+        "budgets": {str(budget): runs.setting.steps(budget) for budget in runs.budgets},
+        "missing": [slug(key) for key in runs.missing],
+    }
+    return experiment.judge(runs), facts
+
+
+def read(experiment: Training, context: Context) -> Runs:
+    """The runs whose slim records are in the folder, of the configurations that the experiment declares today."""
+    plan, found, missing = experiment.plan(context), {}, {}
+    for key, config in plan.configs.items():
+        try:
+            run = records.read(context.records / slug(key))
+        except records.RecordError:
+            missing[key] = "not trained"
+            continue
+        if dict(run.config) != _as_recorded(config):
+            missing[key] = "the kept records are of another configuration"
+        else:
+            found[key] = run
+    return Runs(plan, found, missing)
+
+
+def _as_recorded(config: Config) -> dict[str, Any]:
+    return json.loads(json.dumps(training_part(plain(config))))
+
+
+def check_folder(folder: Path, name: str) -> None:
+    """Refuse a folder that holds something else."""
+    path = folder / SUMMARY
+    if not path.exists():
+        return
+    try:
+        held = json.loads(path.read_text())
+        schema, version, other = held.get("schema"), held.get("version"), held.get("experiment")
+    except (ValueError, AttributeError):
+        schema = version = other = None
+    if schema != SCHEMA or version != VERSION:
+        raise ValueError(
+            f"{path}: written by another version of steadynorm ({schema or 'no schema'}, version {version}; this one "
+            f"writes {SCHEMA} {VERSION}); remove the folder, or choose another --out"
+        )
+    if other != name:
+        raise ValueError(f"{folder} holds {other}, not {name}; choose another --out")
+
+
+# Training
+
+
+def jobs(plan: Plan, means: Means, *, data: Path | None = None) -> dict[Key, pool.Job]:
+    """The command of every run."""
+    processes = means.processes if plan.setting.scale == "paper" else 0
+    configs = plan.in_pool(means.pool, data or means.data)
+    return {
+        key: pool.Job(config, train_command(config, plan.setting.recipe, processes)) for key, config in configs.items()
+    }
+
+
+def dry_run(plan: Plan, means: Means) -> list[str]:
+    """One complete command a run, finished or not."""
+    placeholder = Path("DATA") if plan.setting.scale == "paper" and means.data is None else None
+    return [shlex.join(job.command) for job in jobs(plan, means, data=placeholder).values()]
+
+
+def _train(plan: Plan, means: Means) -> dict[Path, str]:
+    todo = [job for job in jobs(plan, means).values() if not pool.finished(job.config)]
+    if todo:
+        check_data(plan, means)
+    return pool.train_all(list(jobs(plan, means).values()), means.jobs, one_thread=plan.setting.scale == "desk")
+
+
+def check_data(plan: Plan, means: Means) -> None:
+    """Before anything is started: is the data there?"""
+    name = plan.setting.data
+    if name and means.data is None and not get.here(name):
+        raise ValueError(f"the data set {name} is not there; get it with: steadynorm data get {name}")
+    if plan.setting.scale == "paper" and means.data is None:
+        wanted = {
+            "vit": "ImageNet: a folder with train/ and val/",
+            "gpt": "a folder of token shards (steadynorm data tokenize)",
+        }
+        raise ValueError(f"--scale paper needs --data, {wanted[plan.setting.recipe[:3]]}")
+    if means.data is not None and not means.data.is_dir():
+        raise ValueError(f"--data {means.data}: no such folder")
+
+
+def _keep(experiment: Training, context: Context, plan: Plan, folder: Path) -> None:
+    """Slim records of every finished run; those kept before stay where the pool has none."""
+    for key, config in plan.in_pool(folder).items():
+        if pool.finished(config):
+            path = context.records / slug(key) / records.FILE
+            keeping.keep(records.read(config.out), path, slug(key), experiment.columns, experiment.layers)
+
+
+# What is written
+
+
+def _summary(
+    experiment: Experiment | Training, context: Context, command: str, facts: Mapping[str, Any], outcome: Outcome
+) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "experiment": experiment.name,
+        "command": command,
+        "scale": context.scale,
+        "quick": context.quick,
+        "seed": context.seed,
+        "seeds_asked": context.seeds,
+        "only": list(context.only),
+        "commit": commit(),
+        "versions": {
+            "steadynorm": steadynorm.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        **facts,
+        "claims": [vars(each) for each in outcome.claims],
+        "numbers": outcome.summary,
+    }
+
+
+def _page(experiment: Experiment | Training, context: Context, outcome: Outcome, summary: Mapping[str, Any]) -> Path:
+    text = json.dumps(summary, indent=1)
+    whole = page.Page(
+        experiment.title,
+        f"{experiment.name} · {context.scale} scale · the paper: {experiment.found}",
+        [verdicts(outcome), *outcome.blocks],
+        {f"{experiment.name}.json": text},
+    )
+    return page.write(whole, context.folder / "report.html")
+
+
+def verdicts(outcome: Outcome) -> page.Table:
+    """The claims as a table."""
+    return page.Table(
+        "Claims", ("claim", "verdict", "figure"), [(each.text, each.verdict, each.figure) for each in outcome.claims]
+    )
+
+
+def context_of(folder: Path) -> tuple[str, Context]:
+    """The experiment's name, and the context in which a finished folder can be judged again without running anything."""
+    held = json.loads((folder / SUMMARY).read_text())
+    context = Context(
+        folder, held["quick"], held["seeds_asked"], held["seed"], tuple(held["only"]), held["scale"], kept_only=True
+    )
+    return held["experiment"], context
+
+
+def commit() -> str | None:
+    """The commit of the source, "+" if it was changed since; None outside of a checkout."""
+    source = Path(__file__).parent
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", str(source), *arguments], capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            return None
+        return done.stdout.strip()
+
+    found = git("rev-parse", "HEAD")
+    return None if found is None else found + ("+" if git("status", "--porcelain", str(source.parent)) else "")
+
+
+def estimate(plans: Sequence[Plan], folder: Path = Path()) -> tuple[int, float]:
+    """How many different runs these plans ask for, and about how many seconds of one core they take."""
+    different = {config.out: (plan.setting, config) for plan in plans for config in plan.in_pool(folder).values()}
+    return len(different), sum(setting.seconds(config.steps) for setting, config in different.values())

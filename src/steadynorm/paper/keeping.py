@@ -1,0 +1,75 @@
+"""What an experiment keeps of a run: the columns it draws, thinned, small enough to be committed. Verdicts rest on it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from steadynorm import records
+from steadynorm.records import Run
+
+POINTS = 64  # records kept of each run
+DIGITS = 6  # of a number
+ALWAYS = ("val_loss", "val_accuracy")
+OUTPUTS = ("head.weight", "embedding.weight")  # the output layer's weight: ViT, GPT (tied)
+DERIVED = {"hidden_norm": "norm", "hidden_forecast": "forecast"}  # over all layers but the output's weight
+
+
+def keep(run: Run, path: Path, name: str, columns: Sequence[str], layers: Sequence[str] = ()) -> None:
+    """Write a run's slim records: `columns`, the validation, and these quantities of every layer."""
+    wanted = {key: run.columns[key] for key in (*columns, *ALWAYS) if key in run.columns}
+    wanted |= {key: over_hidden(run, DERIVED[key]) for key in columns if key in DERIVED}
+    parts = {layer: {q: each[q] for q in layers if q in each} for layer, each in run.layers.items()} if layers else {}
+    everything = [*wanted.values(), *(values for part in parts.values() for values in part.values())]
+    rows = np.flatnonzero(np.isfinite(np.array(everything)).any(axis=0)) if everything else np.arange(0)
+    rows = np.union1d(rows, [len(run.steps) - 1])
+    slim = records.thin(_rows(run, wanted | _time(run), parts, rows), POINTS)
+    path.unlink(missing_ok=True)
+    with records.Recorder(path, name=name, config=run.config, created=run.created) as recorder:
+        for i, step in enumerate(slim.steps.tolist()):
+            by_layer = {layer: _at(part, i) for layer, part in slim.layers.items()}
+            extra = {"layers": by_layer} if any(by_layer.values()) else {}
+            recorder.write({"step": step, **_at(slim.columns, i), **extra})
+
+
+def over_hidden(run: Run, quantity: str) -> np.ndarray:
+    """l2 norm over all layers but the output's weight, at every step."""
+    parts = [each[quantity] for layer, each in run.layers.items() if layer not in OUTPUTS and quantity in each]
+    return np.sqrt(sum(np.square(part) for part in parts)) if parts else np.full(len(run.steps), np.nan)
+
+
+def _time(run: Run) -> dict[str, np.ndarray]:
+    """How long it took, at the last record alone."""
+    seconds = np.full(len(run.steps), np.nan)
+    if "seconds" in run.columns:
+        seconds[-1] = run.columns["seconds"][-1]
+    return {"seconds": seconds}
+
+
+def _rows(
+    run: Run, columns: Mapping[str, np.ndarray], layers: Mapping[str, Mapping[str, np.ndarray]], rows: np.ndarray
+) -> Run:
+    chosen = {layer: {key: values[rows] for key, values in part.items()} for layer, part in layers.items()}
+    return Run(
+        run.name,
+        run.config,
+        run.created,
+        run.path,
+        run.steps[rows],
+        {key: values[rows] for key, values in columns.items()},
+        chosen,
+    )
+
+
+def _at(columns: Mapping[str, np.ndarray], index: int) -> dict[str, float]:
+    return {key: rounded(values[index]) for key, values in columns.items() if np.isfinite(values[index])}
+
+
+def rounded(value: float) -> float:
+    """Six significant digits.
+
+    >>> rounded(1234.56789), rounded(0.0)
+    (1234.57, 0.0)
+    """
+    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else math.nan

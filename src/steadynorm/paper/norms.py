@@ -1,0 +1,261 @@
+"""Figures of norms over a run: constant against corrected decay, for Scion and AdamW; Renormalized AdamW; betas; output."""
+
+from collections.abc import Mapping, Sequence
+
+from steadynorm.paper.drawing import curves, numbers, results
+from steadynorm.paper.experiment import Claim, Outcome, claim
+from steadynorm.paper.measures import ACCURACY, END, LOSS, Measure, drift, growth, log_of, log_ratio, mean_over
+from steadynorm.paper.settings import VIT, Setting
+from steadynorm.paper.statistics import Finding, at_least, at_most, difference, estimate, every, within
+from steadynorm.paper.training import Runs, Training
+from steadynorm.train.config import Config
+
+STABLE = 0.5  # corrected decay must at least halve the drift that constant decay leaves
+NOTHING = 5.0  # percent: a drift smaller than this is none, however large the other's
+POINTS = 1.0  # percentage points of accuracy within which results are called equal
+LONG = (300,)  # at the desk norms are watched over the longest budget: its half-lives are what counts
+COLUMNS = ("weight_norm", "hidden_norm", "hidden_forecast", "grad_norm", "effective_lr", "weight_decay")
+
+
+def steadier(runs: Runs, key: str, corrected: str, constant: str) -> Finding:
+    """Whether the drift of a norm under corrected decay is at most half of that under constant decay, or next to none.
+
+    drift = 100 |ln(end / middle)|, of each run.
+    """
+    ours, theirs = runs.values(drift(key), corrected), runs.values(drift(key), constant)
+    halves = [STABLE * each for each in theirs]
+    figure = f"{key}: {corrected} drifts by {estimate(ours).value:.1f} %, {constant} by {estimate(theirs).value:.1f} %"
+    small = at_most(estimate(ours), NOTHING, "")
+    moved = at_least(estimate(theirs), NOTHING, "")
+    if small.holds and moved.holds is False:
+        return Finding(None, f"{figure}: neither moves, a longer run is needed")
+    less = at_least(difference(halves, ours), 0.0, "half of the latter - the former", " %")
+    holds = True if small.holds and moved.holds else less.holds
+    return Finding(holds, f"{figure}; {less.figure}")
+
+
+def no_worse(runs: Runs, one: str, other: str, tolerance: float = POINTS, measure: Measure = ACCURACY) -> Finding:
+    """Whether the accuracy of `one` is at least that of `other` less the tolerance."""
+    found = difference(runs.values(measure, one), runs.values(measure, other))
+    return at_least(found, -tolerance, f"accuracy, {one} - {other}", " points")
+
+
+def comparison(runs: Runs, arms: Sequence[str], claims: Sequence[Claim], more: Mapping[str, Measure] | None = None,
+               keys: Sequence[str] = ("weight_norm", "hidden_norm", "grad_norm")) -> Outcome:  # fmt: skip
+    """Norms, accuracy and schedules of some arms, side by side."""
+    plots = [curves(runs, key, arms, log_y=key == "grad_norm") for key in keys]
+    plots.append(curves(runs, "hidden_norm", arms, dashed="hidden_forecast", label="Against the forecast", zero=True,
+                        caption="Dashed: the norm that updates independent of the weights would give."))  # fmt: skip
+    plots += [curves(runs, key, arms) for key in ("val_accuracy", "effective_lr", "weight_decay")]
+    measures: dict[str, Measure] = {
+        "accuracy": ACCURACY,
+        "val_loss": LOSS,
+        **{f"drift of {key}, %": drift(key) for key in keys},
+        **{f"{key} at the end": mean_over(key, END) for key in keys},
+        **(more or {}),
+    }
+    tables = [results(runs, measure, arms, name) for name, measure in measures.items()]
+    return Outcome([*plots, *tables], claims, numbers(runs, measures, arms))
+
+
+def stability(corrected: str, constant: str, name: str) -> list:
+    """The two claims of every norm figure, as functions of the runs."""
+    return [
+        lambda runs: claim(f"{name}: the weight norm is more stable (drift at most half)",
+                           lambda: steadier(runs, "hidden_norm", corrected, constant)),
+        lambda runs: claim(f"{name}: the gradient norm is more stable (drift at most half)",
+                           lambda: steadier(runs, "grad_norm", corrected, constant)),
+        lambda runs: claim(f"{name}: accuracy is no worse (by more than {POINTS:g} point)",
+                           lambda: no_worse(runs, corrected, constant)),
+    ]  # fmt: skip
+
+
+def _pair(corrected: str, constant: str):
+    made = stability(corrected, constant, f"{corrected} against {constant}")
+    return lambda runs: comparison(runs, (constant, corrected), [each(runs) for each in made])
+
+
+def _scionc_arms(setting: Setting) -> dict[str, Config]:
+    return {"Scion": setting.scion(), "ScionC (cosine)": setting.scionc(end=0.25)}
+
+
+def _constant_arms(setting: Setting) -> dict[str, Config]:
+    return {"Scion": setting.scion(decay=0.5), "ScionC (constant)": setting.scionc()}
+
+
+def _adamc_arms(setting: Setting) -> dict[str, Config]:
+    return {"AdamW": setting.adam("adamw"), "AdamC": setting.adam("adamc", decay=2.0)}
+
+
+SCIONC = Training(
+    "fig-scionc",
+    "Scion against ScionC with a target on a cosine",
+    "ScionC (cosine) results in more stable weight and gradient norms.",
+    VIT, _scionc_arms, _pair("ScionC (cosine)", "Scion"), COLUMNS, desk_budgets=LONG,
+)  # fmt: skip
+SCIONC_CONSTANT = Training(
+    "fig-scionc-constant",
+    "Scion against ScionC with a constant target",
+    "ScionC (constant C² = 1.1875) results in more stable weight and gradient norms than Scion (eta = 0.0004).",
+    VIT, _constant_arms, _pair("ScionC (constant)", "Scion"), COLUMNS, desk_budgets=LONG,
+)  # fmt: skip
+ADAMC = Training(
+    "fig-adamc",
+    "AdamW against AdamC",
+    "AdamC results in more stable weight and gradient norms; not in steady state even after 300 epochs.",
+    VIT, _adamc_arms, _pair("AdamC", "AdamW"), COLUMNS, budgets=(300,),
+)  # fmt: skip
+
+
+# Renormalized AdamW
+
+_WITHOUT = (0.0, 0.999)
+
+
+def _renormalized_arms(setting: Setting) -> dict[str, Config]:
+    return {
+        "AdamW": setting.adam("adamw"),
+        "Renormalized AdamW": setting.adam("renormalized-adamw"),
+        "AdamW, no momentum": setting.adam("adamw", betas=_WITHOUT),
+        "Renormalized AdamW, no momentum": setting.adam("renormalized-adamw", betas=_WITHOUT),
+    }
+
+
+def _norm_change(runs: Runs, one: str, other: str, key: str = "hidden_norm") -> list[float]:
+    """100 ln(one / other) at the end, by seed: both had the same data and the same start."""
+    measure = log_of(mean_over(key, END))
+    return [a - b for a, b in zip(runs.values(measure, one), runs.values(measure, other), strict=True)]
+
+
+def _renormalized(runs: Runs) -> Outcome:
+    pair, alone = ("Renormalized AdamW", "AdamW"), ("Renormalized AdamW, no momentum", "AdamW, no momentum")
+    claims = [
+        claim(
+            f"Renormalized AdamW changes accuracy little (within {POINTS:g} point)",
+            lambda: within(
+                difference(*(runs.values(ACCURACY, arm) for arm in pair)), POINTS, "accuracy, renormalized - AdamW", " points"
+            ),
+        ),
+        claim(
+            f"and the weight norm (within {NOTHING:g} %)",
+            lambda: within(estimate(_norm_change(runs, *pair)), NOTHING, "norm at the end, renormalized / AdamW - 1,", " %"),
+        ),
+        claim(
+            f"and the gradient norm (within {2 * NOTHING:g} %)",
+            lambda: within(
+                estimate(_norm_change(runs, *pair, "grad_norm")), 2 * NOTHING, "gradient norm, renormalized / AdamW - 1,", " %"
+            ),
+        ),
+        claim(
+            "Ours, why: the perpendicular part gives (1 - beta1)/(1 + beta1) of the growth of |theta|², 5 % with momentum 0.9 "
+            "and all of it without; there renormalizing takes more from the norm than with momentum",
+            lambda: at_most(
+                difference(_norm_change(runs, *alone), _norm_change(runs, *pair)), 0.0,
+                "change of the norm without momentum - with,", " %",
+            ),
+        ),
+    ]  # fmt: skip
+    return comparison(runs, runs.plan.arms, claims)
+
+
+RENORMALIZED = Training(
+    "fig-renormalized",
+    "Renormalized AdamW against AdamW",
+    "negligible differences in accuracy (77.15 against 77.45), weight norm and gradient norm.",
+    VIT, _renormalized_arms, _renormalized, COLUMNS, desk_budgets=LONG,
+)  # fmt: skip
+
+
+# Betas of AdamC
+
+BETAS = ("AdamC, betas 0.9, 0.999", "AdamC, betas 0.99, 0.99")
+
+
+def _betas_arms(setting: Setting) -> dict[str, Config]:
+    return {BETAS[0]: setting.adam("adamc", decay=2.0), BETAS[1]: setting.adam("adamc", decay=2.0, betas=(0.99, 0.99))}
+
+
+def _betas(runs: Runs) -> Outcome:
+    forecast = log_of(mean_over("hidden_forecast", END))
+    claims = [
+        claim(
+            f"Betas do not move AdamC's weight norm (within {NOTHING:g} %)",
+            lambda: within(estimate(_norm_change(runs, BETAS[1], BETAS[0])), NOTHING, "norm, 0.99 / 0.9 - 1,", " %"),
+        ),
+        claim(
+            f"Ours: what they do move is what the forecast says for this lr and decay (within {NOTHING:g} %)",
+            lambda: within(
+                difference(
+                    _norm_change(runs, BETAS[1], BETAS[0]),
+                    [a - b for a, b in zip(runs.values(forecast, BETAS[1]), runs.values(forecast, BETAS[0]), strict=True)],
+                ), NOTHING, "change measured - change forecast,", " %",
+            ),
+        ),
+    ]  # fmt: skip
+    return comparison(
+        runs, BETAS, claims, {"100 ln(measured / forecast norm)": log_ratio("hidden_norm", "hidden_forecast")}
+    )
+
+
+ADAMC_BETAS = Training(
+    "fig-adamc-betas",
+    "AdamC with other betas",
+    "changing the betas from (0.9, 0.999) to (0.99, 0.99) has almost no effect on the weight norm.",
+    VIT, _betas_arms, _betas, COLUMNS, desk_budgets=LONG,
+)  # fmt: skip
+
+
+# The output layer
+
+OUTPUT_CORRECTED, BIAS_CONSTANT = "ScionC, output corrected too", "ScionC, output bias constant"
+
+
+def _output_arms(setting: Setting) -> dict[str, Config]:
+    return {
+        "Scion": setting.scion(),
+        "ScionC": setting.scionc(),
+        OUTPUT_CORRECTED: setting.scionc(correct_output=True),
+        BIAS_CONSTANT: setting.scionc(output_bias="constant"),
+    }
+
+
+def _output(runs: Runs) -> Outcome:
+    sign = growth("sign_norm")
+    claims = [
+        claim(
+            "Correcting the output layer makes its sign norm grow towards the end",
+            lambda: at_least(
+                estimate(runs.values(sign, OUTPUT_CORRECTED)), NOTHING, "100 ln(end / middle) of the sign norm", " %"
+            ),
+        ),
+        claim(
+            "and more than with constant decay there",
+            lambda: at_least(
+                difference(runs.values(sign, OUTPUT_CORRECTED), runs.values(sign, "ScionC")), NOTHING,
+                "growth, output corrected - constant,", " %",
+            ),
+        ),
+        claim(
+            f"With constant decay the sign norm is stable (within {2 * NOTHING:g} %)",
+            lambda: every([
+                within(estimate(runs.values(sign, arm)), 2 * NOTHING, f"growth, {arm},", " %") for arm in ("Scion", "ScionC")
+            ]),
+        ),
+        claim(
+            f"The decay of the output's bias, corrected or constant, makes no significant difference (within {POINTS:g} point)",
+            lambda: within(
+                difference(runs.values(ACCURACY, BIAS_CONSTANT), runs.values(ACCURACY, "ScionC")), POINTS,
+                "accuracy, bias constant - corrected,", " points",
+            ),
+        ),
+    ]  # fmt: skip
+    keys = ("weight_norm", "hidden_norm", "spectral_norm", "bias_norm", "sign_norm", "grad_norm")
+    return comparison(runs, runs.plan.arms, claims, {"growth of the sign norm, %": sign}, keys)
+
+
+OUTPUT_LAYER = Training(
+    "fig-output-layer",
+    "Correcting the output layer too",
+    "the sign norm of the output continues to increase if its decay is corrected, and remains stable if not.",
+    VIT, _output_arms, _output, (*COLUMNS, "spectral_norm", "bias_norm", "sign_norm"), desk_budgets=LONG,
+)  # fmt: skip
