@@ -51,6 +51,7 @@ bench: $(VENV)/.bench ## step time, memory and accuracy side by side with the pe
 	$(BIN)/python -m benchmarks
 
 docs: $(STAMP) ## build the documentation into site/, warnings are errors
+	$(BIN)/python docs/experiments.py
 	$(BIN)/mkdocs build --strict --quiet
 
 clean: ## remove what make made

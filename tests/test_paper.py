@@ -8,7 +8,7 @@ import pytest
 
 from steadynorm import paper, records, simulate
 from steadynorm.cli import main
-from steadynorm.paper import experiment, overlap, random_system, steady_state
+from steadynorm.paper import overlap, random_system, simulated, steady_state
 
 
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,8 +18,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         steady_state.Kind("square, 24 x 24", "spectral", (24, 24), 8),
         steady_state.Kind("1:4, 12 x 48", "spectral", (12, 48), 8),
     )
-    setting = steady_state.QUICK._replace(lr=0.1, weight_decay=0.2, alphas=(0.2,), kinds=kinds, half_lives=14.0)
-    monkeypatch.setattr(steady_state, "QUICK", setting)
+    setting = steady_state.DESK._replace(lr=0.1, weight_decay=0.2, alphas=(0.2,), kinds=kinds, half_lives=14.0)
+    monkeypatch.setattr(steady_state, "DESK", setting)
 
 
 def test_steady_state_points_agree_with_the_kernel_and_not_with_the_papers_assumption(
@@ -50,26 +50,26 @@ def test_finished_systems_are_read_and_others_run(monkeypatch: pytest.MonkeyPatc
     systems = {name: simulate.System("bias", (8,), 0.1, 0.2, alpha) for name, alpha in (("a", 0.1), ("b", 0.5))}
     forecasts = {name: np.ones(20) for name in systems}
     context = paper.Context(tmp_path)
-    first = experiment.simulated(context, systems, 20, 2, forecasts)
-    (tmp_path / "b" / records.FILE).write_text("torn")
+    first = simulated.simulated(context, systems, 20, 2, forecasts)
+    (tmp_path / "records" / "b" / records.FILE).write_text("torn")
     ran: list[int] = []
     original = simulate.run
     monkeypatch.setattr(simulate, "run", lambda s, *a, **k: ran.append(len(s)) or original(s, *a, **k))
-    again = experiment.simulated(context, systems, 20, 2, forecasts)
+    again = simulated.simulated(context, systems, 20, 2, forecasts)
     assert ran == [1]
     for name in systems:
         np.testing.assert_allclose(first[name].norm_sq, again[name].norm_sq, rtol=1e-12)
     longer = {name: np.ones(30) for name in systems}
-    experiment.simulated(context, systems, 30, 2, longer)
+    simulated.simulated(context, systems, 30, 2, longer)
     assert ran == [1, 2]  # another configuration: nothing is reused
 
 
 def test_random_system_claims_hold_at_three_scales(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(random_system, "QUICK_ETAS", (1e-1, 1e-2, 1e-3))
-    outcome, where = paper.carry_out(paper.get("fig-random-system"), paper.Context(tmp_path, quick=True))
-    assert [claim.verdict for claim in outcome.claims] == ["holds"] * 3
-    assert where.exists()
-    saved = json.loads((tmp_path / "summary.json").read_text())
+    monkeypatch.setitem(random_system.ETAS, "desk", (1e-1, 1e-2, 1e-3))
+    done = paper.carry_out(paper.get("fig-random-system"), paper.Context(tmp_path))
+    assert [claim.verdict for claim in done.outcome.claims] == ["holds"] * 3
+    assert done.page.exists()
+    saved = json.loads((tmp_path / "summary.json").read_text())["numbers"]
     assert saved["constant_norm"] == pytest.approx(0.7071, rel=0.03)
     assert max(saved["end_over_largest"]) < 0.75
 
@@ -101,7 +101,7 @@ def test_listing_names_every_experiment(capsys: pytest.CaptureFixture[str]):
 
 def test_an_unknown_experiment_names_the_known(capsys: pytest.CaptureFixture[str]):
     assert main(["paper", "run", "fig-nothing"]) == 2
-    assert "fig-steady-state" in capsys.readouterr().err
+    assert "the nearest are fig-" in capsys.readouterr().err
 
 
 def test_a_verdict_is_one_of_three():

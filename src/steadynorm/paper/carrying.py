@@ -4,6 +4,7 @@ import json
 import platform
 import shlex
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,13 +53,14 @@ def carry_out(
     context.folder.mkdir(parents=True, exist_ok=True)
     busy = f"another command is writing {context.folder}; wait for it, or choose another --out"
     with lock(context.folder, busy=busy):
-        check_folder(context.folder, experiment.name)
+        before = check_folder(context.folder, experiment.name)
         failed: Mapping[Path, str] = {}
         if isinstance(experiment, Training):
             plan = experiment.plan(context)
             failed = _train(plan, means)
             _keep(experiment, context, plan, means.pool)
         outcome, facts = judge(experiment, context)
+        facts["seconds"] = max(facts["seconds"], before.get("seconds", 0.0))  # what was simulated before took its time
         summary = _summary(experiment, context, command, facts, outcome)
         write_json(context.folder / SUMMARY, summary)
         return Done(outcome, _page(experiment, context, outcome, summary), failed)
@@ -67,7 +69,9 @@ def carry_out(
 def judge(experiment: Experiment | Training, context: Context) -> tuple[Outcome, dict[str, Any]]:
     """The outcome by what the folder holds (a simulation: and by what it then runs), and the facts of its runs."""
     if isinstance(experiment, Experiment):
-        return experiment.run(context), {"runs": 0, "missing": []}
+        began = time.perf_counter()
+        outcome = experiment.run(context)
+        return outcome, {"runs": 0, "seconds": round(time.perf_counter() - began, 1), "missing": []}
     runs = read(experiment, context)
     seconds = sum(float(run.columns["seconds"][-1]) for run in runs.found.values())
     facts = {
@@ -100,16 +104,16 @@ def _as_recorded(config: Config) -> dict[str, Any]:
     return json.loads(json.dumps(training_part(plain(config))))
 
 
-def check_folder(folder: Path, name: str) -> None:
-    """Refuse a folder that holds something else."""
+def check_folder(folder: Path, name: str) -> dict[str, Any]:
+    """The summary that is there, if any; a folder that holds something else is refused."""
     path = folder / SUMMARY
     if not path.exists():
-        return
+        return {}
     try:
         held = json.loads(path.read_text())
         schema, version, other = held.get("schema"), held.get("version"), held.get("experiment")
     except (ValueError, AttributeError):
-        schema = version = other = None
+        held, schema, version, other = {}, None, None, None
     if schema != SCHEMA or version != VERSION:
         raise ValueError(
             f"{path}: written by another version of steadynorm ({schema or 'no schema'}, version {version}; this one "
@@ -117,6 +121,7 @@ def check_folder(folder: Path, name: str) -> None:
         )
     if other != name:
         raise ValueError(f"{folder} holds {other}, not {name}; choose another --out")
+    return held
 
 
 # Training

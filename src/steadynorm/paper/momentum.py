@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from steadynorm import page, theory
 from steadynorm.paper.drawing import curves, numbers, results, round_to
-from steadynorm.paper.experiment import MissingRunsError, Outcome, claim
+from steadynorm.paper.experiment import Claim, MissingRunsError, Outcome, claim
 from steadynorm.paper.measures import ACCURACY, END, LOSS, Measure, mean_over, swing
 from steadynorm.paper.norms import COLUMNS, LONG, NOTHING, POINTS
 from steadynorm.paper.settings import ALPHA, VIT, Setting, short
@@ -159,7 +159,7 @@ def _matched_arms(setting: Setting) -> dict[str, Config]:
     return arms | {matched_arm(x): setting.scionc(momentum="matched", alpha_end=x) for x in LIMITS}
 
 
-def _schedules(runs: Runs, claims: list, more: dict[str, Measure] | None = None) -> Outcome:
+def _schedules(runs: Runs, claims: list[Claim], more: dict[str, Measure] | None = None) -> Outcome:
     arms = runs.plan.arms
     plots = [curves(runs, key, arms, log_y=key == "grad_norm") for key in
              ("val_accuracy", "hidden_norm", "grad_norm", "effective_lr", "alpha", "lr", "weight_decay")]  # fmt: skip

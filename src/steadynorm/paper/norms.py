@@ -1,6 +1,7 @@
 """Figures of norms over a run: constant against corrected decay, for Scion and AdamW; Renormalized AdamW; betas; output."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from steadynorm.paper.drawing import curves, numbers, results
 from steadynorm.paper.experiment import Claim, Outcome, claim
@@ -58,8 +59,8 @@ def comparison(runs: Runs, arms: Sequence[str], claims: Sequence[Claim], more: M
     return Outcome([*plots, *tables], claims, numbers(runs, measures, arms))
 
 
-def stability(corrected: str, constant: str, name: str) -> list:
-    """The two claims of every norm figure, as functions of the runs."""
+def stability(corrected: str, constant: str, name: str) -> list[Callable[[Runs], Claim]]:
+    """The claims of every norm figure, as functions of the runs."""
     return [
         lambda runs: claim(f"{name}: the weight norm is more stable (drift at most half)",
                            lambda: steadier(runs, "hidden_norm", corrected, constant)),
@@ -70,7 +71,7 @@ def stability(corrected: str, constant: str, name: str) -> list:
     ]  # fmt: skip
 
 
-def _pair(corrected: str, constant: str):
+def _pair(corrected: str, constant: str) -> Callable[[Runs], Outcome]:
     made = stability(corrected, constant, f"{corrected} against {constant}")
     return lambda runs: comparison(runs, (constant, corrected), [each(runs) for each in made])
 
@@ -113,12 +114,16 @@ _WITHOUT = (0.0, 0.999)
 
 
 def _renormalized_arms(setting: Setting) -> dict[str, Config]:
-    return {
+    """Ours: the same two without momentum, where the perpendicular part should matter. The paper's crops start at 0.2."""
+    arms = {
         "AdamW": setting.adam("adamw"),
         "Renormalized AdamW": setting.adam("renormalized-adamw"),
         "AdamW, no momentum": setting.adam("adamw", betas=_WITHOUT),
         "Renormalized AdamW, no momentum": setting.adam("renormalized-adamw", betas=_WITHOUT),
     }
+    if setting.scale == "desk":
+        return arms
+    return {name: replace(each, task=replace(each.task, crop_scale=(0.2, 1.0))) for name, each in arms.items()}
 
 
 def _norm_change(runs: Runs, one: str, other: str, key: str = "hidden_norm") -> list[float]:

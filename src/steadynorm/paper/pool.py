@@ -214,7 +214,7 @@ class _Meter:
 
     def others(self, waiting: int) -> None:
         if waiting and not self._waiting:
-            print(f"waiting for {waiting} runs that another command is training", file=sys.stderr, flush=True)
+            print(f"waiting for {waiting} run(s) that another command is training", file=sys.stderr, flush=True)
         self._waiting = bool(waiting)
 
     def _tell(self, start: str) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from steadynorm.paper.experiment import Context, MissingRunsError, Outcome
 from steadynorm.paper.settings import Setting
@@ -76,9 +77,16 @@ class Plan:
 def address(config: Config) -> str:
     """A folder's name from what is trained: readable, then a hash of everything that decides the weights."""
     kind = "gpt" if isinstance(config.task, Gpt) else "vit"
-    text = json.dumps(training_part(plain(config)), sort_keys=True)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return f"{kind}-{config.optim.name}-{config.steps}-s{config.seed}-{digest}"
+    return f"{kind}-{config.optim.name}-{config.steps}-s{config.seed}-{digest(training_part(plain(config)))}"
+
+
+def digest(values: Mapping[str, Any]) -> str:
+    """Eight hexadecimal digits of plain values, whatever their order.
+
+    >>> digest({"lr": 0.1, "steps": 3}), digest({"steps": 3, "lr": 0.1})
+    ('6739273b', '6739273b')
+    """
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def slug(key: Key) -> str:

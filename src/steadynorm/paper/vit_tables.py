@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from steadynorm import page
 from steadynorm.paper.drawing import Paper, curves, numbers, results
-from steadynorm.paper.experiment import MissingRunsError, Outcome, claim
+from steadynorm.paper.experiment import Claim, MissingRunsError, Outcome, claim
 from steadynorm.paper.measures import ACCURACY, LOSS
 from steadynorm.paper.norms import POINTS
 from steadynorm.paper.settings import VIT, Setting
@@ -183,7 +183,7 @@ _SCION = {ratio: scion_name(ratio) for ratio in SCION_DECAYS.values()}
 _CONSTANT = {ratio: constant_name(ratio) for ratio in CONSTANT_DECAYS.values()}
 
 
-def _sweep(runs: Runs, arms: Sequence[str], paper: Paper, claims: list) -> Outcome:
+def _sweep(runs: Runs, arms: Sequence[str], paper: Paper, claims: list[Claim]) -> Outcome:
     blocks = [
         over_arms(runs, arms, paper),
         results(runs, ACCURACY, arms, "Validation accuracy, %", paper),

@@ -1,0 +1,205 @@
+"""Write the pages of the paper's experiments, docs/paper/*.md and their pictures, from results/. No number is typed.
+
+Run from the repository's root: .venv/bin/python docs/experiments.py   (make docs does it, too)
+"""
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from io import BytesIO
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+
+mpl.use("svg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+from steadynorm import page, paper
+from steadynorm.paper import carrying
+from steadynorm.paper.experiment import VERDICTS, Outcome
+
+ROOT = Path(__file__).parent.parent
+COLOURS = ("#1d4ed8", "#c2410c", "#15803d", "#7e22ce", "#0e7490", "#b91c1c", "#a16207", "#475569")
+MOST_PLOTS = 9
+STYLE = {"svg.hashsalt": "steadynorm", "svg.fonttype": "none", "font.size": 8, "axes.spines.top": False,
+         "axes.spines.right": False, "figure.facecolor": "white", "lines.linewidth": 1.2}  # fmt: skip
+MARKS = dict(zip(VERDICTS, ("✅", "❌", "❔"), strict=True))
+
+
+def results(root: Path) -> Iterator[Path]:
+    """The folders of finished experiments, in the order of `paper list`."""
+    order = list(paper.EXPERIMENTS)
+    found = [path.parent for path in (root / "results").glob("*/summary.json") if _summary(path.parent).get("schema")]
+    yield from sorted(found, key=lambda each: (order.index(_summary(each)["experiment"]), each.name))
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / carrying.SUMMARY).read_text())
+
+
+def write(root: Path, out: Path) -> None:
+    """All pages and pictures, anew."""
+    shutil.rmtree(out, ignore_errors=True)
+    (out / "img").mkdir(parents=True)
+    folders = list(results(root))
+    for folder in folders:
+        name, context = carrying.context_of(folder)
+        outcome, _ = carrying.judge(paper.get(name), context)
+        (out / f"{folder.name}.md").write_text(_page(folder, outcome))
+        picture = draw([each for each in outcome.blocks if isinstance(each, page.Plot | page.HeatMap)][:MOST_PLOTS])
+        (out / "img" / f"{folder.name}.svg").write_text(picture)
+    (out / "index.md").write_text(_index(folders))
+
+
+# Pages
+
+
+def _page(folder: Path, outcome: Outcome) -> str:
+    held = _summary(folder)
+    experiment = paper.get(held["experiment"])
+    made = f"{held['runs']} runs, {held['seconds'] / 60:.0f} minutes of one core" if held["runs"] else "simulated"
+    budgets = ", ".join(f"{budget} ({steps} steps)" for budget, steps in held.get("budgets", {}).items())
+    facts = [("Command", f"`{held['command']}`"), ("Scale", held["scale"] + (", quick" if held["quick"] else "")),
+             ("Runs", made), ("Seeds", ", ".join(map(str, held.get("seeds", [])))), ("Budgets", budgets),
+             ("Commit", f"`{held['commit']}`"), ("Versions", ", ".join(f"{k} {v}" for k, v in held["versions"].items())),
+             ("Missing", ", ".join(held["missing"]))]  # fmt: skip
+    parts = [
+        f"# {experiment.title}",
+        "<!-- written by docs/experiments.py from results/: do not edit -->",
+        f"**{folder.name}**. The paper: {experiment.found}",
+        f"![{experiment.title}](img/{folder.name}.svg)",
+        "## Claims",
+        *(f"{MARKS[c.verdict]} **{c.verdict}**: {c.text}.\n{_cell(c.figure)}" for c in outcome.claims),
+        "## Numbers",
+        *(_table(each) for each in outcome.blocks if isinstance(each, page.Table) and not each.folded),
+        "## How it was made",
+        _rows(("", ""), [each for each in facts if each[1]]),
+        f"Records and summary: `results/{folder.name}`. `{held['command']}` makes them again, with an interactive page.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(table: page.Table) -> str:
+    rows = [[each if isinstance(each, str) else page.shown(each) for each in row] for row in table.rows]
+    return "\n\n".join(each for each in (f"### {table.title}", _rows(table.header, rows), table.caption) if each)
+
+
+def _rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(_cell(each) for each in line) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+
+
+def _index(folders: Sequence[Path]) -> str:
+    rows, total, counts = [], 0.0, dict.fromkeys(VERDICTS, 0)
+    for folder in folders:
+        held = _summary(folder)
+        verdicts = [each["verdict"] for each in held["claims"]]
+        for each in verdicts:
+            counts[each] += 1
+        total += held["seconds"]
+        cells = [str(verdicts.count(each) or "") for each in VERDICTS]
+        name = f"[{folder.name}]({folder.name}.md)"
+        rows.append(
+            [name, paper.get(held["experiment"]).title, *cells, str(held["runs"] or ""), f"{held['seconds'] / 60:.0f}"]
+        )
+    done = {_summary(folder)["experiment"] for folder in folders}
+    waiting = [name for name in paper.EXPERIMENTS if name not in done]
+    summed = ["**all**", "", *(str(counts[each]) for each in VERDICTS), "", f"{total / 60:.0f}"]
+    parts = [
+        "# The paper, experiment by experiment",
+        "<!-- written by docs/experiments.py from results/: do not edit -->",
+        "Every figure and table of *Correction of Decoupled Weight Decay*, and a few of our own, run on two CPU cores with real "
+        "data: a small ViT on CIFAR-10, a small GPT on the State of the Union addresses. A claim holds, or does not, by two "
+        "standard errors over seeds beyond a stated margin; in between it is not testable at this scale, and the page says how "
+        "many seeds would settle it. How sizes and learning rates were chosen: [Experiments](../experiments.md).",
+        _rows(("experiment", "shows", *(f"{MARKS[each]} {each}" for each in VERDICTS), "runs", "core minutes"), [*rows, summed]),
+        "Runs that several experiments ask for are trained once, and counted in each.",
+        f"Not run yet: {', '.join(waiting)}." if waiting else "",
+    ]  # fmt: skip
+    return "\n\n".join(each for each in parts if each) + "\n"
+
+
+# Pictures
+
+
+def draw(plots: Sequence[page.Plot | page.HeatMap]) -> str:
+    """All plots in one SVG, three in a row."""
+    columns = min(3, max(1, len(plots)))
+    rows = max(1, -(-len(plots) // columns))
+    with mpl.rc_context(STYLE):
+        figure, axes = plt.subplots(
+            rows, columns, figsize=(4.0 * columns, 2.7 * rows), squeeze=False, layout="constrained"
+        )
+        colours = _colours(plots)
+        for axis, plot in zip(axes.flat, plots, strict=False):
+            _lines(axis, plot, colours) if isinstance(plot, page.Plot) else _map(axis, plot)
+            axis.set_title(plot.title, fontsize=9, loc="left")
+            axis.set_xlabel(plot.x_label)
+        for axis in axes.flat[len(plots) :]:
+            axis.set_axis_off()
+        handles = [plt.Line2D([], [], color=colour, label=name) for name, colour in colours.items() if name]
+        if handles:
+            figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)), frameon=False)
+        text = BytesIO()
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+        plt.close(figure)
+    return _shorter(text.getvalue().decode())
+
+
+def _colours(plots: Sequence[page.Plot | page.HeatMap]) -> dict[str, str]:
+    names = dict.fromkeys(s.toggle for plot in plots if isinstance(plot, page.Plot) for s in plot.series)
+    return dict(zip(names, cycle(COLOURS), strict=False))
+
+
+def _lines(axis: Axes, plot: page.Plot, colours: dict[str, str]) -> None:
+    for series in plot.series:
+        x, y, colour = np.asarray(series.x, float), np.asarray(series.y, float), colours[series.toggle]
+        form = {"line": "-", "dash": "--", "points": "o"}[series.style]
+        axis.plot(x, y, form, color=colour, ms=3, alpha=0.7 if series.style == "dash" else 1.0)
+        if series.error is not None and series.style == "points":
+            axis.errorbar(x, y, np.asarray(series.error, float), fmt="none", ecolor=colour, lw=0.8)
+        elif series.error is not None:
+            error = np.asarray(series.error, float)
+            axis.fill_between(x, y - error, y + error, color=colour, alpha=0.15, lw=0)
+    axis.set_ylabel(plot.y_label)
+    if plot.log_x:
+        axis.set_xscale("log")
+    if plot.log_y:
+        axis.set_yscale("log")
+    elif plot.zero:
+        axis.set_ylim(bottom=0)
+
+
+def _map(axis: Axes, plot: page.HeatMap) -> None:
+    z = np.asarray(plot.z, float)
+    reach = max(abs((plot.high if plot.high is not None else np.nanmax(z)) - plot.middle), 1e-9)
+    shown = axis.pcolormesh(
+        np.asarray(plot.x, float), range(len(plot.y)), z, cmap="RdBu_r", vmin=plot.middle - reach, vmax=plot.middle + reach,
+        shading="nearest", rasterized=True,
+    )  # fmt: skip
+    axis.set_yticks(range(len(plot.y)), plot.y, fontsize=5)
+    axis.invert_yaxis()
+    axis.figure.colorbar(shown, ax=axis)
+
+
+def _shorter(svg: str) -> str:
+    """One digit after the point is enough for a path."""
+
+    def path(match: re.Match[str]) -> str:
+        return re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.1f}", match[0])
+
+    return re.sub(r' d="[^"]*"', path, svg)
+
+
+if __name__ == "__main__":
+    write(ROOT, Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "paper")

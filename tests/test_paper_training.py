@@ -1,0 +1,418 @@
+"""Declarations, commands and addresses; and the pool with tiny real runs: reuse, resuming, failures, locks."""
+
+import json
+import os
+import pickle
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tyro
+
+from steadynorm import paper, records, theory
+from steadynorm.cli import main
+from steadynorm.cli.commands import Command
+from steadynorm.files import lock
+from steadynorm.models import GPTConfig
+from steadynorm.paper import carrying, commands, keeping, measures, norms, pool, settings, training
+from steadynorm.paper.experiment import Context, Outcome, claim
+from steadynorm.paper.statistics import at_most, difference
+from steadynorm.paper.training import Runs, Training
+from steadynorm.train.config import Config, Gpt, plain, training_part
+from steadynorm.train.recipes import RECIPES
+
+TRAININGS = [each for each in paper.EXPERIMENTS.values() if isinstance(each, Training)]
+STEPS = 6
+
+
+def parsed(command: str) -> Config:
+    words = shlex.split(command)
+    words = words[words.index("train") :]
+    config = tyro.cli(Command, args=words, config=(tyro.conf.FlagCreatePairsOff,))
+    assert isinstance(config, Config)
+    return config
+
+
+# Declarations
+
+
+@pytest.mark.parametrize("scale", settings.SCALES)
+@pytest.mark.parametrize("experiment", TRAININGS, ids=lambda each: each.name)
+def test_every_declaration_builds_and_its_commands_parse_back(experiment: Training, scale: str):
+    plan, means = (
+        experiment.plan(Context(Path(), scale=scale)),
+        paper.Means(data=Path("DATA") if scale == "paper" else None),
+    )
+    jobs = carrying.jobs(plan, means)
+    printed = carrying.dry_run(plan, means)
+    assert len(printed) == len(jobs) == len(plan.configs)
+    some = list(zip(jobs.values(), printed, strict=True))[:: max(1, len(jobs) // 5)]  # parsing takes its time
+    for job, line in some:
+        assert parsed(line) == job.config
+        assert line.startswith("torchrun --standalone --nproc-per-node 8" if scale == "paper" else "steadynorm train")
+    for config in plan.configs.values():
+        config.check()
+
+
+def test_paper_scale_has_the_papers_numbers():
+    vit, gpt = settings.VIT["paper"], settings.GPT["paper"]
+    assert [vit.steps(epochs) for epochs in (30, 60, 90, 150, 300)] == [37534, 75068, 112603, 187671, 375342]
+    assert vit.target() == 1.1875
+    assert vit.target(1.5) == pytest.approx(0.791666, abs=1e-6)
+    assert vit.scionc(end=0.25).schedule.steady_norm_sq_end == 0.296875
+    assert vit.scion(decay=1.5).optim.output_weight_decay == pytest.approx(0.05 * 0.12)
+    assert vit.adam().schedule.warmup == 10_000
+    assert (gpt.steps(100), gpt.target()) == (381_469, 5.79833984375)
+    linear = paper.get("fig-momentum-linear")
+    assert isinstance(linear, Training)
+    arms = linear.arms(vit)
+    assert arms["alpha 0.1"].optim.steady_norm_sq == 2.375
+    prime = paper.get("fig-momentum-gamma-prime")
+    assert isinstance(prime, Training)
+    assert prime.arms(vit)["alpha 0.02, cosine lr"].optim.lr == pytest.approx(1.919e-3, rel=1e-3)
+
+
+def test_the_papers_decay_by_lr_alone_starts_from_that_of_alpha_0_1():
+    """lambda_t = 0.04 gamma_t / gamma, whatever alpha does."""
+    setting = settings.VIT["paper"]
+    linear = paper.get("fig-momentum-linear")
+    assert isinstance(linear, Training)
+    config = linear.arms(setting)["alpha 0.01 to 1, λ by lr alone"]
+    assert config.schedule.decay_by_lr_alone
+    assert theory.weight_decay_for(config.optim.steady_norm_sq, config.optim.lr, config.optim.alpha) == pytest.approx(
+        0.04
+    )
+
+
+def test_options_of_everything_parse_back(tmp_path: Path):
+    base = RECIPES["vit"]
+    config = replace(
+        base, out=tmp_path / "a b", clip=0.5, seed=3, compile=True, bf16=True, micro_batch=8, tensorboard=False, name="x y",
+        task=replace(base.task, crop_scale=(0.1, 0.9), eval_images=None, data=Path("some/where")),
+        optim=replace(base.optim, name="adamw", betas=(0.8, 0.95), weight_decay=None, nesterov=True, lr=1e-17),
+        schedule=replace(base.schedule, lr="linear", steady_norm_sq_end=0.5, decay_by_lr_alone=True),
+    )  # fmt: skip
+    assert parsed(shlex.join(commands.train_command(config, "vit"))) == config
+    with pytest.raises(ValueError, match="a Vit where the recipe has Gpt"):
+        commands.options(config, "gpt")
+
+
+def test_an_address_depends_on_what_is_trained_alone():
+    config = settings.VIT["desk"].at(settings.VIT["desk"].scionc(), 30, 0)
+    moved = replace(config, out=Path("elsewhere"), keep=7, save_every=3, device="cpu", tensorboard=True, name="other")
+    assert training.address(config) == training.address(moved)
+    others = [
+        replace(config, seed=1),
+        replace(config, steps=config.steps + 1),
+        replace(config, optim=replace(config.optim, lr=0.02)),
+        replace(config, schedule=replace(config.schedule, steady_norm_sq_end=0.1)),
+    ]
+    assert len({training.address(each) for each in (config, *others)}) == 5
+
+
+def test_experiments_share_runs():
+    plans = {each.name: each.plan(Context(Path())) for each in TRAININGS}
+    folders = {name: {c.out for c in plan.in_pool(Path("p")).values()} for name, plan in plans.items()}
+    assert len(folders["fig-scionc"] & folders["table-vit"]) == 6  # Scion and ScionC (cosine), longest budget, 3 seeds
+    assert folders["table-sweep-scion"] < folders["table-sweep-constant"]
+    count, seconds = carrying.estimate(list(plans.values()))
+    assert count < sum(map(len, folders.values()))
+    assert seconds / 2 < 3 * 3600  # on two cores
+
+
+def test_quick_is_one_seed_of_the_shortest_budget():
+    plan = next(each for each in TRAININGS if each.name == "table-vit").plan(Context(Path(), quick=True))
+    assert {(budget, seed) for _, budget, seed in plan.configs} == {(30, 0)}
+    assert len(plan.configs) == 5
+
+
+# Judging
+
+
+def made_up(config: Config, norms_at_end: float, accuracy: float) -> records.Run:
+    """A run whose norms go from 10 in the middle to this at the end."""
+    steps = np.arange(1, 61) * config.steps // 60
+    shape = np.where(steps / config.steps < 0.8, 10.0, norms_at_end)
+    keys = (
+        "hidden_norm",
+        "weight_norm",
+        "grad_norm",
+        "hidden_forecast",
+        "effective_lr",
+        "weight_decay",
+        "spectral_norm",
+    )
+    columns = dict.fromkeys((*keys, "sign_norm"), shape)
+    columns |= {"val_accuracy": np.full(60, accuracy), "val_loss": np.full(60, 1.0), "seconds": np.full(60, 1.0)}
+    return records.Run("r", training_part(plain(config)), "", None, steps, columns, {})
+
+
+@pytest.mark.parametrize(("scion_end", "verdict"), [(4.0, "holds"), (9.9, "not testable at this scale")])
+def test_stability_needs_a_baseline_that_moves(scion_end: float, verdict: str):
+    experiment = next(each for each in TRAININGS if each.name == "fig-scionc")
+    plan = experiment.plan(Context(Path()))
+    jitter = np.random.default_rng(0)
+    found = {
+        key: made_up(config, (scion_end if key[0] == "Scion" else 9.9) + 0.01 * jitter.standard_normal(), 0.5)
+        for key, config in plan.configs.items()
+    }
+    claims = experiment.judge(Runs(plan, found, {})).claims
+    assert claims[0].verdict == verdict
+    swapped = {key: found["Scion" if key[0] != "Scion" else "ScionC (cosine)", *key[1:]] for key in found}
+    if verdict == "holds":  # the effect the other way round: refuted
+        assert experiment.judge(Runs(plan, swapped, {})).claims[0].verdict == "does not hold"
+
+
+def test_missing_runs_make_their_claims_untestable_and_leave_the_others():
+    experiment = next(each for each in TRAININGS if each.name == "table-vit")
+    plan = experiment.plan(Context(Path()))
+    jitter = np.random.default_rng(0)
+    found = {
+        key: made_up(config, 9.0, 0.5 + 0.001 * jitter.standard_normal())
+        for key, config in plan.configs.items()
+        if key[0] != "AdamC"
+    }
+    missing = {key: "exit code 2" for key in plan.configs if key[0] == "AdamC"}
+    outcome = experiment.judge(Runs(plan, found, missing))
+    verdicts = {each.text[:10]: each for each in outcome.claims}
+    assert verdicts["AdamC perf"].verdict == "not testable at this scale"
+    assert "exit code 2" in verdicts["AdamC perf"].figure
+    assert verdicts["ScionC (co"].verdict == "holds"
+
+
+# Real runs, tiny
+
+
+TINY = replace(
+    settings.GPT["desk"],
+    base=replace(
+        settings.GPT["desk"].base,
+        task=Gpt(model=GPTConfig(layers=1, width=16, heads=2, vocab=257, context=16), length=16, eval_tokens=64),
+        batch=2,
+    ),
+    steps_per_unit=1,
+)
+
+
+def tiny_judge(runs: Runs) -> Outcome:
+    made = claim(
+        "equal", lambda: at_most(difference(*(runs.values(measures.LOSS, arm) for arm in ("a", "b"))), 9.0, "a - b")
+    )
+    return Outcome([], [made], {})
+
+
+def tiny(*, broken: bool = False, steps: int = STEPS, seeds: int = 2) -> Training:
+    def arms(setting: settings.Setting) -> dict[str, Config]:
+        b = setting.scionc()
+        return {"a": setting.scion(), "b": replace(b, micro_batch=7) if broken else b}
+
+    return Training(
+        "tiny", "t", "f", {"desk": TINY, "paper": TINY}, arms, tiny_judge, norms.COLUMNS, (), (steps,), (), seeds
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, carrying.Done]]:
+    """An experiment of four runs, once for all tests here."""
+    root = tmp_path_factory.mktemp("paper")
+    done = paper.carry_out(tiny(), Context(root / "out"), paper.Means(root / "pool"), "the command")
+    yield root, done
+
+
+def test_an_experiment_end_to_end(trained: tuple[Path, carrying.Done]):
+    root, done = trained
+    assert not done.failed
+    assert done.page.exists()
+    summary = json.loads((root / "out" / "summary.json").read_text())
+    assert (summary["experiment"], summary["command"], summary["runs"]) == ("tiny", "the command", 4)
+    assert (summary["seeds"], summary["missing"]) == ([0, 1], [])
+    assert summary["seconds"] > 0
+    assert done.outcome.claims[0].verdict == "holds"
+    kept = records.read(root / "out" / "records" / "a-6-s0")
+    assert kept.steps[-1] == STEPS
+    assert {"hidden_norm", "weight_norm", "val_loss", "seconds"} <= set(kept.columns)
+    assert not kept.layers
+    full = records.read(next((root / "pool").glob("gpt-scion-6-s0-*")))
+    by_hand = np.sqrt(sum(each["norm"][-1] ** 2 for name, each in full.layers.items() if name != "embedding.weight"))
+    assert kept.columns["hidden_norm"][-1] == pytest.approx(by_hand, rel=1e-5)
+    assert not list((root / "pool").glob("*/checkpoints"))
+
+
+def test_finished_runs_are_used_again(trained: tuple[Path, carrying.Done], monkeypatch: pytest.MonkeyPatch):
+    root, done = trained
+    monkeypatch.setattr(pool, "_popen", lambda *_: pytest.fail("nothing is left to train"))
+    again = paper.carry_out(tiny(), Context(root / "again"), paper.Means(root / "pool"))
+    assert again.outcome.claims == done.outcome.claims
+    kept = [(root / where / "records" / "b-6-s1" / records.FILE).read_bytes() for where in ("out", "again")]
+    assert kept[0] == kept[1]
+
+
+def test_a_finished_folder_is_judged_without_the_pool(trained: tuple[Path, carrying.Done]):
+    root, done = trained
+    name, context = carrying.context_of(root / "out")
+    assert (name, context.kept_only) == ("tiny", True)
+    outcome, facts = carrying.judge(tiny(), context)
+    assert outcome.claims == done.outcome.claims
+    assert facts["missing"] == []
+    changed = carrying.judge(tiny(steps=STEPS + 1), context)  # declared anew: what was kept is of another configuration
+    assert changed[0].claims[0].verdict == "not testable at this scale"
+
+
+def test_one_that_fails_stops_no_other(tmp_path: Path, trained: tuple[Path, carrying.Done]):
+    root, _ = trained
+    done = paper.carry_out(tiny(broken=True, seeds=1), Context(tmp_path / "out"), paper.Means(root / "pool2"))
+    assert len(done.failed) == 1
+    assert "does not divide" in pool.failures(done.failed)
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["missing"] == ["b-6-s0"]
+    assert done.outcome.claims[0].verdict == "not testable at this scale"
+    assert (tmp_path / "out" / "records" / "a-6-s0" / records.FILE).exists()
+
+
+def test_a_killed_run_goes_on_and_ends_alike(tmp_path: Path):
+    """SIGTERM to the command itself: it stops its run, which saves; the same command finishes it."""
+    config = replace(TINY.at(TINY.scionc(), 400, 0), save_every=100, eval_every=200, out=tmp_path / "run")
+    job = "from tests_job import job, pool; print(pool.train_all([job], 1))"
+    (tmp_path / "tests_job.py").write_text(
+        "import pickle, pathlib\nfrom steadynorm.paper import pool\n"
+        f"job = pool.Job(*pickle.loads(pathlib.Path({str(tmp_path / 'job')!r}).read_bytes()))\n"
+    )
+    (tmp_path / "job").write_bytes(pickle.dumps((config, commands.train_command(config, "gpt"))))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    process = subprocess.Popen([sys.executable, "-c", job], env=environment, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while records.last_step(config.out / records.FILE) < 20 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "1 of 1 runs to go; the same command goes on" in said
+    stopped = records.last_step(config.out / records.FILE)
+    assert 20 <= stopped < 400
+    assert not pool.finished(config)
+    with lock(config.out, busy="the child was left behind"):
+        pass
+    assert pool.train_all([pool.Job(config, commands.train_command(config, "gpt"))], 1) == {}
+    assert pool.finished(config)
+    steps = records.read(config.out).steps
+    assert len(steps) == len(set(steps.tolist()))
+
+
+def test_a_run_that_another_command_trains_is_waited_for(
+    trained: tuple[Path, carrying.Done], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Its folder is claimed: we wait, and use the run when it is there, without training."""
+    root, _ = trained
+    job = next(iter(carrying.jobs(tiny().plan(Context(root)), paper.Means(root / "pool")).values()))
+    finished, away = job.folder / records.FILE, job.folder / "away"
+    other = pool._claim(job.folder)
+    assert other is not None
+    finished.rename(away)
+    monkeypatch.setattr(pool, "_popen", lambda *_: pytest.fail("the other command trains it"))
+
+    def end() -> None:
+        away.rename(finished)
+        other.close()
+
+    timer = threading.Timer(0.5, end)
+    timer.start()
+    assert pool.train_all([job], 2) == {}
+    timer.join()
+    assert "waiting for 1 run" in capsys.readouterr().err
+
+
+def test_a_claim_is_one_commands_own(tmp_path: Path):
+    held = pool._claim(tmp_path / "run")
+    assert held is not None
+    assert pool._claim(tmp_path / "run") is None
+    held.close()
+    with lock(tmp_path / "run"):  # a run that its command left behind
+        assert pool._claim(tmp_path / "run") is None
+
+
+# Bad input
+
+
+def test_two_commands_on_one_folder(tmp_path: Path):
+    with lock(tmp_path), pytest.raises(ValueError, match="another command is writing"):
+        paper.carry_out(tiny(), Context(tmp_path), paper.Means(tmp_path / "pool"))
+
+
+@pytest.mark.parametrize(
+    ("summary", "said"),
+    [
+        ('{"experiment": "tiny"}', "another version of steadynorm"),
+        ("not json", "another version of steadynorm"),
+        ('{"schema": "steadynorm-experiment", "version": 99, "experiment": "tiny"}', "version 99"),
+        ('{"schema": "steadynorm-experiment", "version": 1, "experiment": "fig-x"}', "holds fig-x, not tiny"),
+    ],
+)
+def test_a_folder_of_something_else_is_refused(tmp_path: Path, summary: str, said: str):
+    (tmp_path / "summary.json").write_text(summary)
+    with pytest.raises(ValueError, match=said):
+        paper.carry_out(tiny(), Context(tmp_path), paper.Means(tmp_path / "pool"))
+    assert (tmp_path / "summary.json").read_text() == summary
+
+
+def test_missing_data_is_told_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("STEADYNORM_CACHE", str(tmp_path / "empty"))
+    where = ["--out", str(tmp_path / "out"), "--pool", str(tmp_path / "pool")]
+    assert main(["paper", "run", "table-vit", "--quick", *where]) == 2
+    assert "steadynorm data get cifar10" in capsys.readouterr().err
+    assert not (tmp_path / "pool").exists()
+    assert main(["paper", "run", "table-vit", "--scale", "paper", *where]) == 2
+    assert "--data, ImageNet" in capsys.readouterr().err
+
+
+def test_bad_words_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["paper", "run", "table-vitt"]) == 2
+    assert "the nearest are table-vit" in capsys.readouterr().err
+    assert main(["paper", "run", "table-vit", "--only", "Sgd", "--dry-run"]) == 2
+    assert "the arms of table-vit are AdamW" in capsys.readouterr().err
+    assert main(["paper", "run", "table-vit", "--seeds", "0"]) == 2
+    assert main(["paper", "run", "table-vit", "--jobs", "0", "--out", str(tmp_path)]) == 2
+    assert "at least 1" in capsys.readouterr().err
+    assert main(["paper", "run", "fig-overlap", "--dry-run"]) == 2
+    assert "no commands to print" in capsys.readouterr().err
+
+
+def test_dry_run_of_all_prints_every_run_once(capsys: pytest.CaptureFixture[str]):
+    assert main(["paper", "run", "all", "--quick", "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(set(lines)) > 20
+    assert all(line.startswith("steadynorm train ") for line in lines)
+
+
+def test_kept_records_are_slim(tmp_path: Path):
+    steps = np.arange(1, 1001)
+    layers = {
+        "a.weight": {"norm": np.full(1000, 3.0), "excess": np.full(1000, 0.12345678)},
+        "head.weight": {"norm": steps * 1.0},
+    }
+    columns = {
+        "weight_norm": steps * 1.0,
+        "loss": steps * 1.0,
+        "val_loss": np.where(steps % 500 == 0, 2.0, np.nan),
+        "seconds": steps * 0.1,
+    }
+    run = records.Run("r", {"steps": 1000}, "2026-01-01", None, steps, columns, layers)
+    keeping.keep(run, tmp_path / records.FILE, "slim", ("weight_norm", "hidden_norm"), ("excess",))
+    kept = records.read(tmp_path)
+    assert len(kept.steps) <= keeping.POINTS
+    assert set(kept.columns) == {"weight_norm", "hidden_norm", "val_loss", "seconds"}
+    assert np.isfinite(kept.columns["val_loss"]).sum() == 2
+    np.testing.assert_allclose(kept.columns["hidden_norm"], 3.0)
+    assert kept.layers["a.weight"]["excess"][0] == 0.123457
+    assert (kept.created, kept.columns["seconds"][-1]) == ("2026-01-01", 100.0)
+    keeping.keep(run, tmp_path / records.FILE, "slim", ())  # validation alone: two records
+    assert len(records.read(tmp_path).steps) == 2
