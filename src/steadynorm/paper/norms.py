@@ -85,7 +85,7 @@ def _constant_arms(setting: Setting) -> dict[str, Config]:
 
 
 def _adamc_arms(setting: Setting) -> dict[str, Config]:
-    return {"AdamW": setting.adam("adamw"), "AdamC": setting.adam("adamc", decay=2.0)}
+    return {"AdamW": setting.adam("adamw"), "AdamC": setting.adamc()}
 
 
 SCIONC = Training(
@@ -177,7 +177,7 @@ BETAS = ("AdamC, betas 0.9, 0.999", "AdamC, betas 0.99, 0.99")
 
 
 def _betas_arms(setting: Setting) -> dict[str, Config]:
-    return {BETAS[0]: setting.adam("adamc", decay=2.0), BETAS[1]: setting.adam("adamc", decay=2.0, betas=(0.99, 0.99))}
+    return {BETAS[0]: setting.adamc(), BETAS[1]: setting.adamc(betas=(0.99, 0.99))}
 
 
 def _betas(runs: Runs) -> Outcome:

@@ -134,7 +134,7 @@ def _forecast_arms(setting: Setting) -> dict[str, Config]:
         "ScionC": setting.scionc(),
         "ScionC, Nesterov": setting.scionc(nesterov=True),
         "AdamW": setting.adam("adamw"),
-        "AdamC": setting.adam("adamc", decay=2.0),
+        "AdamC": setting.adamc(),
         "LionC": setting.adam(
             "lionc", lr=0.2 * setting.adam_lr, weight_decay=5 * setting.adam_decay, betas=(0.9, 0.99)
         ),

@@ -109,5 +109,5 @@ OVERLAP = Experiment(
     "The overlap kernel: why square matrices settle lower than the paper predicts",
     "ours: the paper reports the deviation of square matrices and has no explanation.",
     run,
-    {"desk": 60, "paper": 60},
+    {"desk": 22, "paper": 22},
 )

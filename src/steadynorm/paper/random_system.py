@@ -122,5 +122,5 @@ RANDOM_SYSTEM = Experiment(
     "Weight norm of a random system, with and without a schedule",
     "at constant lr the norm settles where expected (0.71); under cosine decay it falls at the end, at every scale alike.",
     run,
-    {"desk": 25, "paper": 2500},
+    {"desk": 18, "paper": 2500},
 )

@@ -34,6 +34,7 @@ class Setting:
     decay: float  # lambda_l of Scion, and the first of ScionC
     adam_lr: float = math.nan
     adam_decay: float = math.nan
+    adamc_decay: float = math.nan  # AdamC's in units of AdamW's
     warmup: int = 0  # of the Adam family
     data: str = ""  # what `steadynorm data get` calls it; "": given by a path, or embedded
     seconds_per_step: float = math.nan  # one thread of the machine the desk runs were made on
@@ -85,6 +86,10 @@ class Setting:
         schedule = Schedule(warmup=self.warmup)
         return replace(self.base, task=task, optim=Optim(name, **given), schedule=schedule, clip=1.0)  # pyright: ignore[reportArgumentType]
 
+    def adamc(self, **more: Any) -> Config:
+        """AdamC: corrected decay wants a larger first one."""
+        return self.adam("adamc", decay=self.adamc_decay, **more)
+
     def _optim(self, name: Any, decay: float) -> Optim:
         """The output layer has the same half-life: lambda_L = gamma lambda_l / gamma_L (the paper's 0.05 lambda_l)."""
         first = decay * self.decay
@@ -131,9 +136,10 @@ VIT = {
         steps_per_unit=5,
         lr=0.01,
         output_lr=0.3,
-        decay=0.3,  # eta = 3e-3: a half-life of 231 steps
+        decay=0.25,  # eta = 2.5e-3: a half-life of 277 steps
         adam_lr=2e-3,
         adam_decay=0.5,
+        adamc_decay=1.5,
         warmup=40,
         data="cifar10",
         seconds_per_step=0.042,
@@ -150,6 +156,7 @@ VIT = {
         decay=0.08,
         adam_lr=1e-3,
         adam_decay=0.1,
+        adamc_decay=2.0,  # of 0.1 and 0.2 the paper found AdamC to want the larger
         warmup=10_000,
     ),
 }
@@ -162,10 +169,7 @@ GPT = {
         steps_per_unit=15,
         lr=0.02,
         output_lr=0.3,
-        decay=0.25,
-        adam_lr=2e-3,
-        adam_decay=1.0,
-        warmup=100,
+        decay=0.2,  # eta = 4e-3: a half-life of 173 steps
         seconds_per_step=0.03,
         seconds_to_start=6.0,
     ),

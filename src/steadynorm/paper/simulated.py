@@ -11,7 +11,7 @@ from steadynorm import progress, records, simulate
 from steadynorm.paper.experiment import Context, MissingRunsError
 from steadynorm.paper.keeping import rounded
 
-RECORDS = 100  # of each system
+RECORDS = 60  # of each system
 
 
 def simulated(

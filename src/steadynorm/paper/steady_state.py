@@ -206,5 +206,5 @@ STEADY_STATE = Experiment(
     "Steady-state weight norm under normalised updates",
     "norms agree with the prediction for vectors and 1:4 matrices, and deviate by about 10 % for square ones, unexplained.",
     run,
-    {"desk": 60, "paper": 20_000},
+    {"desk": 190, "paper": 20_000},
 )

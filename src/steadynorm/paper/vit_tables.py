@@ -45,7 +45,7 @@ PAPER = _paper(ARMS, {
 def _arms(setting: Setting) -> dict[str, Config]:
     return {
         "AdamW": setting.adam("adamw"),
-        "AdamC": setting.adam("adamc", decay=2.0),
+        "AdamC": setting.adamc(),
         "Scion": setting.scion(),
         "ScionC (constant)": setting.scionc(decay=CONSTANT),
         "ScionC (cosine)": setting.scionc(end=COSINE),
