@@ -55,6 +55,7 @@ def write(root: Path, out: Path) -> None:
         picture = draw([each for each in outcome.blocks if isinstance(each, page.Plot | page.HeatMap)][:MOST_PLOTS])
         (out / "img" / f"{folder.name}.svg").write_text(picture)
     (out / "index.md").write_text(_index(folders))
+    (out / "calibration.md").write_text(_calibration(json.loads((root / "results" / "calibration.json").read_text())))
 
 
 # Pages
@@ -121,12 +122,34 @@ def _index(folders: Sequence[Path]) -> str:
         "Every figure and table of *Correction of Decoupled Weight Decay*, and a few of our own, run on two CPU cores with real "
         "data: a small ViT on CIFAR-10, a small GPT on the State of the Union addresses. A claim holds, or does not, by two "
         "standard errors over seeds beyond a stated margin; in between it is not testable at this scale, and the page says how "
-        "many seeds would settle it. How sizes and learning rates were chosen: [Experiments](../experiments.md).",
+        "many seeds would settle it. How to run them: [Experiments](../experiments.md); how learning rates and decays were chosen: [Calibration](calibration.md).",
         _rows(("experiment", "shows", *(f"{MARKS[each]} {each}" for each in VERDICTS), "runs", "core minutes"), [*rows, summed]),
         "Runs that several experiments ask for are trained once, and counted in each.",
         f"Not run yet: {', '.join(waiting)}." if waiting else "",
     ]  # fmt: skip
     return "\n\n".join(each for each in parts if each) + "\n"
+
+
+def _calibration(rows: Sequence[dict[str, Any]]) -> str:
+    """The sweeps behind the baselines, the best of each task, optimizer and length in bold."""
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    alike = {tuple(row[k] for k in ("task", "optimizer", "steps")) for row in rows}
+    best = [
+        min((r for r in rows if (r["task"], r["optimizer"], r["steps"]) == each), key=lambda r: r["val_loss"])
+        for each in alike
+    ]
+    lines = [
+        [f"**{row[key]}**" if row in best and key == "val_loss" else str(row.get(key, "")) for key in keys]
+        for row in rows
+    ]
+    parts = [
+        "# How the baselines were chosen",
+        "<!-- written by docs/experiments.py from results/: do not edit -->",
+        "Short sweeps with one seed (`results/calibrate.py`). eta = lr times the first decay; ln 2 / eta steps are a half-life. "
+        "Bold: the lowest validation loss of its kind.",
+        _rows(keys, lines),
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
 # Pictures

@@ -95,6 +95,35 @@ def _ours(runs: Runs, measure: Measure, arm: str, budget: int, digits: int) -> s
     return plus_minus(fmean(values), sample_sd(values), digits)
 
 
+def measured(
+    runs: Runs,
+    measures: Mapping[str, Measure],
+    arms: Sequence[str],
+    paper: Mapping[str, Sequence[float | None]] | None = None,
+) -> page.Table:
+    """Measures down, arms across, at the largest budget: mean ± sample standard deviation over seeds.
+
+    `paper`: its numbers for some of the measures, a row under ours.
+    """
+    rows: list[list[page.Cell]] = []
+    for name, measure in measures.items():
+        row: list[page.Cell] = [name]
+        for arm in arms:
+            try:
+                values = runs.values(measure, arm)
+            except MissingRunsError:
+                row.append("missing")
+                continue
+            sd = sample_sd(values)
+            row.append(f"{fmean(values):.4g}" + ("" if math.isnan(sd) else f" ± {sd:.2g}"))
+        rows.append(row)
+        if paper and name in paper:
+            rows.append([f"{name}: the paper's", *paper[name]])
+    steps = runs.setting.steps(runs.budgets[-1])
+    caption = f"Runs of {steps} steps. Mean ± sample standard deviation over seeds."
+    return page.Table("Measured", ("", *arms), rows, caption)
+
+
 def plus_minus(mean: float, sd: float, digits: int) -> str:
     """Mean and standard deviation as the paper prints them.
 

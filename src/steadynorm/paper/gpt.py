@@ -1,10 +1,10 @@
 """fig-nanogpt: Scion against ScionC on text."""
 
 from steadynorm import page
-from steadynorm.paper.drawing import curves, numbers, results
+from steadynorm.paper.drawing import curves, measured, numbers
 from steadynorm.paper.experiment import Outcome, claim
 from steadynorm.paper.measures import END, LOSS, Measure, drift, growth, mean_over
-from steadynorm.paper.norms import COLUMNS, NOTHING, steadier
+from steadynorm.paper.norms import COLUMNS, NOTHING, expected, steadier
 from steadynorm.paper.settings import GPT, Setting
 from steadynorm.paper.statistics import at_most, difference, estimate, every, within
 from steadynorm.paper.training import Runs, Training
@@ -12,7 +12,7 @@ from steadynorm.train.config import Config
 
 NATS = 0.02  # of validation loss within which results are called equal
 ARMS = ("Scion", "ScionC")
-PAPER = {("Scion", 100): 2.846, ("ScionC", 100): 2.838}  # validation loss
+PAPER = (2.846, 2.838)  # validation loss of 124M parameters on 100B tokens of FineWeb-Edu
 
 
 def _arms(setting: Setting) -> dict[str, Config]:
@@ -55,10 +55,6 @@ def _judge(runs: Runs) -> Outcome:
         **{f"drift of {key}, %": drift(key) for key in keys},
         **{f"{key} at the end": mean_over(key, END) for key in keys},
     }
-    theirs = page.Table(
-        "The paper's validation loss", ("budget", *ARMS), [("100 B tokens", *(PAPER[arm, 100] for arm in ARMS))],
-        "124M parameters on FineWeb-Edu.",
-    )  # fmt: skip
     blocks: list[page.Block] = [
         curves(runs, "val_loss", ARMS),
         curves(runs, "weight_norm", ARMS),
@@ -66,11 +62,8 @@ def _judge(runs: Runs) -> Outcome:
         curves(runs, "grad_norm", ARMS, log_y=True),
         curves(runs, "spectral_norm", ARMS),
         curves(runs, "sign_norm", ARMS),
-        theirs,
-        *(
-            results(runs, measure, ARMS, name, digits=4 if name == "validation loss" else 2)
-            for name, measure in measures.items()
-        ),
+        measured(runs, measures, ARMS, {"validation loss": PAPER}),
+        *expected(runs, ARMS),
     ]
     return Outcome(blocks, claims, numbers(runs, measures, ARMS))
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from steadynorm import page, theory
-from steadynorm.paper.drawing import curves, numbers, results, round_to
+from steadynorm.paper.drawing import curves, measured, numbers, round_to
 from steadynorm.paper.experiment import Claim, MissingRunsError, Outcome, claim
 from steadynorm.paper.measures import ACCURACY, END, LOSS, Measure, mean_over, swing
 from steadynorm.paper.norms import COLUMNS, LONG, NOTHING, POINTS
@@ -166,8 +166,7 @@ def _schedules(runs: Runs, claims: list[Claim], more: dict[str, Measure] | None 
     measures: dict[str, Measure] = {
         "accuracy": ACCURACY, "val_loss": LOSS, "hidden norm at the end": mean_over("hidden_norm", END), **(more or {})
     }  # fmt: skip
-    tables = [results(runs, measure, arms, name) for name, measure in measures.items()]
-    return Outcome([*plots, *tables], claims, numbers(runs, measures, arms))
+    return Outcome([*plots, measured(runs, measures, arms)], claims, numbers(runs, measures, arms))
 
 
 def _gap(runs: Runs, one: str, other: str) -> Finding:

@@ -12,7 +12,7 @@ import torch
 from steadynorm import lmo, page
 from steadynorm.groups import param_groups
 from steadynorm.models import SimpleViT, ViTConfig
-from steadynorm.paper.drawing import curves, numbers, results, round_to
+from steadynorm.paper.drawing import curves, measured, numbers, round_to
 from steadynorm.paper.experiment import MissingRunsError, Outcome, claim
 from steadynorm.paper.keeping import OUTPUTS
 from steadynorm.paper.measures import ACCURACY, END, Measure, log_ratio, mean_over
@@ -95,7 +95,7 @@ def _target(runs: Runs) -> Outcome:
         _over_asked(runs),
         curves(runs, "hidden_norm", arms, dashed="hidden_forecast", zero=True, caption="Dashed: forecast."),
         curves(runs, "weight_decay", arms),
-        *(results(runs, measure, arms, name) for name, measure in measures.items()),
+        measured(runs, measures, arms),
     ]
     return Outcome(blocks, claims, numbers(runs, measures, arms))
 
@@ -156,7 +156,7 @@ def _forecast(runs: Runs) -> Outcome:
         curves(runs, "hidden_norm", FORECAST, dashed="hidden_forecast", log_y=True, label="Measured norm and forecast",
                caption="Dashed: computed from the schedule alone, as if gradients were independent of the weights."),
         curves(runs, "excess_alignment", FORECAST, caption="Why they part: what is not near 0 moves the norm."),
-        *(results(runs, measure, FORECAST, name) for name, measure in measures.items()),
+        measured(runs, measures, FORECAST),
     ]  # fmt: skip
     return Outcome(blocks, claims, numbers(runs, measures, FORECAST))
 

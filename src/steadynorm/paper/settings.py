@@ -49,12 +49,11 @@ class Setting:
         return self.seconds_to_start + steps * self.seconds_per_step
 
     def at(self, config: Config, budget: int, seed: int) -> Config:
-        """The configuration at this budget and seed; at the desk with about 60 records and 6 evaluations."""
+        """The configuration at this budget and seed; at the desk with about 60 records and 2 to 6 evaluations."""
         steps = self.steps(budget)
         if self.scale == "desk":
-            config = replace(
-                config, monitor_every=max(1, steps // 60), eval_every=max(1, steps // 6), save_every=max(1, steps // 3)
-            )
+            every = {"monitor_every": steps // 60, "eval_every": min(250, steps // 2), "save_every": steps // 3}
+            config = replace(config, **{key: max(1, value) for key, value in every.items()})
         return replace(config, steps=steps, seed=seed)
 
     def scion(self, *, decay: float = 1.0) -> Config:
@@ -142,8 +141,8 @@ VIT = {
         adamc_decay=1.5,
         warmup=40,
         data="cifar10",
-        seconds_per_step=0.042,
-        seconds_to_start=8.0,
+        seconds_per_step=0.048,
+        seconds_to_start=9.0,
     ),
     "paper": Setting(
         "paper",

@@ -42,6 +42,7 @@ class Training:
             raise ValueError(f"--only {' '.join(context.only)}: the arms of {self.name} are {', '.join(arms)}")
         seeds = 1 if context.quick else context.seeds or self.seeds
         return Plan(
+            self,
             setting,
             tuple(arms),
             tuple(budgets)[:1] if context.quick else tuple(budgets),
@@ -59,11 +60,18 @@ class Training:
 class Plan:
     """The runs of an experiment; configurations without a folder."""
 
+    experiment: Training
     setting: Setting
     arms: Sequence[str]  # all of them, also those left out by --only
     budgets: Sequence[int]
     seeds: Sequence[int]
     configs: Mapping[Key, Config]
+
+    def at_paper_scale(self) -> dict[str, Config]:
+        """Every arm as the paper has it, of its longest budget."""
+        setting = self.experiment.settings["paper"]
+        budget = self.experiment.budgets[-1]
+        return {arm: setting.at(config, budget, 0) for arm, config in self.experiment.arms(setting).items()}
 
     def in_pool(self, pool: Path, data: Path | None = None) -> dict[Key, Config]:
         """The same with the folder each run has in the pool."""

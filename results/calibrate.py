@@ -1,0 +1,64 @@
+"""How the baselines of the desk experiments were chosen: short sweeps with one seed, kept in calibration.json.
+
+.venv/bin/python results/calibrate.py      (an hour on one core; docs/paper/calibration.md shows what came out)
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from steadynorm.paper.settings import GPT, VIT, Setting
+from steadynorm.train.config import Config
+from steadynorm.train.loop import train
+
+HERE = Path(__file__).parent
+ADAM = [(lr, decay) for lr in (0.002, 0.005, 0.01) for decay in (0.1, 0.5, 2.0)]
+SWEEPS: list[tuple[str, str, int, list[dict[str, Any]]]] = [
+    ("vit", "scionc", 450, [{"lr": lr, "eta": eta} for lr in (0.005, 0.01, 0.02, 0.04) for eta in (0.005, 0.015)]),
+    ("vit", "scionc", 450, [{"lr": 0.01, "eta": 0.0025}, {"lr": 0.01, "eta": 0.005, "output_lr": 0.1},
+                            {"lr": 0.01, "eta": 0.005, "output_lr": 0.6}, {"lr": 0.007, "eta": 0.0025, "output_lr": 0.2}]),
+    ("vit", "adamw", 450, [{"lr": lr, "weight_decay": decay} for lr, decay in ADAM]),
+    ("vit", "adamw", 450, [{"lr": lr, "weight_decay": decay} for lr in (0.0005, 0.001) for decay in (0.5, 4.0)]),
+    ("vit", "scionc", 1500, [{"lr": 0.01, "eta": eta} for eta in (0.0025, 0.00375, 0.005, 0.01)]),
+    ("vit", "scion", 1500, [{"lr": 0.01, "eta": eta} for eta in (0.00125, 0.0025, 0.005)]),
+    ("vit", "adamw", 1500, [{"lr": lr, "weight_decay": d} for lr, d in ((0.002, 0.5), (0.004, 0.5), (0.002, 2.0))]),
+    ("vit", "adamc", 1500, [{"lr": 0.002, "weight_decay": 1.0}]),
+    ("vit", "lionc", 1500, [{"lr": 0.0004, "weight_decay": 2.5}]),
+    ("gpt", "scionc", 450, [{"lr": lr, "eta": eta} for lr in (0.01, 0.02, 0.04) for eta in (0.005, 0.015)]),
+    ("gpt", "scionc", 1500, [{"lr": 0.02, "eta": eta} for eta in (0.003, 0.006)]),
+    ("gpt", "scion", 1500, [{"lr": 0.02, "eta": eta} for eta in (0.003, 0.006)]),
+]  # fmt: skip
+
+
+def config(setting: Setting, name: str, given: dict[str, Any]) -> Config:
+    if "eta" not in given:
+        more = {"betas": (0.9, 0.99)} if name == "lionc" else {}
+        return setting.adam(name, **given, **more)
+    here = replace(setting, lr=given["lr"], decay=given["eta"] / given["lr"], output_lr=given.get("output_lr", 0.3))
+    return here.scion() if name == "scion" else here.scionc()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    rows = []
+    for task, name, steps, sweep in SWEEPS:
+        setting = {"vit": VIT, "gpt": GPT}[task]["desk"]
+        for given in sweep:
+            with TemporaryDirectory() as folder:
+                made = replace(
+                    config(setting, name, given), out=Path(folder), steps=steps, eval_every=steps, monitor_every=steps
+                )
+                final = train(made, quiet=True).final
+            rows.append(
+                {"task": task, "optimizer": name, "steps": steps, **given, **{k: round(v, 4) for k, v in final.items()}}
+            )
+            print(rows[-1], flush=True)
+            (HERE / "calibration.json").write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
