@@ -1,0 +1,68 @@
+"""Every experiment end to end in miniature: trained in this process, kept, judged, written, judged again."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from steadynorm import page, paper
+from steadynorm.data import get
+from steadynorm.models import GPTConfig, ViTConfig
+from steadynorm.paper import carrying, pool, settings
+from steadynorm.paper.experiment import Context
+from steadynorm.paper.training import Training
+from steadynorm.train.config import Gpt, Vit
+from steadynorm.train.loop import train
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not get.here("cifar10"), reason="steadynorm data get cifar10"),
+]
+TRAININGS = [each for each in paper.EXPERIMENTS.values() if isinstance(each, Training)]
+
+
+def miniature(setting: settings.Setting) -> settings.Setting:
+    task = setting.base.task
+    if isinstance(task, Gpt):
+        task = replace(
+            task, model=GPTConfig(layers=1, width=16, heads=2, vocab=257, context=16), length=16, eval_tokens=64
+        )
+    else:
+        assert isinstance(task, Vit)
+        model = ViTConfig(image=32, patch=16, width=16, depth=1, heads=2, mlp=32, classes=10, variant="scion")
+        task = replace(task, model=model, eval_images=64)
+    return replace(setting, base=replace(setting.base, task=task, batch=4), steps_per_unit=0.2, warmup=2)
+
+
+@pytest.fixture(scope="module")
+def shared_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield tmp_path_factory.mktemp("pool")
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("experiment", TRAININGS, ids=lambda each: each.name)
+def test_it_runs_in_miniature(experiment: Training, shared_pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def here(jobs: list[pool.Job], count: int, one_thread: bool) -> dict[Path, str]:
+        for job in jobs:
+            if not pool.finished(job.config):
+                train(job.config, quiet=True)
+        return {}
+
+    monkeypatch.setattr(pool, "train_all", here)
+    small = replace(experiment, settings={name: miniature(each) for name, each in experiment.settings.items()})
+    done = paper.carry_out(small, Context(tmp_path, seeds=2), paper.Means(shared_pool))
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["missing"] == []
+    assert done.outcome.claims
+    assert not [each for each in done.outcome.claims if "missing" in each.figure or "nan" in each.figure]
+    drawn = [each for each in done.outcome.blocks if isinstance(each, page.Plot | page.HeatMap)]
+    assert drawn
+    assert all(each.series for each in drawn if isinstance(each, page.Plot))
+    again, _ = carrying.judge(small, replace(Context(tmp_path, seeds=2), kept_only=True))
+    assert again.claims == done.outcome.claims
+    assert sum(path.stat().st_size for path in (tmp_path / "records").rglob("*")) < 500_000
