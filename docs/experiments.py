@@ -19,6 +19,7 @@ import numpy as np
 mpl.use("svg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from steadynorm import page, paper
 from steadynorm.paper import carrying
@@ -199,8 +200,18 @@ def _lines(axis: Axes, plot: page.Plot, colours: dict[str, str]) -> None:
         axis.set_xscale("log")
     if plot.log_y:
         axis.set_yscale("log")
+        if _decades(plot) < 1:  # powers of ten would leave it without numbers
+            axis.yaxis.set_major_locator(MaxNLocator(5))
+            axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.yaxis.set_minor_locator(NullLocator())
     elif plot.zero:
         axis.set_ylim(bottom=0)
+
+
+def _decades(plot: page.Plot) -> float:
+    seen = np.concatenate([np.asarray(each.y, float) for each in plot.series] or [np.ones(1)])
+    seen = seen[seen > 0]
+    return float(np.log10(seen.max() / seen.min())) if len(seen) else 0.0
 
 
 def _map(axis: Axes, plot: page.HeatMap) -> None:

@@ -46,10 +46,8 @@ def curves(
         if dashed:
             series.append(_line(found, dashed, arm, "dash", transform))
     title = label or label_of(key)
-    unit = QUANTITIES[key].unit if key in QUANTITIES else "l2"
-    return page.Plot(
-        title, "step", unit or key, [each for each in series if len(each.x)], caption, log_y=log_y, zero=zero
-    )
+    unit = QUANTITIES[key].unit if key in QUANTITIES else "l2" if key in LABELS else ""
+    return page.Plot(title, "step", unit, [each for each in series if len(each.x)], caption, log_y=log_y, zero=zero)
 
 
 def _line(

@@ -37,7 +37,7 @@ def _judge(runs: Runs) -> Outcome:
             ),
         ),
         claim(
-            "It is lower",
+            "The final loss of ScionC is lower than Scion's",
             lambda: at_most(
                 difference(runs.values(LOSS, "ScionC"), runs.values(LOSS, "Scion")), 0.0, "loss, ScionC - Scion,", " nats"
             ),

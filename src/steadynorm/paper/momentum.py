@@ -181,7 +181,7 @@ def _matched(runs: Runs) -> Outcome:
             f"Matched momentum reaches the accuracy of the cosine up to alpha_max = 0.5 (within {POINTS:g} point)",
             lambda: every([_gap(runs, matched_arm(limit), COSINE) for limit in (0.2, 0.5)]),
         ),
-        claim(f"and with alpha_max = 1 (within {POINTS:g} point)", lambda: _gap(runs, matched_arm(1.0), COSINE)),
+        claim(f"Matched momentum reaches it with alpha_max = 1, too (within {POINTS:g} point)", lambda: _gap(runs, matched_arm(1.0), COSINE)),
         claim(
             f"The weight norm is that of the cosine up to alpha_max = 0.5 (within {2 * NOTHING:g} %)",
             lambda: every([
@@ -234,7 +234,7 @@ def _prime(runs: Runs) -> Outcome:
                 0.0, "accuracy halfway, cosine - erroneous,", " points",
             ),
         ),
-        claim(f"and about the same at the very end (within {POINTS:g} point)", lambda: _gap(runs, ERRONEOUS, COSINE)),
+        claim(f"At the very end its accuracy is about the same (within {POINTS:g} point)", lambda: _gap(runs, ERRONEOUS, COSINE)),
         claim(
             "From alpha 0.02, matched to 0.1 by gamma', the effective lr is too low and the model underperforms",
             lambda: at_least(
@@ -243,7 +243,7 @@ def _prime(runs: Runs) -> Outcome:
             ),
         ),
         claim(
-            "There the delayed decay is beneficial",
+            "From alpha 0.02 the delayed decay is beneficial",
             lambda: at_least(
                 difference(runs.values(ACCURACY, SLOW_ERRONEOUS), runs.values(ACCURACY, SLOW)), 0.0,
                 "accuracy, delayed - cosine,", " points",
@@ -289,7 +289,7 @@ def _linear(runs: Runs) -> Outcome:
             ),
         ),
         claim(
-            "and the gradient norm swings less",
+            "With the momentum factor the gradient norm swings less than with λ by lr alone",
             lambda: at_most(
                 difference(runs.values(grad, BOTH), runs.values(grad, LR_ALONE)), 0.0, "swing, with - without,", " %"
             ),

@@ -174,11 +174,11 @@ def _renormalized(runs: Runs) -> Outcome:
             ),
         ),
         claim(
-            f"and the weight norm (within {NOTHING:g} %)",
+            f"Renormalized AdamW changes the weight norm little (within {NOTHING:g} %)",
             lambda: within(estimate(_norm_change(runs, *pair)), NOTHING, "norm at the end, renormalized / AdamW - 1,", " %"),
         ),
         claim(
-            f"and the gradient norm (within {2 * NOTHING:g} %)",
+            f"Renormalized AdamW changes the gradient norm little (within {2 * NOTHING:g} %)",
             lambda: within(
                 estimate(_norm_change(runs, *pair, "grad_norm")), 2 * NOTHING, "gradient norm, renormalized / AdamW - 1,", " %"
             ),
@@ -266,7 +266,7 @@ def _output(runs: Runs) -> Outcome:
             ),
         ),
         claim(
-            "and more than with constant decay there",
+            "It grows more than with constant decay there",
             lambda: at_least(
                 difference(runs.values(sign, OUTPUT_CORRECTED), runs.values(sign, "ScionC")), NOTHING,
                 "growth, output corrected - constant,", " %",

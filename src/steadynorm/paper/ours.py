@@ -203,7 +203,7 @@ def _alignment(runs: Runs) -> Outcome:
             lambda: at_most(estimate(runs.values(excess(OUTPUTS[0]), "ScionC")), -CLEAR, "excess of the output layer"),
         ),
         claim(
-            "More than any hidden matrix",
+            "The output layer aligns with its updates more than any hidden matrix",
             lambda: at_least(
                 difference(
                     [-each for each in runs.values(excess(OUTPUTS[0]), "ScionC")], runs.values(largest_hidden, "ScionC")
