@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,13 +36,9 @@ TINY = [
     "6",
     "--no-bf16",
     "--no-tensorboard",
-    "--optim.name",
-    "adamw",
-    "--optim.lr",
-    "0.003",
-    "--optim.output-lr",
-    "0.003",
 ]
+ADAMW = ["--optim.name", "adamw", "--optim.lr", "0.003", "--optim.output-lr", "0.003"]
+MEASURED = ("loss", "weight_norm", "grad_norm", "spectral_norm", "sign_norm", "forecast_norm", "alignment", "lr")
 TIMEOUT = 240  # seconds, under load; a hang ends here
 
 
@@ -49,7 +47,14 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def command(
-    out: Path, *, processes: int, mode: str = "ddp", steps: int = 12, save: int = 6, restarts: int = 0
+    out: Path,
+    *,
+    processes: int,
+    mode: str = "ddp",
+    steps: int = 12,
+    save: int = 6,
+    restarts: int = 0,
+    extra: Sequence[str] = (),
 ) -> list[str]:
     train = [
         "train",
@@ -63,6 +68,7 @@ def command(
         "--parallel",
         mode,
         *TINY,
+        *extra,
     ]
     if processes == 1:
         return [sys.executable, "-m", "steadynorm.cli", *train]
@@ -97,7 +103,7 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def run(out: Path, **how: int | str) -> records.Run:
+def run(out: Path, **how: Any) -> records.Run:
     """Train to the end; the process group dies with its launcher."""
     process = subprocess.Popen(
         command(out, **how),
@@ -125,6 +131,16 @@ def losses(run: records.Run) -> np.ndarray:
     return np.array([run.columns["loss"][-1], run.columns["val_loss"][-1]])
 
 
+def assert_alike(run: records.Run, other: records.Run) -> None:
+    """Losses, norms, forecast and alignment are those of the other, whatever each process has of the weights.
+
+    To 1 %: the polar iteration in bf16 makes more of the last digits.
+    """
+    for key in MEASURED:
+        np.testing.assert_allclose(run.columns[key], other.columns[key], rtol=1e-2, atol=2e-2, err_msg=key)
+    assert run.layers.keys() == other.layers.keys()
+
+
 def from_middle(source: Path, out: Path) -> Path:
     """A run that has only the checkpoint of step 6 of another one."""
     (out / "checkpoints").mkdir(parents=True)
@@ -136,14 +152,14 @@ def from_middle(source: Path, out: Path) -> Path:
 def test_two_processes_see_the_losses_of_one_and_each_can_go_on_from_the_other(mode: str, alone: Path, tmp_path: Path):
     single = records.read(alone)
     two = run(tmp_path / "two", processes=2, mode=mode)
-    np.testing.assert_allclose(two.columns["loss"], single.columns["loss"], rtol=2e-3)
+    assert_alike(two, single)
     assert two.steps.tolist() == single.steps.tolist()  # written once
     # from one process to two, from two to one: the second half of the run is the same
     np.testing.assert_allclose(
-        losses(run(from_middle(alone, tmp_path / "a"), processes=2, mode=mode)), losses(single), rtol=2e-3
+        losses(run(from_middle(alone, tmp_path / "a"), processes=2, mode=mode)), losses(single), rtol=1e-2
     )
     np.testing.assert_allclose(
-        losses(run(from_middle(tmp_path / "two", tmp_path / "b"), processes=1)), losses(single), rtol=2e-3
+        losses(run(from_middle(tmp_path / "two", tmp_path / "b"), processes=1)), losses(single), rtol=1e-2
     )
 
 
@@ -152,17 +168,29 @@ def test_four_processes_and_every_change_of_layout(alone: Path, tmp_path: Path):
     single = records.read(alone)
     for mode in ("ddp", "fsdp"):
         four = run(tmp_path / mode, processes=4, mode=mode)
-        np.testing.assert_allclose(four.columns["loss"], single.columns["loss"], rtol=2e-3)
+        assert_alike(four, single)
     for k, (source, processes, mode) in enumerate(
         [("fsdp", 2, "ddp"), ("ddp", 2, "fsdp"), ("fsdp", 2, "fsdp"), ("fsdp", 1, "ddp")]
     ):
         found = run(from_middle(tmp_path / source, tmp_path / f"to{k}"), processes=processes, mode=mode)
-        np.testing.assert_allclose(losses(found), losses(single), rtol=2e-3)
+        np.testing.assert_allclose(losses(found), losses(single), rtol=1e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_adamw_whose_state_is_whole_on_every_process(mode: str, tmp_path: Path):
+    single = run(tmp_path / "one", processes=1, extra=ADAMW)
+    two = run(tmp_path / "two", processes=2, mode=mode, extra=ADAMW)
+    keys = ("loss", "weight_norm", "grad_norm", "forecast_norm")
+    for key in keys:
+        np.testing.assert_allclose(two.columns[key], single.columns[key], rtol=2e-3, err_msg=key)
+    again = run(from_middle(tmp_path / "one", tmp_path / "a"), processes=2, mode=mode, extra=ADAMW)
+    np.testing.assert_allclose(losses(again), losses(single), rtol=1e-2)
 
 
 def test_a_process_killed_in_the_middle_is_restarted_and_the_run_ends_the_same(tmp_path: Path):
     """kill -9 of one rank: torchrun starts all again, they go on from the last checkpoint."""
-    how = {"processes": 2, "steps": 400, "save": 20}
+    how: dict[str, Any] = {"processes": 2, "steps": 400, "save": 20}
     run(tmp_path / "unbroken", **how)
     out = tmp_path / "killed"
     process = subprocess.Popen(

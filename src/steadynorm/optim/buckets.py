@@ -203,9 +203,11 @@ def write_back(tensors: list[Tensor], stacked: Tensor) -> None:
 
 
 def no_products(bucket: Bucket) -> Tensor:
-    """Room for a bucket's products, (3, parameters), NaN until its step has run."""
+    """Room for a bucket's products, (3, parameters), NaN until its step has run; an empty shard, of zeros, has none."""
     dtype = torch.float64 if bucket.params[0].dtype == torch.float64 else torch.float32
-    return torch.full((3, len(bucket.params)), torch.nan, dtype=dtype, device=bucket.params[0].device)
+    empty = bucket.layout is not None and not bucket.layout.replicated and not bucket.layout.mine.numel
+    fill = 0.0 if empty else torch.nan
+    return torch.full((3, len(bucket.params)), fill, dtype=dtype, device=bucket.params[0].device)
 
 
 def finite_gradients(work: Work) -> Tensor:

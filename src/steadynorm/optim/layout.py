@@ -68,6 +68,12 @@ class Layout:
             dist.all_reduce(x, group=self.group)
         return x
 
+    def largest(self, x: Tensor) -> Tensor:
+        """The largest x of the ranks, in place."""
+        if self.group is not None:
+            dist.all_reduce(x, dist.ReduceOp.MAX, group=self.group)
+        return x
+
 
 class Moving:
     """A stack on its way: `get()` waits for it and returns it, (batch, *shape), in the order it had."""

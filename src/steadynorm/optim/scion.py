@@ -9,16 +9,9 @@ from torch.optim.optimizer import ParamsT
 
 from steadynorm import lmo as lmos
 from steadynorm import theory
-from steadynorm.optim.base import (
-    Group,
-    SteadyOptimizer,
-    check_eta,
-    check_lr,
-    check_range,
-    full_precision,
-    refuse_unknown,
-)
+from steadynorm.optim.base import Group, SteadyOptimizer, full_precision
 from steadynorm.optim.buckets import Batch, Bucket, Parts, Scalars
+from steadynorm.optim.checks import check_eta, check_lr, check_range, refuse_unknown
 from steadynorm.polar import Polar
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
