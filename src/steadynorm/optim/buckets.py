@@ -55,6 +55,8 @@ class Parts(NamedTuple):
     direction: Callable[[Batch, Scalars, Any], Tensor]  # updates the state, element by element; x, maybe in scratch
     update: Callable[[Tensor, Any, Tensor | None], Tensor]  # u of x and settings; may be written to the third or x
     cost: Callable[[tuple[int, ...], Any], float]  # of `update` for one parameter: operations
+    # of shape, settings, dtype, device: c such that `update` loses nothing if x and u/c travel in bf16; None: it would
+    bf16_unit: Callable[[tuple[int, ...], Any, torch.dtype, torch.device], float | None]
 
     def rule(self, batch: Batch, scalars: Scalars, settings: Any) -> None:
         """The Rule they make."""

@@ -3,7 +3,8 @@
     gradient shard -> momentum shard -> x  ==>  whole matrices, spread over ranks by cost -> u  ==>  weights
 
 The first arrow between ranks takes "cut" to "whole", the second takes u to what each rank writes: its shard (FSDP2,
-tensor parallel) or everything (DDP with mesh=). While one piece is on its way the next are computed.
+tensor parallel) or everything (DDP with mesh=). While one piece is on its way the next are computed. Where the lmo rounds
+to bf16 anyway, x and u travel in it: half the bytes, the same result.
 """
 
 import dataclasses
@@ -122,6 +123,7 @@ class _Stage(NamedTuple):
     which: slice
     counts: tuple[int, ...]
     live: Tensor
+    unit: float | None  # of u, which travels as bf16 multiples of it; None: as it is
     moving: Moving
 
 
@@ -144,40 +146,59 @@ def run_exchanging(works: Sequence[Work], parts: Parts) -> None:
 
 def _direct(work: Work, which: slice, counts: tuple[int, ...], parts: Parts) -> _Stage:
     """Momentum and x on shards; x leaves for the owners, or where it needs none, u for everyone."""
-    layout, finite = work.bucket.layout, work.finite
+    layout, finite, grads = work.bucket.layout, work.finite, work.grads[which]
     assert layout is not None and finite is not None
-    grad = single.stack(work.grads[which])  # (batch, *my box)
-    exact = torch.float64 if grad.dtype == torch.float64 else torch.float32
-    live = finite[which].to(exact).view(-1, *[1] * (grad.ndim - 1))
+    exact = torch.float64 if grads[0].dtype == torch.float64 else torch.float32
+    unit = parts.bf16_unit(work.bucket.shape, work.bucket.settings, exact, grads[0].device)
+    live = finite[which].to(exact).view(-1, *[1] * grads[0].ndim)
     lists = {key: tensors[which] for key, tensors in work.state.items()}
-    state = {key: single.stack(tensors).to(exact) for key, tensors in lists.items()}
-    scratch = torch.empty(grad.shape, dtype=exact, device=grad.device)  # its own: it stays while x is on its way
-    x = parts.direction(Batch(scratch, grad, state, live, work.maximize, scratch), work.scalars, work.bucket.settings)
-    for key, tensors in lists.items():
-        single.write_back(tensors, state[key])
+    travels = torch.bfloat16 if counts and unit is not None else exact
+    x = torch.empty(len(grads), *grads[0].shape, dtype=travels, device=grads[0].device)  # (batch, *my box)
+    for some in _subsets(grads):
+        grad = single.stack(grads[some])
+        state = {key: single.stack(tensors[some]).to(exact) for key, tensors in lists.items()}
+        scratch = torch.empty(grad.shape, dtype=exact, device=grad.device)
+        batch = Batch(scratch, grad, state, live[some], work.maximize, scratch)
+        x[some].copy_(parts.direction(batch, work.scalars, work.bucket.settings))
+        for key, tensors in lists.items():
+            single.write_back(tensors[some], state[key])
     if counts:
-        return _Stage(work, which, counts, live, to_owners(x, layout, counts))
-    u = parts.update(x, work.bucket.settings, scratch) if x.numel() else x
-    return _Stage(work, which, counts, live, to_all(u, layout))
+        return _Stage(work, which, counts, live, unit, to_owners(x, layout, counts))
+    u = parts.update(x, work.bucket.settings, x) if x.numel() else x
+    return _Stage(work, which, counts, live, unit, to_all(_packed(u, unit), layout))
+
+
+def _subsets(tensors: Sequence[Tensor]) -> list[slice]:
+    """What is handled as one stack. On a CPU a copy of all to one place costs more than a call for each."""
+    together = 1 if tensors[0].device.type == "cpu" else len(tensors)
+    return [slice(low, low + together) for low in range(0, len(tensors), together)]
 
 
 def _update(stage: _Stage, parts: Parts) -> _Stage:
     """The lmo of the matrices this rank owns; the updates leave for those that write them."""
     work, layout = stage.work, stage.work.bucket.layout
     assert layout is not None
-    x = stage.moving.get(stacked=False)  # (mine, *shape)
-    u = parts.update(x, work.bucket.settings, None) if len(x) else x
-    return stage._replace(moving=from_owners(u, layout, stage.counts))
+    x = stage.moving.get(stacked=False).to(stage.live.dtype)  # (mine, *shape)
+    u = parts.update(x, work.bucket.settings, x) if len(x) else x
+    return stage._replace(moving=from_owners(_packed(u, stage.unit), layout, stage.counts))
+
+
+def _packed(u: Tensor, unit: float | None) -> Tensor:
+    return u if unit is None else (u / unit).to(torch.bfloat16)
 
 
 def _write(stage: _Stage) -> None:
     """Decay and step of the weights this rank has."""
     work, which, live = stage.work, stage.which, stage.live
     u = stage.moving.get(stacked=bool(stage.counts))  # (batch, *what this rank writes)
+    if stage.unit is not None:
+        u = u.to(live.dtype).mul_(stage.unit)
     params = work.bucket.params[which]
-    theta = single.stack(params).to(u.dtype)
     products = None if work.products is None else work.products[:, which].zero_()
-    Batch(theta, u, {}, live, work.maximize, u, products).descend(u, work.scalars)
-    single.write_back(params, theta)
+    for some in _subsets(params):
+        theta = single.stack(params[some]).to(u.dtype)
+        seen = None if products is None else products[:, some]
+        Batch(theta, u[some], {}, live[some], work.maximize, u[some], seen).descend(u[some], work.scalars)
+        single.write_back(params[some], theta)
     if products is not None:
         products.masked_fill_(live.view(-1) == 0, torch.nan)

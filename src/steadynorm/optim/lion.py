@@ -27,7 +27,7 @@ def _sign(x: Tensor, settings: Any, out: Tensor | None) -> Tensor:
     return x.sign_()
 
 
-LION_PARTS = Parts(_direction, _sign, lambda shape, settings: float(math.prod(shape)))
+LION_PARTS = Parts(_direction, _sign, lambda shape, settings: float(math.prod(shape)), lambda *_: 1.0)
 
 
 class LionC(RelativelyCorrected):

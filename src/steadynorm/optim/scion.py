@@ -44,7 +44,13 @@ def _cost(shape: tuple[int, ...], settings: ScionSettings) -> float:
     return settings.lmo.operations(shape, blocks=settings.blocks, steps=settings.polar.steps)
 
 
-SCION_PARTS = Parts(_direction, _update, _cost)
+def _bf16_unit(
+    shape: tuple[int, ...], settings: ScionSettings, dtype: torch.dtype, device: torch.device
+) -> float | None:
+    return settings.lmo.bf16_unit(shape, dtype, device, blocks=settings.blocks, polar=settings.polar)
+
+
+SCION_PARTS = Parts(_direction, _update, _cost, _bf16_unit)
 
 
 class Scion(SteadyOptimizer):
