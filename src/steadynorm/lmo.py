@@ -37,7 +37,7 @@ class Lmo:
     _update: Callable[[Tensor, Polar, Tensor | None], Tensor]
     _norm: Callable[[Tensor], Tensor]
     _unit_sq: Callable[[int, int], float]  # |u|^2 of one matrix
-    by_rows: bool = False  # rows do not see each other: a large parameter may be handled in pieces
+    by_rows: bool = False  # rows do not see each other
 
     def update(
         self, x: Tensor, *, blocks: int = 1, polar: Polar = _POLAR, batch_ndim: int = 0, out: Tensor | None = None
@@ -85,6 +85,16 @@ class Lmo:
         matrices = math.prod(shape) // (rows * columns)
         unit = self._unit_sq(rows, columns) * matrices
         return unit / _taps(shape) ** 2 if self.name == "conv-tap" else unit
+
+    def by_slices(self, shape: Sequence[int]) -> bool:
+        """Slices along the first dimension do not see each other: rows, or the matrices of a stack (experts).
+
+        Such a parameter may be handled in pieces, and by processes that each have some of the slices.
+
+        >>> LMOS["spectral"].by_slices((8, 4, 4)), LMOS["spectral"].by_slices((4, 4))
+        (True, False)
+        """
+        return self.by_rows or (self.name in ("spectral", "column") and len(shape) > 2)
 
     def operations(self, shape: Sequence[int], *, blocks: int = 1, steps: int = 5) -> float:
         """About how many an update takes: for spreading the work over processes.

@@ -132,15 +132,19 @@ class _Stage(NamedTuple):
 def run_exchanging(works: Sequence[Work], parts: Parts) -> None:
     """Carry out the step of buckets whose data moves. Every rank starts the same collectives in the same order."""
     to_whole: deque[_Stage] = deque()
+    to_shards: deque[_Stage] = deque()
     to_writers: deque[_Stage] = deque()
     todo = deque((work, which, counts) for work in works for which, counts in work.bucket.plan)
-    while todo or to_whole or to_writers:
+    while todo or to_whole or to_shards or to_writers:
         if todo and len(to_whole) < IN_FLIGHT:
             stage = _direct(*todo.popleft(), parts)
             (to_whole if stage.counts else to_writers).append(stage)
         elif to_whole:
-            to_writers.append(_update(to_whole.popleft(), parts))
-        if len(to_writers) > IN_FLIGHT or not (todo or to_whole):
+            stage = _update(to_whole.popleft(), parts)
+            (to_shards if takes_two_hops(stage.work.bucket.layout, stage.counts) else to_writers).append(stage)
+        elif to_shards:
+            to_writers.append(_gather(to_shards.popleft()))
+        if len(to_writers) > IN_FLIGHT or not (todo or to_whole or to_shards):
             _write(to_writers.popleft())
 
 
@@ -180,7 +184,21 @@ def _update(stage: _Stage, parts: Parts) -> _Stage:
     assert layout is not None
     x = stage.moving.get(stacked=False).to(stage.live.dtype)  # (mine, *shape)
     u = parts.update(x, work.bucket.settings, x) if len(x) else x
-    return stage._replace(moving=from_owners(_packed(u, stage.unit), layout, stage.counts))
+    whole = layout.replicated and not takes_two_hops(layout, stage.counts)
+    return stage._replace(moving=from_owners(_packed(u, stage.unit), layout, stage.counts, whole=whole))
+
+
+def takes_two_hops(layout: Layout | None, counts: Sequence[int]) -> bool:
+    """Whether updates that everyone needs go to shards first: with few owners each would send its own to all others."""
+    assert layout is not None
+    return layout.replicated and max(counts) * layout.ranks > 2 * sum(counts)
+
+
+def _gather(stage: _Stage) -> _Stage:
+    """From shards to everyone: all send as much."""
+    layout = stage.work.bucket.layout
+    assert layout is not None
+    return stage._replace(counts=(), moving=to_all(stage.moving.get(stacked=True), layout))
 
 
 def _packed(u: Tensor, unit: float | None) -> Tensor:

@@ -118,7 +118,7 @@ class Scion(SteadyOptimizer):
         blocks = 1 if lmo.by_rows else group["blocks"]  # rows do not see each other, so neither do blocks
         return ScionSettings(
             lmo, blocks, bool(group["nesterov"]), Polar(group["polar"], group["polar_steps"])
-        ), lmo.by_rows
+        ), lmo.by_slices(p.shape)
 
     def check_group(self, group: Group) -> None:
         if "momentum" in group:
