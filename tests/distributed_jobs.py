@@ -29,7 +29,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], str, int]] = {
     "one row": ((1, 7), "spectral", 1),
     "few rows": ((3, 8), "spectral", 1),
     "qkv": ((27, 9), "spectral", 3),
-    "experts": ((6, 5, 4), "spectral", 1),
+    "experts": ((6, 4, 12), "spectral", 1),  # flat: polar factors in bf16 hardly depend on how many go together
     "conv": ((5, 2, 3, 3), "conv", 1),
     "taps": ((6, 4, 3, 3), "conv-tap", 2),
     "tied": ((17, 8), "sign", 1),
