@@ -17,6 +17,7 @@ import torch
 
 from benchmarks import monitor, simulation
 from benchmarks.memory import memory_of_a_step
+from benchmarks.pages import fill
 from benchmarks.peers import peers
 from steadynorm import bench, correct
 
@@ -140,8 +141,8 @@ def show(name: str, text: str) -> None:
 def write(results: dict[str, Any]) -> None:
     """results.json, docs/benchmarks.md and the README's table, between their markers."""
     (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    _fill(PAGE, "measured", "\n\n".join(_shown.values()))
-    _fill(README, "speed", readme_table(results))
+    fill(PAGE, "measured", "\n\n".join(_shown.values()))
+    fill(README, "speed", readme_table(results))
 
 
 def readme_table(results: dict[str, Any]) -> str:
@@ -161,11 +162,6 @@ def readme_table(results: dict[str, Any]) -> str:
         shown = f"{error['gaussian']:.2f} / {error['hard']:.2f}" if error else ""
         lines.append(f"| {name} | {' | '.join(times)} | {shown} |")
     return "\n".join(lines)
-
-
-def _fill(path: Path, marker: str, body: str) -> None:
-    page, start, end = path.read_text(), f"<!-- {marker} -->", f"<!-- /{marker} -->"
-    path.write_text(page[: page.index(start) + len(start)] + f"\n{body}\n" + page[page.index(end) :])
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
-"""Step time over two processes against one, on ViT-S/16 shapes: `python -m benchmarks.distributed`.
+"""ScionC's step over 2 and 4 processes against one, on ViT-S/16 shapes: `python -m benchmarks.distributed`.
 
-Both are timed in one run, by turns: two processes with mesh=, then rank 0 alone while rank 1 sleeps in a blocking read.
-One thread each.
+All are timed in one run, by turns: DDP with mesh=, FSDP2's placement, then rank 0 alone while the others sleep in a
+blocking read. One thread each. Bytes are counted as they are sent, and set beside the cost model's. Writes
+benchmarks/distributed.json and docs/many-gpus.md, between its markers.
 """
 
 import json
@@ -11,21 +12,35 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-SECONDS = 600
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import steadynorm as sn
+from benchmarks import cost_model
+from benchmarks.pages import fill
+from steadynorm import lmo
+from steadynorm.bench import VIT_S16, parameters
+
+SECONDS = 900
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+MODEL = cost_model.Model("ViT-S/16", VIT_S16, (), 0)
 
 
-def step_ratio(rounds: int = 12) -> dict[str, float]:
-    """Median seconds of a step for W = 1 and W = 2, their ratio, and rank 0's share of the momentum's bytes."""
+def measure(world: int, rounds: int) -> dict[str, Any]:
+    """Medians of rank 0, and the bytes of the one that sends most."""
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "found.json"
-        path = os.pathsep.join([str(Path(__file__).parents[1] / "src"), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
         environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": path}
-        command = [sys.executable, __file__, folder, str(rounds)]
-        processes = [subprocess.Popen([*command, str(rank)], env=environment) for rank in range(2)]
+        command = [sys.executable, "-m", "benchmarks.distributed", folder, str(rounds), str(world)]
+        processes = [subprocess.Popen([*command, str(rank)], env=environment) for rank in range(world)]
         try:
             for process in processes:
                 if process.wait(timeout=SECONDS):
@@ -35,59 +50,120 @@ def step_ratio(rounds: int = 12) -> dict[str, float]:
                 if process.poll() is None:
                     process.kill()
                 process.wait()
-        return json.loads(out.read_text())
+        ranks = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(world)]
+    kinds = ("ddp", "fsdp")
+    return ranks[0] | {f"{kind}_sent": max(rank[f"{kind}_sent"] for rank in ranks) for kind in kinds}
 
 
-def _work(folder: Path, rounds: int, rank: int) -> None:
-    import torch
-    import torch.distributed as dist
-
-    import steadynorm as sn
-    from steadynorm.bench import VIT_S16, parameters
-
+def _work(folder: Path, rounds: int, world: int, rank: int) -> None:
     torch.set_num_threads(1)
     store = f"file://{folder / 'store'}"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(seconds=120))
-    alone, shared = parameters(VIT_S16), parameters(VIT_S16)
-    one = sn.ScionC(alone, lr=1e-3, lmo="spectral") if rank == 0 else None
-    two = sn.ScionC(shared, lr=1e-3, lmo="spectral", mesh=dist.group.WORLD)
-    seen: dict[str, list[float]] = {"one": [], "two": [], "one_cpu": [], "two_cpu": []}
-    for _ in range(rounds + 2):
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=timedelta(seconds=300))
+    optimizers = {"ddp": _scionc(parameters(VIT_S16), mesh=dist.group.WORLD), "fsdp": _scionc(_sharded(world))}
+    alone = _scionc(parameters(VIT_S16)) if rank == 0 else None
+    found: dict[str, Any] = {}
+    for kind, optimizer in optimizers.items():
+        with _counting() as counted:
+            optimizer.step()
+        found[f"{kind}_sent"] = counted[0]
+        found[f"{kind}_momentum"] = _momentum_bytes(optimizer)
+    seen: dict[str, list[float]] = {}
+    for _ in range(rounds + 1):
         dist.barrier()  # gloo waits on a socket: it sleeps
-        if one is not None:
-            _time(one, "one", seen)
-        dist.barrier()
-        _time(two, "two", seen)
-    if rank == 0:
-        medians = {name: statistics.median(values[2:]) for name, values in seen.items()}
-        mine = sum(two.state[p]["momentum_buffer"].to_local().nbytes for p in shared)
-        found = {
-            **medians,
-            "ratio": medians["two"] / medians["one"],
-            "cpu_ratio": medians["two_cpu"] / medians["one_cpu"],
-            "momentum": mine / sum(p.nbytes for p in shared),
-        }
-        (folder / "found.json").write_text(json.dumps(found))
+        if alone is not None:
+            _time(alone, "alone", seen)
+        for kind, optimizer in optimizers.items():
+            dist.barrier()
+            _time(optimizer, kind, seen)
+    found |= {name: statistics.median(values[1:]) for name, values in seen.items()}
+    (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _scionc(params: list[nn.Parameter], **how: Any) -> sn.ScionC:
+    return sn.ScionC(params, lr=1e-3, lmo="spectral", **how)
+
+
+def _sharded(world: int) -> list[nn.Parameter]:
+    """As fully_shard places them."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh, params = init_device_mesh("cpu", (world,)), []
+    for p in parameters(VIT_S16):
+        assert p.grad is not None
+        params.append(nn.Parameter(distribute_tensor(p.detach(), mesh, [Shard(0)], src_data_rank=None)))
+        params[-1].grad = distribute_tensor(p.grad, mesh, [Shard(0)], src_data_rank=None)  # pyright: ignore
+    return params
+
+
+def _momentum_bytes(optimizer: sn.ScionC) -> int:
+    return sum(state["momentum_buffer"].to_local().nbytes for state in optimizer.state.values())
+
+
+@contextmanager
+def _counting() -> Iterator[list[int]]:
+    """Bytes that leave this process in all-to-all exchanges."""
+    plain, total, rank = dist.all_to_all_single, [0], dist.get_rank()
+
+    def counted(output: Any, given: Any, output_sizes: Any, sizes: Any, **how: Any) -> Any:
+        total[0] += (sum(sizes) - sizes[rank]) * given.element_size()
+        return plain(output, given, output_sizes, sizes, **how)
+
+    dist.all_to_all_single = counted
+    try:
+        yield total
+    finally:
+        dist.all_to_all_single = plain
 
 
 def _time(optimizer: Any, name: str, seen: dict[str, list[float]]) -> None:
     """Wall time and this process's processor time: where cores are shared with other jobs only the latter tells."""
     wall, busy = time.perf_counter(), time.process_time()
     optimizer.step()
-    seen[name].append(time.perf_counter() - wall)
-    seen[f"{name}_cpu"].append(time.process_time() - busy)
+    seen.setdefault(name, []).append(time.perf_counter() - wall)
+    seen.setdefault(f"{name}_cpu", []).append(time.process_time() - busy)
+
+
+def table(found: dict[int, dict[str, Any]]) -> str:
+    """Markdown: measured, with the cost model's bytes beside."""
+    everything = sum(4 * torch.Size(shape).numel() for shape in VIT_S16)
+    lines = [
+        "| processes | placement | ms a step | of one process | processor time of one | sent, measured | sent, model "
+        "| momentum |",
+        "|---:|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    lines.append(f"| 1 | whole | {1e3 * found[2]['alone']:.0f} | 1.00 | 1.00 | 0 | 0 | 1.000 |")
+    for world, each in found.items():
+        for kind, label in (("ddp", "DDP, `mesh=`"), ("fsdp", "FSDP2")):
+            model = cost_model.cost(MODEL, world, replicated=kind == "ddp", wire=_wire())
+            lines.append(
+                f"| {world} | {label} | {1e3 * each[kind]:.0f} | {each[kind] / each['alone']:.2f} "
+                f"| {each[f'{kind}_cpu'] / each['alone_cpu']:.2f} | {cost_model.in_bytes(each[f'{kind}_sent'])} "
+                f"| {cost_model.in_bytes(model.sent)} | {each[f'{kind}_momentum'] / everything:.3f} |"
+            )
+    return "\n".join(lines)
+
+
+def _wire() -> int:
+    """Bytes of an element between processes here: bf16 only where the CPU computes in it."""
+    unit = lmo.get("spectral").bf16_unit((4, 4), torch.float32, torch.device("cpu"))
+    return cost_model.EXACT if unit is None else cost_model.WIRE
+
+
+def main() -> None:
+    found = {world: measure(world, rounds) for world, rounds in ((2, 12), (4, 6))}
+    (HERE / "distributed.json").write_text(json.dumps(found, indent=1) + "\n")
+    measured = table(found)
+    print(measured)
+    page = ROOT / "docs" / "many-gpus.md"
+    fill(page, "measured", measured)
+    fill(page, "model", cost_model.table())
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 4:
-        _work(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    if len(sys.argv) == 5:
+        _work(Path(sys.argv[1]), *map(int, sys.argv[2:]))
     else:
-        measured = step_ratio()
-        print(f"one process    {1e3 * measured['one']:.0f} ms a step")
-        print(f"two processes  {1e3 * measured['two']:.0f} ms a step, ratio {measured['ratio']:.2f}")
-        print(
-            f"processor time of rank 0, ratio {measured['cpu_ratio']:.2f}: the step ratio on cores of its own, at best"
-        )
-        print(f"momentum       {measured['momentum']:.3f} of the whole on rank 0")
+        main()

@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], str, int]] = {
     "one row": ((1, 7), "spectral", 1),
     "few rows": ((3, 8), "spectral", 1),
     "qkv": ((27, 9), "spectral", 3),
+    "experts": ((6, 4, 12), "spectral", 1),  # flat: polar factors in bf16 hardly depend on how many go together
     "conv": ((5, 2, 3, 3), "conv", 1),
     "taps": ((6, 4, 3, 3), "conv-tap", 2),
     "tied": ((17, 8), "sign", 1),
@@ -176,6 +177,43 @@ def alone(maker: str, dtype: torch.dtype, steps: int, **how: Any) -> tuple[list[
     return history, {name: optimizer.state[p] for name, p in named.items()}
 
 
+def watched(kind: str, maker: str, steps: int = 12) -> dict[str, Any]:
+    """What a monitor measures of these steps, flat: {"9 layers tall norm": ...}."""
+    history, _ = alone(maker, torch.float64, steps)
+    model, told = model_of(kind, torch.float64, scalar=False)
+    named = dict(model.named_parameters())
+    optimizer = makers(torch.float64)[maker](named, **told)
+    with sn.Monitor(optimizer, model, alignment=True, flush=5) as monitor:
+        for t in range(steps):
+            step(optimizer, named, t, history[t])
+        return dict(entry for record in monitor.measure() for entry in flat(record, str(record["step"])))
+
+
+def flat(value: Any, name: str) -> Iterator[tuple[str, float | None]]:
+    if not isinstance(value, dict):
+        yield name, value
+        return
+    for key, each in value.items():
+        yield from flat(each, f"{name} {key}")
+
+
+def monitored(cases: list[tuple[str, str]]) -> dict[str, str]:
+    """Where a monitor over shards sees something else than one of a single process: by case, one example."""
+    found = {}
+    for kind, maker in cases:
+        mine, right = watched(kind, maker), watched("single", maker)
+        wrong = [key for key in right if not _alike(mine.get(key, "missing"), right[key])]
+        wrong += [key for key in mine if key not in right]
+        found[f"{maker}, {kind}"] = f"{wrong[0]}: {mine.get(wrong[0])}, not {right.get(wrong[0])}" if wrong else ""
+    return found
+
+
+def _alike(one: Any, two: Any) -> bool:
+    if isinstance(one, str) or one is None or two is None:
+        return one is two
+    return abs(one - two) <= 2e-6 + 1e-5 * abs(two)
+
+
 def step(optimizer: Any, named: dict[str, Any], t: int, weights: dict[str, Tensor], **how: Any) -> None:
     """One step on a gradient made of these weights: a single process's, so that all layouts get the same."""
     for name, p in named.items():
@@ -228,6 +266,7 @@ def two(folder: Path) -> dict[str, Any]:
         "layouts": layouts(cases, ["ddp", "fsdp"]),
         "bytes": momentum_bytes(),
         "errors": errors(),
+        "monitored": monitored([(kind, "ScionC") for kind in ("ddp", "fsdp", "tp columns")] + [("fsdp", "AdamC")]),
         "losses": end_to_end(),
         "saved": save(folder, ("ddp", "fsdp")),
         "loaded": load(folder, ("4 ddp", "4 fsdp", "1 single", "2 ddp", "2 fsdp"), ("ddp", "fsdp")),
@@ -238,6 +277,7 @@ def four(folder: Path) -> dict[str, Any]:
     cases = [(kind, "ScionC") for kind in ("ddp", "fsdp", "hsdp", "tp columns", "2-d", "fsdp over tp")]
     return {
         "layouts": layouts([*cases, ("hsdp", "LionC")], ["hsdp"]),
+        "monitored": monitored([("hsdp", "ScionC"), ("2-d", "ScionC"), ("fsdp", "RenormalizedAdamW")]),
         "bytes": momentum_bytes(),
         "saved": save(folder, ("ddp", "fsdp")),
     }
@@ -371,7 +411,6 @@ def errors() -> dict[str, str]:
     plain = dict(Model(torch.float64).named_parameters())
     found["mesh of two dimensions"] = message(lambda: makers(torch.float64)["LionC"](plain, mesh=mesh_of(2, 1)))
     found["no mesh"] = message(lambda: makers(torch.float64)["LionC"](plain, mesh=2))
-    found["monitor"] = message(lambda: sn.Monitor(makers(torch.float64)["ScionC"](plain, mesh=mesh_of(2))))
     meta = {"a": nn.Parameter(torch.zeros(12, 12, device="meta"))}
     found["mesh of another device"] = message(lambda: makers(torch.float64)["ScionC"](meta, mesh=mesh_of(2)))
     return found
@@ -388,9 +427,8 @@ def end_to_end() -> dict[str, float]:
 def _trained(kind: str) -> float:
     torch.manual_seed(0)
     layers = [nn.Linear(12, 30), nn.ReLU(), nn.Linear(30, 30), nn.ReLU(), nn.Linear(30, 5)]
-    # Not fp32: there the bf16 polar factor of the first layer blows up at step 17, in a single process too.
-    net: Any = nn.Sequential(*layers).double()
-    x, world, rank = torch.randn(64, 12).double(), dist.get_world_size(), dist.get_rank()
+    net: Any = nn.Sequential(*layers)
+    x, world, rank = torch.randn(64, 12), dist.get_world_size(), dist.get_rank()
     y = (x[:, :5] + x[:, 5:10]).argmax(1)
     if kind == "fsdp":
         fully_shard(net, mesh=mesh_of(world))

@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-SECONDS = 150  # of a whole job; then its processes are killed
+SECONDS = 300  # of a whole job; then its processes are killed
 HERE = Path(__file__).parent
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from benchmarks import cost_model
 from steadynorm import bench
 from steadynorm.cli import main
 from steadynorm.polar import Polar
@@ -48,3 +49,19 @@ def test_command_line(capsys, monkeypatch):
     with pytest.raises(SystemExit) as stop:
         main(["nonsense"])
     assert stop.value.code == 2
+
+
+def test_cost_model_counts_what_moves():
+    """Square matrices, as many as processes: rows there and back, or back to everyone."""
+    model = cost_model.Model("four", ((8, 8),) * 4, (), 1)
+    sharded, replicated = (cost_model.cost(model, 4, replicated=how) for how in (False, True))
+    assert sharded.sent == 2 * (4 - 1) * 16 + 2 * (4 - 1) * 16  # a quarter of three others', three quarters of its own
+    assert replicated.sent == 2 * (4 - 1) * 16 + 2 * (4 - 1) * 64
+    assert sharded.momentum == replicated.momentum == 4 * 64
+    assert sharded.balance == 1 and sharded.operations == cost_model.alone(model) / 4
+
+
+def test_few_matrices_are_gathered_from_shards():
+    """One matrix for eight processes: its owner does not send it to all the others."""
+    cost = cost_model.cost(cost_model.Model("one", ((8, 8),), (), 1), 8, replicated=True)
+    assert cost.sent < 2 * (8 - 1) * 64 / 3

@@ -52,6 +52,12 @@ def test_every_layout_takes_the_steps_of_a_single_process(reports):
     assert_follows(errors)
 
 
+def test_a_monitor_measures_shards_as_it_does_whole_weights(reports):
+    found = collected(reports, "monitored")
+    assert len(found) == 4 * 2 + 3 * 4
+    assert not any(found.values()), {key: value for key, value in found.items() if value}
+
+
 def test_momentum_takes_its_share_of_memory(reports, capsys):
     for job, world in (("two", 2), ("four", 4)):
         for rank, report in enumerate(reports[job]):
@@ -89,7 +95,6 @@ def test_bad_input_raises_the_same_clear_error_on_all_ranks(reports):
     assert "momentum_buffer of shape (3, 5) for 'a' of shape (12, 12)" in first["another model"]
     assert "'a' is a DTensor already" in first["mesh with DTensors"]
     assert "'a' is on meta, but mesh= is of cpu" in first["mesh of another device"]
-    assert "the state of a is sharded (mesh=)" in first["monitor"]
     assert "2 dimensions" in first["mesh of two dimensions"]
     assert "must be a DeviceMesh or a ProcessGroup" in first["no mesh"]
 

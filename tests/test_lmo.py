@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from steadynorm import theory
+from steadynorm import polar, theory
 from steadynorm.lmo import LMOS, by_shape, get
 from steadynorm.polar import Polar
 
@@ -195,3 +195,40 @@ def test_by_shape():
 def test_errors_quote_what_was_passed(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "blocks"),
+    [
+        ("spectral", (24, 40), 1),
+        ("spectral", (250, 400), 1),
+        ("spectral", (27, 9), 3),
+        ("conv", (6, 3, 3, 3), 1),
+        ("conv-tap", (6, 4, 3, 3), 2),
+        ("sign", (5, 7), 1),
+        ("embedding", (5, 7), 1),
+    ],
+)
+def test_what_travels_in_bf16_loses_nothing(name, shape, blocks):
+    lmo, x = get(name), torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 1e-5
+    unit = lmo.bf16_unit(shape, x.dtype, x.device, blocks=blocks)
+    if unit is None:
+        assert torch.float32 == polar._CPU_DTYPE  # this CPU has no bf16 of its own: nothing is rounded
+        return
+    u = lmo.update(x.clone(), blocks=blocks)
+    arrived = x.bfloat16().float()
+    torch.testing.assert_close(lmo.update(arrived, blocks=blocks), u, rtol=1e-6, atol=0)
+    torch.testing.assert_close((u / unit).bfloat16().float() * unit, u, rtol=2e-7, atol=0)
+
+
+@pytest.mark.parametrize("name", ["bias", "row", "column"])
+def test_what_would_be_rounded_travels_as_it_is(name):
+    assert get(name).bf16_unit((4, 6), torch.float32, torch.device("cpu")) is None
+
+
+def test_exact_factors_travel_as_they_are():
+    how = {"polar": Polar("svd"), "blocks": 1}
+    assert get("spectral").bf16_unit((4, 6), torch.float32, torch.device("cpu"), **how) is None
+    assert get("spectral").bf16_unit((4, 6), torch.float64, torch.device("cpu")) is None
+    assert get("spectral").bf16_unit((1, 6), torch.float32, torch.device("cuda")) is None
+    assert get("spectral").bf16_unit((4, 16), torch.float32, torch.device("cuda")) == 0.5

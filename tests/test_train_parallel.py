@@ -6,11 +6,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from steadynorm import records
 from steadynorm.train import checkpoint
@@ -34,13 +38,35 @@ TINY = [
     "6",
     "--no-bf16",
     "--no-tensorboard",
-    "--optim.name",
-    "adamw",
-    "--optim.lr",
-    "0.003",
-    "--optim.output-lr",
-    "0.003",
 ]
+VIT = [
+    "--batch",
+    "8",
+    "--eval-every",
+    "6",
+    "--no-tensorboard",
+    "--task.dataset",
+    "folder",
+    "--task.model.image",
+    "16",
+    "--task.model.patch",
+    "8",
+    "--task.model.width",
+    "16",
+    "--task.model.depth",
+    "1",
+    "--task.model.heads",
+    "2",
+    "--task.model.mlp",
+    "32",
+    "--task.model.classes",
+    "2",
+    "--task.eval-images",
+    "16",
+    "--task.data",
+]
+ADAMW = ["--optim.name", "adamw", "--optim.lr", "0.003", "--optim.output-lr", "0.003"]
+MEASURED = ("loss", "weight_norm", "grad_norm", "spectral_norm", "sign_norm", "forecast_norm", "alignment", "lr")
 TIMEOUT = 240  # seconds, under load; a hang ends here
 
 
@@ -49,11 +75,19 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def command(
-    out: Path, *, processes: int, mode: str = "ddp", steps: int = 12, save: int = 6, restarts: int = 0
+    out: Path,
+    *,
+    processes: int,
+    mode: str = "ddp",
+    steps: int = 12,
+    save: int = 6,
+    restarts: int = 0,
+    recipe: str = "gpt",
+    extra: Sequence[str] = (),
 ) -> list[str]:
     train = [
         "train",
-        "gpt",
+        recipe,
         "--out",
         str(out),
         "--steps",
@@ -62,7 +96,8 @@ def command(
         str(save),
         "--parallel",
         mode,
-        *TINY,
+        *(TINY if recipe == "gpt" else ()),
+        *extra,
     ]
     if processes == 1:
         return [sys.executable, "-m", "steadynorm.cli", *train]
@@ -97,14 +132,15 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def run(out: Path, **how: int | str) -> records.Run:
-    """Train to the end; the process group dies with its launcher."""
+def run(out: Path, **how: Any) -> records.Run:
+    """Train to the end."""
+    return finished(command(out, **how), out)
+
+
+def finished(asked: list[str], out: Path) -> records.Run:
+    """The process group dies with its launcher."""
     process = subprocess.Popen(
-        command(out, **how),
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,  # pyright: ignore
+        asked, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     )
     try:
         said, _ = process.communicate(timeout=TIMEOUT)
@@ -125,6 +161,16 @@ def losses(run: records.Run) -> np.ndarray:
     return np.array([run.columns["loss"][-1], run.columns["val_loss"][-1]])
 
 
+def assert_alike(run: records.Run, other: records.Run, but: Sequence[str] = ()) -> None:
+    """Losses, norms, forecast and alignment are those of the other, whatever each process has of the weights.
+
+    To 1 %: the polar iteration in bf16 makes more of the last digits.
+    """
+    for key in (key for key in MEASURED if key not in but):
+        np.testing.assert_allclose(run.columns[key], other.columns[key], rtol=1e-2, atol=2e-2, err_msg=key)
+    assert run.layers.keys() == other.layers.keys()
+
+
 def from_middle(source: Path, out: Path) -> Path:
     """A run that has only the checkpoint of step 6 of another one."""
     (out / "checkpoints").mkdir(parents=True)
@@ -136,14 +182,14 @@ def from_middle(source: Path, out: Path) -> Path:
 def test_two_processes_see_the_losses_of_one_and_each_can_go_on_from_the_other(mode: str, alone: Path, tmp_path: Path):
     single = records.read(alone)
     two = run(tmp_path / "two", processes=2, mode=mode)
-    np.testing.assert_allclose(two.columns["loss"], single.columns["loss"], rtol=2e-3)
+    assert_alike(two, single)
     assert two.steps.tolist() == single.steps.tolist()  # written once
     # from one process to two, from two to one: the second half of the run is the same
     np.testing.assert_allclose(
-        losses(run(from_middle(alone, tmp_path / "a"), processes=2, mode=mode)), losses(single), rtol=2e-3
+        losses(run(from_middle(alone, tmp_path / "a"), processes=2, mode=mode)), losses(single), rtol=1e-2
     )
     np.testing.assert_allclose(
-        losses(run(from_middle(tmp_path / "two", tmp_path / "b"), processes=1)), losses(single), rtol=2e-3
+        losses(run(from_middle(tmp_path / "two", tmp_path / "b"), processes=1)), losses(single), rtol=1e-2
     )
 
 
@@ -152,17 +198,47 @@ def test_four_processes_and_every_change_of_layout(alone: Path, tmp_path: Path):
     single = records.read(alone)
     for mode in ("ddp", "fsdp"):
         four = run(tmp_path / mode, processes=4, mode=mode)
-        np.testing.assert_allclose(four.columns["loss"], single.columns["loss"], rtol=2e-3)
+        assert_alike(four, single)
     for k, (source, processes, mode) in enumerate(
         [("fsdp", 2, "ddp"), ("ddp", 2, "fsdp"), ("fsdp", 2, "fsdp"), ("fsdp", 1, "ddp")]
     ):
         found = run(from_middle(tmp_path / source, tmp_path / f"to{k}"), processes=processes, mode=mode)
-        np.testing.assert_allclose(losses(found), losses(single), rtol=2e-3)
+        np.testing.assert_allclose(losses(found), losses(single), rtol=1e-2)
+
+
+@pytest.mark.slow
+def test_the_vit_recipe_over_two_processes(tmp_path: Path):
+    """On images of noise; the data each process reads is its share of the batch that one would read."""
+    for split, count in (("train", 24), ("val", 8)):
+        for k in range(2):
+            (tmp_path / "images" / split / f"class{k}").mkdir(parents=True)
+            for i in range(count):
+                pixels = np.random.default_rng([k, i]).integers(0, 256, (20, 20, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(tmp_path / "images" / split / f"class{k}" / f"{i}.png")
+    seen = []
+    for processes, mode in ((1, "ddp"), (2, "ddp"), (2, "fsdp")):
+        out = tmp_path / f"{processes}{mode}"
+        ended = command(out, processes=processes, mode=mode, recipe="vit", extra=[*VIT, str(tmp_path / "images")])
+        seen.append(finished(ended, out))
+    for two in seen[1:]:
+        assert_alike(two, seen[0], but=("sign_norm",))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_adamw_whose_state_is_whole_on_every_process(mode: str, tmp_path: Path):
+    single = run(tmp_path / "one", processes=1, extra=ADAMW)
+    two = run(tmp_path / "two", processes=2, mode=mode, extra=ADAMW)
+    keys = ("loss", "weight_norm", "grad_norm", "forecast_norm")
+    for key in keys:
+        np.testing.assert_allclose(two.columns[key], single.columns[key], rtol=2e-3, err_msg=key)
+    again = run(from_middle(tmp_path / "one", tmp_path / "a"), processes=2, mode=mode, extra=ADAMW)
+    np.testing.assert_allclose(losses(again), losses(single), rtol=1e-2)
 
 
 def test_a_process_killed_in_the_middle_is_restarted_and_the_run_ends_the_same(tmp_path: Path):
     """kill -9 of one rank: torchrun starts all again, they go on from the last checkpoint."""
-    how = {"processes": 2, "steps": 400, "save": 20}
+    how: dict[str, Any] = {"processes": 2, "steps": 400, "save": 20}
     run(tmp_path / "unbroken", **how)
     out = tmp_path / "killed"
     process = subprocess.Popen(
@@ -185,6 +261,16 @@ def test_a_process_killed_in_the_middle_is_restarted_and_the_run_ends_the_same(t
     one, two = (records.read(tmp_path / name) for name in ("unbroken", "killed"))
     np.testing.assert_array_equal(one.columns["loss"], two.columns["loss"])
     assert two.steps.tolist() == list(range(1, 401))
+    one, two = (last_weights(tmp_path / name, tmp_path / f"{name}.pt") for name in ("unbroken", "killed"))
+    assert one.keys() == two.keys() and len(one) > 5
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def last_weights(out: Path, scratch: Path) -> dict[str, torch.Tensor]:
+    """Weights of the last checkpoint, whole."""
+    [*_, last] = checkpoint.found(out / "checkpoints")
+    dcp_to_torch_save(last / checkpoint.SHARDS, scratch)
+    return torch.load(scratch)["model"]
 
 
 def test_a_batch_that_cannot_be_shared_is_told_by_all(tmp_path: Path):

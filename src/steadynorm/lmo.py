@@ -37,7 +37,7 @@ class Lmo:
     _update: Callable[[Tensor, Polar, Tensor | None], Tensor]
     _norm: Callable[[Tensor], Tensor]
     _unit_sq: Callable[[int, int], float]  # |u|^2 of one matrix
-    by_rows: bool = False  # rows do not see each other: a large parameter may be handled in pieces
+    by_rows: bool = False  # rows do not see each other
 
     def update(
         self, x: Tensor, *, blocks: int = 1, polar: Polar = _POLAR, batch_ndim: int = 0, out: Tensor | None = None
@@ -86,6 +86,16 @@ class Lmo:
         unit = self._unit_sq(rows, columns) * matrices
         return unit / _taps(shape) ** 2 if self.name == "conv-tap" else unit
 
+    def by_slices(self, shape: Sequence[int]) -> bool:
+        """Slices along the first dimension do not see each other: rows, or the matrices of a stack (experts).
+
+        Such a parameter may be handled in pieces, and by processes that each have some of the slices.
+
+        >>> LMOS["spectral"].by_slices((8, 4, 4)), LMOS["spectral"].by_slices((4, 4))
+        (True, False)
+        """
+        return self.by_rows or (self.name in ("spectral", "column") and len(shape) > 2)
+
     def operations(self, shape: Sequence[int], *, blocks: int = 1, steps: int = 5) -> float:
         """About how many an update takes: for spreading the work over processes.
 
@@ -97,6 +107,25 @@ class Lmo:
         rows, columns = matrix_sides(self.name, shape, blocks)
         matrices, (d, n) = math.prod(shape) / (rows * columns), sorted((rows, columns))
         return matrices * steps * (4.0 * d * d * n + 2.0 * d**3)
+
+    def bf16_unit(
+        self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, *, blocks: int = 1, polar: Polar = _POLAR
+    ) -> float | None:
+        """c such that bf16 holds all that `update` makes use of in x, and u/c exactly; None if there is no such c.
+
+        What goes from process to process takes half the bytes then, and nothing is lost.
+
+        >>> LMOS["sign"].bf16_unit((3, 8), torch.float32, torch.device("cpu"))
+        0.125
+        """
+        if self.name == "bias":
+            return None
+        rows, columns = matrix_sides(self.name, shape, blocks)
+        if self._update is _spectral:
+            if polar.working_dtype(dtype, device, (rows, columns)) != torch.bfloat16:
+                return None
+            return math.sqrt(rows / columns) / (_taps(shape) if self.name == "conv-tap" else 1)
+        return {"sign": 1 / columns, "embedding": 1.0}.get(self.name)
 
     def overlap(self, shape: Sequence[int], *, blocks: int = 1) -> Overlap:
         """How updates overlap when their inputs correlate: see steadynorm.theory.overlap."""

@@ -80,7 +80,14 @@ class Polar:
             raise ValueError(f"polar: needs matrices, got shape {tuple(x.shape)}")
         if out is None:
             out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        return _polar(x, self.quintics, out) if x.numel() else out
+        return _polar(x, self.quintics, self.working_dtype(x.dtype, x.device, x.shape), out) if x.numel() else out
+
+    def working_dtype(self, dtype: torch.dtype, device: torch.device, shape: Sequence[int]) -> torch.dtype:
+        """What matrices of this kind are rounded to before anything is computed, and their factors afterwards."""
+        if dtype == torch.float64:
+            return dtype
+        fast = _CPU_DTYPE if device.type == "cpu" else torch.bfloat16
+        return fast if self.quintics and min(shape[-2:]) > 1 else torch.float32
 
 
 def polar(x: Tensor, *, method: str = "express", steps: int = 5) -> Tensor:
@@ -93,11 +100,9 @@ def polar(x: Tensor, *, method: str = "express", steps: int = 5) -> Tensor:
     return Polar(method, steps)(x)
 
 
-def _polar(x: Tensor, quintics: Sequence[Quintic], out: Tensor) -> Tensor:
+def _polar(x: Tensor, quintics: Sequence[Quintic], working: torch.dtype, out: Tensor) -> Tensor:
     """In groups, each scaled by a power of two and iterated; no quintics: by SVD."""
     exact = torch.float64 if x.dtype == torch.float64 else torch.float32
-    fast = _CPU_DTYPE if x.device.type == "cpu" else torch.bfloat16
-    working = fast if quintics and exact == torch.float32 and min(x.shape[-2:]) > 1 else exact
     matrices, results = (
         t.flatten(0, -3) if t.ndim > 2 else t.unsqueeze(0) for t in (x, out)
     )  # (matrices, d_out, d_in)

@@ -27,7 +27,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="steadynorm",
         description="Corrected decoupled weight decay: the norm stays where you put it.",
         args=argv or ["--help"],
-        config=(tyro.conf.FlagCreatePairsOff,),
     )
     try:
         return execute(command) or 0

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadynorm.monitor.forecast import Forecasts, Mark, Start
-from steadynorm.monitor.layers import PEAK, Layer, PowerIteration, find_layers, norms, peak, power_iterations
+from steadynorm.monitor.layers import PEAK, Layer, find_layers
+from steadynorm.monitor.measures import PowerIteration, gradient, norms, peak, power_iterations, totals
 from steadynorm.monitor.motion import is_decoupled, motion_of
 from steadynorm.monitor.record import (
     ALONG,
@@ -26,6 +27,7 @@ from steadynorm.monitor.record import (
     group_numbers,
 )
 from steadynorm.optim.base import SteadyOptimizer
+from steadynorm.optim.layout import layout_of, local
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,9 @@ class Monitor:
             AdamC. True: everywhere, in other optimizers by a copy of the weights during each measured step.
         forecast: the expected norm and alignment beside the measured, from the weights that the first step finds.
             There is none for RenormalizedAdamW, coupled decay and classes we do not know, and no norm for SGD.
+
+    Weights or state may be sharded (FSDP2, tensor parallel, mesh=). Then every process makes a Monitor and measures at
+    the same steps; records are the same on all.
 
     A record is a dict ready for JSON; None is what is not finite, not known or does not apply.
         step: counted from 1. Weights are those after the step.
@@ -165,7 +170,7 @@ class Monitor:
         if self._row is not None and self._observes:
             self.optimizer.observing = True  # pyright: ignore[reportAttributeAccessIssue]
         if self._row is not None and self._copies:
-            self._before = {layer: layer.parameter.detach().clone() for layer in self._plan.layers}
+            self._before = {layer: layer.part.clone() for layer in self._plan.layers}
 
     @torch.no_grad()
     def _after_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -184,22 +189,24 @@ class Monitor:
         self._moved = {layer for layer in self._plan.layers if layer.parameter.grad is not None}
         scale = getattr(self.optimizer, "grad_scale", None)
         for device, layers in self._plan.by_device.items() if self._row is not None else ():
-            grads = {layer: layer.parameter.grad for layer in layers if layer in self._moved}
-            if grads and self._row is not None:
-                found = norms([grad for grad in grads.values() if grad is not None])
+            moved = [layer for layer in layers if layer in self._moved]
+            if moved and self._row is not None:
+                found = norms([gradient(layer) for layer in moved], [layer.layout for layer in moved])
                 found = found if scale is None else found / scale.to(device)
-                self._row.put(found, [("grad", layer) for layer in grads])
+                self._row.put(found, [("grad", layer) for layer in moved])
 
     def _take(self, row: Row, marks: list[Mark]) -> None:
         """Measure now, on the device."""
         plan = self._plan
         for layers in plan.by_device.values():
-            row.put(norms([layer.parameter.detach() for layer in layers]), [("norm", layer) for layer in layers])
+            found = norms([layer.part for layer in layers], [layer.layout for layer in layers])
+            row.put(found, [("norm", layer) for layer in layers])
         for power in plan.power:
             row.put(power(), [("spectral", key) for key in power.keys])
         for layer in plan.peaks:
             row.put(peak(layer), [(layer.lmo.name, layer)])
         for layers, products in self._products():
+            products = totals(products, [layer.layout for layer in layers])
             row.put(products, [(kind, layer) for kind in (ALONG, UPDATE, BEFORE) for layer in layers])
         for name, value in self._logged.items():
             if isinstance(value, Tensor):
@@ -210,7 +217,10 @@ class Monitor:
         self._taken.append(Taken(known, labels, plan.layers, marks, row.close()))
 
     def _products(self) -> list[tuple[list[Layer], Tensor]]:
-        """<theta, u>, |u|^2, |theta|^2 of the step just taken, (3, layers): from the optimizer, or from the copies."""
+        """<theta, u>, |u|^2, |theta|^2 of the step just taken, (3, layers): from the optimizer, or from the copies.
+
+        Of sharded weights, of this process's part.
+        """
         if self._observes:
             observed = self.optimizer.observed  # pyright: ignore[reportAttributeAccessIssue]
             return [([self._plan.by_parameter[p] for p in params], products) for params, products in observed]
@@ -221,10 +231,10 @@ class Monitor:
                 group = self.optimizer.param_groups[layer.group]
                 eta = float(group["lr"]) * float(group.get("weight_decay") or 0.0) if decoupled else 0.0
                 wide = torch.promote_types(before.dtype, torch.float32)
-                theta, after = before.to(wide).flatten(), layer.parameter.detach().to(wide).flatten()
+                theta, after = before.to(wide).flatten(), layer.part.to(wide).flatten()
                 u = theta * (1 - eta) - after  # times gamma, which the cosine does not see
                 pairs = ((theta, u), (u, u), (theta, theta))
-                out.append(([layer], torch.stack([torch.linalg.vecdot(x, y) for x, y in pairs])))
+                out.append(([layer], torch.stack([torch.linalg.vecdot(x, y) for x, y in pairs]).unsqueeze(1)))
         return out
 
     # --- plan and records
@@ -255,12 +265,13 @@ class Monitor:
         row = Row()
         for layer in layers:
             state = self.optimizer.state.get(layer.parameter, {})
-            row.put(norms([layer.parameter.detach()]), [("norm", layer)])
+            row.put(norms([layer.part], [layer.layout]), [("norm", layer)])
             for key in ("momentum_buffer", "exp_avg"):
-                if isinstance(state.get(key), Tensor):
-                    row.put(norms([state[key]]), [("momentum", layer)])
+                if isinstance(value := state.get(key), Tensor):
+                    found = norms([local(value)], [layout_of(layer.parameter, {key: value})])
+                    row.put(found, [("momentum", layer)])
             if "step" in state:
-                row.put(torch.as_tensor(state["step"]), [("count", layer)])
+                row.put(local(torch.as_tensor(state["step"])), [("count", layer)])
         return row.close()
 
     def _drain(self) -> None:

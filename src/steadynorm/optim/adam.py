@@ -10,21 +10,18 @@ from torch.optim.optimizer import ParamsT
 from steadynorm.decay import Correction, group_keys, group_label
 from steadynorm.families import ADAM
 from steadynorm.optim.agreement import Agreement
-from steadynorm.optim.base import (
-    Group,
+from steadynorm.optim.base import Group, SteadyOptimizer, members, no_skips
+from steadynorm.optim.checks import (
     NonFiniteGradientError,
-    SteadyOptimizer,
     check_dense_gradients,
     check_lr,
     check_parameter,
     check_range,
-    load_exactly,
-    members,
     name_of,
-    no_skips,
     refuse_unknown,
 )
 from steadynorm.optim.layout import local
+from steadynorm.optim.loading import load_exactly
 from steadynorm.optim.relative import base_from_plain_checkpoint
 
 _Found: TypeAlias = tuple[int, Group, torch.device, list[Tensor], Tensor]  # alike parameters, and which are finite

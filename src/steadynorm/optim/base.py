@@ -4,7 +4,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Never
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,13 +12,14 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from steadynorm.decay import group_label
+from steadynorm.families import Group
 from steadynorm.optim import distributed
 from steadynorm.optim.agreement import Agreement, Member
 from steadynorm.optim.buckets import Bucket, Parts, Rule, Work, finite_gradients, no_products, run
+from steadynorm.optim.checks import NonFiniteGradientError, check_dense_gradients, check_lr, check_parameter, name_of
 from steadynorm.optim.layout import is_dtensor, layout_of
-from steadynorm.optim.sharded_state import check_mesh, placed_like, sharded_zeros
-
-Group = dict[str, Any]
+from steadynorm.optim.loading import load_exactly
+from steadynorm.optim.sharded_state import check_mesh, sharded_zeros
 
 
 class SteadyOptimizer(Optimizer, ABC):
@@ -135,8 +136,7 @@ class SteadyOptimizer(Optimizer, ABC):
                     state.setdefault(key, []).append(value)
             skipped = state.pop("skipped")
             scalars = {key: torch.tensor(value, dtype=torch.float64) for key, value in numbers.items()}
-            whole = bucket.layout is None or bucket.layout.replicated  # else a shard's products would be its own
-            products = no_products(bucket) if observing and whole else None
+            products = no_products(bucket) if observing else None
             maximize = bool(group["maximize"])
             works.append(Work(type(self).rule, bucket, grads, state, skipped, scalars, maximize, products))
         works = self._agreed(works)
@@ -260,129 +260,9 @@ def no_skips(p: Tensor) -> Tensor:
     return torch.zeros((), dtype=torch.int64, device=p.device)
 
 
-def load_exactly(
-    optimizer: Optimizer,
-    load: Callable[[dict[str, Any]], None],
-    state_dict: dict[str, Any],
-    fresh_state: Callable[[Group, Tensor], dict[str, Tensor]],
-) -> None:
-    """torch's load, then the state again in the dtype and device of `fresh_state`, and group keys that were missing."""
-    loaded: dict[str, Any] = {}
-    before = [dict(group) for group in optimizer.param_groups]
-
-    def last_hook(_: Optimizer, final: dict[str, Any]) -> None:  # sees what users' own hooks made of the checkpoint
-        _check_fits(optimizer, final, fresh_state)
-        loaded.update(final)
-
-    handle = optimizer.register_load_state_dict_pre_hook(last_hook)
-    try:
-        load(state_dict)
-    finally:
-        handle.remove()
-    for group, old, saved in zip(optimizer.param_groups, before, loaded["param_groups"], strict=True):
-        for key, value in old.items():
-            group.setdefault(key, value)
-        for p, index in zip(group["params"], saved["params"], strict=True):
-            values = loaded["state"].get(index, {})
-            optimizer.state[p] = {
-                key: placed_like(values[key], fresh) if key in values else fresh
-                for key, fresh in fresh_state(group, p).items()
-            }
-
-
-def _check_fits(
-    optimizer: Optimizer, state_dict: dict[str, Any], fresh_state: Callable[[Group, Tensor], dict[str, Tensor]]
-) -> None:
-    for index, (group, saved) in enumerate(zip(optimizer.param_groups, state_dict["param_groups"], strict=False)):
-        for k, (p, key) in enumerate(zip(group["params"], saved["params"], strict=False)):
-            values = state_dict["state"].get(key)
-            for name, fresh in fresh_state(group, p).items() if values else ():
-                shape = tuple(values[name].shape) if name in values else None
-                if shape != tuple(fresh.shape) and not (shape is None and name == "skipped"):
-                    raise ValueError(
-                        f"{type(optimizer).__name__}, {group_label(index, group)}: the checkpoint has {name} of shape "
-                        f"{shape} for {name_of(group, k)} of shape {tuple(p.shape)}: it is of another model or optimizer"
-                    )
-
-
-def check_dense_gradients(optimizer: Optimizer) -> None:
-    """ValueError naming the first parameter whose gradient is sparse."""
-    for index, group in enumerate(optimizer.param_groups):
-        for k, p in enumerate(group["params"]):
-            if p.grad is not None and p.grad.layout is not torch.strided:
-                raise ValueError(
-                    f"{type(optimizer).__name__}, {group_label(index, group)}: the gradient of {name_of(group, k)} is "
-                    "sparse; use a dense one (nn.Embedding(sparse=False))"
-                )
-
-
-class NonFiniteGradientError(ValueError):
-    """check_finite=True met a gradient with a NaN or an infinity; nothing was written."""
-
-    def __init__(self, optimizer: str, index: int, group: Group, k: int):
-        super().__init__(
-            f"{optimizer}, {group_label(index, group)}: the gradient of {name_of(group, k)} is not finite; "
-            "nothing was written (check_finite=True)"
-        )
-
-
-def refuse_unknown(class_name: str, unknown: dict[str, Never]) -> None:
-    """TypeError for keywords that do not exist; `momentum` gets the reason.
-
-    >>> refuse_unknown("ScionC", {})
-    """
-    if "momentum" in unknown:
-        raise TypeError(
-            f"{class_name} has no momentum=: Scion's and torch's mean opposite things; "
-            "pass alpha=<weight of the new gradient>, that is 1 - torch's momentum"
-        )
-    if unknown:
-        raise TypeError(f"{class_name} got an unexpected keyword argument {next(iter(unknown))!r}")
-
-
-def check_lr(lr: float) -> None:
-    """lr must be finite and not negative."""
-    if not (lr >= 0 and math.isfinite(lr)):
-        raise ValueError(f"lr={lr} must be finite and not negative")
-
-
-def check_range(name: str, value: float, *, above: float = 0.0, most: float = math.inf, closed: bool = False) -> None:
-    """`above` < value <= most (closed: `above` allowed), and finite."""
-    low = value >= above if closed else value > above
-    if not (low and value <= most and math.isfinite(value)):
-        raise ValueError(f"{name}={value} must be finite and in {'[' if closed else '('}{above:g}, {most:g}]")
-
-
-def check_betas(betas: tuple[float, float]) -> None:
-    """Both must be in [0, 1)."""
-    for k, beta in enumerate(betas):
-        if not 0 <= beta < 1:
-            raise ValueError(f"betas[{k}]={beta} is outside [0, 1)")
-
-
-def check_eta(lr: float, weight_decay: float) -> float:
-    """eta = lr * weight_decay, which must not exceed 1."""
-    eta = lr * weight_decay
-    if eta > 1:
-        raise ValueError(f"lr * weight_decay = {eta:g} exceeds 1: a step would flip the weights; lower one of them")
-    return eta
-
-
 def full_precision(p: Tensor, mesh: Any = None) -> Tensor:
     """A zero buffer of p's shape in at least fp32; sharded as p is, or over the mesh."""
     dtype = torch.float64 if p.dtype == torch.float64 else torch.float32
     if mesh is not None:
         return sharded_zeros(p, dtype, mesh)
     return torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
-
-
-def check_parameter(p: Tensor, name: str) -> None:
-    if p.layout is not torch.strided:
-        raise ValueError(f"{name} is sparse; only dense parameters are supported")
-    if not p.is_floating_point():
-        raise ValueError(f"{name} is of {p.dtype}; only real floating-point parameters are supported")
-
-
-def name_of(group: Group, k: int) -> str:
-    names = group.get("param_names")
-    return repr(names[k]) if names else f"parameter {k} (shape {tuple(group['params'][k].shape)})"

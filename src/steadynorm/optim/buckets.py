@@ -55,6 +55,8 @@ class Parts(NamedTuple):
     direction: Callable[[Batch, Scalars, Any], Tensor]  # updates the state, element by element; x, maybe in scratch
     update: Callable[[Tensor, Any, Tensor | None], Tensor]  # u of x and settings; may be written to the third or x
     cost: Callable[[tuple[int, ...], Any], float]  # of `update` for one parameter: operations
+    # of shape, settings, dtype, device: c such that `update` loses nothing if x and u/c travel in bf16; None: it would
+    bf16_unit: Callable[[tuple[int, ...], Any, torch.dtype, torch.device], float | None]
 
     def rule(self, batch: Batch, scalars: Scalars, settings: Any) -> None:
         """The Rule they make."""
@@ -203,9 +205,11 @@ def write_back(tensors: list[Tensor], stacked: Tensor) -> None:
 
 
 def no_products(bucket: Bucket) -> Tensor:
-    """Room for a bucket's products, (3, parameters), NaN until its step has run."""
+    """Room for a bucket's products, (3, parameters), NaN until its step has run; an empty shard, of zeros, has none."""
     dtype = torch.float64 if bucket.params[0].dtype == torch.float64 else torch.float32
-    return torch.full((3, len(bucket.params)), torch.nan, dtype=dtype, device=bucket.params[0].device)
+    empty = bucket.layout is not None and not bucket.layout.replicated and not bucket.layout.mine.numel
+    fill = 0.0 if empty else torch.nan
+    return torch.full((3, len(bucket.params)), fill, dtype=dtype, device=bucket.params[0].device)
 
 
 def finite_gradients(work: Work) -> Tensor:

@@ -3,7 +3,8 @@
     gradient shard -> momentum shard -> x  ==>  whole matrices, spread over ranks by cost -> u  ==>  weights
 
 The first arrow between ranks takes "cut" to "whole", the second takes u to what each rank writes: its shard (FSDP2,
-tensor parallel) or everything (DDP with mesh=). While one piece is on its way the next are computed.
+tensor parallel) or everything (DDP with mesh=). While one piece is on its way the next are computed. Where the lmo rounds
+to bf16 anyway, x and u travel in it: half the bytes, the same result.
 """
 
 import dataclasses
@@ -122,6 +123,7 @@ class _Stage(NamedTuple):
     which: slice
     counts: tuple[int, ...]
     live: Tensor
+    unit: float | None  # of u, which travels as bf16 multiples of it; None: as it is
     moving: Moving
 
 
@@ -130,54 +132,91 @@ class _Stage(NamedTuple):
 def run_exchanging(works: Sequence[Work], parts: Parts) -> None:
     """Carry out the step of buckets whose data moves. Every rank starts the same collectives in the same order."""
     to_whole: deque[_Stage] = deque()
+    to_shards: deque[_Stage] = deque()
     to_writers: deque[_Stage] = deque()
     todo = deque((work, which, counts) for work in works for which, counts in work.bucket.plan)
-    while todo or to_whole or to_writers:
+    while todo or to_whole or to_shards or to_writers:
         if todo and len(to_whole) < IN_FLIGHT:
             stage = _direct(*todo.popleft(), parts)
             (to_whole if stage.counts else to_writers).append(stage)
         elif to_whole:
-            to_writers.append(_update(to_whole.popleft(), parts))
-        if len(to_writers) > IN_FLIGHT or not (todo or to_whole):
+            stage = _update(to_whole.popleft(), parts)
+            (to_shards if takes_two_hops(stage.work.bucket.layout, stage.counts) else to_writers).append(stage)
+        elif to_shards:
+            to_writers.append(_gather(to_shards.popleft()))
+        if len(to_writers) > IN_FLIGHT or not (todo or to_whole or to_shards):
             _write(to_writers.popleft())
 
 
 def _direct(work: Work, which: slice, counts: tuple[int, ...], parts: Parts) -> _Stage:
     """Momentum and x on shards; x leaves for the owners, or where it needs none, u for everyone."""
-    layout, finite = work.bucket.layout, work.finite
+    layout, finite, grads = work.bucket.layout, work.finite, work.grads[which]
     assert layout is not None and finite is not None
-    grad = single.stack(work.grads[which])  # (batch, *my box)
-    exact = torch.float64 if grad.dtype == torch.float64 else torch.float32
-    live = finite[which].to(exact).view(-1, *[1] * (grad.ndim - 1))
+    exact = torch.float64 if grads[0].dtype == torch.float64 else torch.float32
+    unit = parts.bf16_unit(work.bucket.shape, work.bucket.settings, exact, grads[0].device)
+    live = finite[which].to(exact).view(-1, *[1] * grads[0].ndim)
     lists = {key: tensors[which] for key, tensors in work.state.items()}
-    state = {key: single.stack(tensors).to(exact) for key, tensors in lists.items()}
-    scratch = torch.empty(grad.shape, dtype=exact, device=grad.device)  # its own: it stays while x is on its way
-    x = parts.direction(Batch(scratch, grad, state, live, work.maximize, scratch), work.scalars, work.bucket.settings)
-    for key, tensors in lists.items():
-        single.write_back(tensors, state[key])
+    travels = torch.bfloat16 if counts and unit is not None else exact
+    x = torch.empty(len(grads), *grads[0].shape, dtype=travels, device=grads[0].device)  # (batch, *my box)
+    for some in _subsets(grads):
+        grad = single.stack(grads[some])
+        state = {key: single.stack(tensors[some]).to(exact) for key, tensors in lists.items()}
+        scratch = torch.empty(grad.shape, dtype=exact, device=grad.device)
+        batch = Batch(scratch, grad, state, live[some], work.maximize, scratch)
+        x[some].copy_(parts.direction(batch, work.scalars, work.bucket.settings))
+        for key, tensors in lists.items():
+            single.write_back(tensors[some], state[key])
     if counts:
-        return _Stage(work, which, counts, live, to_owners(x, layout, counts))
-    u = parts.update(x, work.bucket.settings, scratch) if x.numel() else x
-    return _Stage(work, which, counts, live, to_all(u, layout))
+        return _Stage(work, which, counts, live, unit, to_owners(x, layout, counts))
+    u = parts.update(x, work.bucket.settings, x) if x.numel() else x
+    return _Stage(work, which, counts, live, unit, to_all(_packed(u, unit), layout))
+
+
+def _subsets(tensors: Sequence[Tensor]) -> list[slice]:
+    """What is handled as one stack. On a CPU a copy of all to one place costs more than a call for each."""
+    together = 1 if tensors[0].device.type == "cpu" else len(tensors)
+    return [slice(low, low + together) for low in range(0, len(tensors), together)]
 
 
 def _update(stage: _Stage, parts: Parts) -> _Stage:
     """The lmo of the matrices this rank owns; the updates leave for those that write them."""
     work, layout = stage.work, stage.work.bucket.layout
     assert layout is not None
-    x = stage.moving.get(stacked=False)  # (mine, *shape)
-    u = parts.update(x, work.bucket.settings, None) if len(x) else x
-    return stage._replace(moving=from_owners(u, layout, stage.counts))
+    x = stage.moving.get(stacked=False).to(stage.live.dtype)  # (mine, *shape)
+    u = parts.update(x, work.bucket.settings, x) if len(x) else x
+    whole = layout.replicated and not takes_two_hops(layout, stage.counts)
+    return stage._replace(moving=from_owners(_packed(u, stage.unit), layout, stage.counts, whole=whole))
+
+
+def takes_two_hops(layout: Layout | None, counts: Sequence[int]) -> bool:
+    """Whether updates that everyone needs go to shards first: with few owners each would send its own to all others."""
+    assert layout is not None
+    return layout.replicated and max(counts) * layout.ranks > 2 * sum(counts)
+
+
+def _gather(stage: _Stage) -> _Stage:
+    """From shards to everyone: all send as much."""
+    layout = stage.work.bucket.layout
+    assert layout is not None
+    return stage._replace(counts=(), moving=to_all(stage.moving.get(stacked=True), layout))
+
+
+def _packed(u: Tensor, unit: float | None) -> Tensor:
+    return u if unit is None else (u / unit).to(torch.bfloat16)
 
 
 def _write(stage: _Stage) -> None:
     """Decay and step of the weights this rank has."""
     work, which, live = stage.work, stage.which, stage.live
     u = stage.moving.get(stacked=bool(stage.counts))  # (batch, *what this rank writes)
+    if stage.unit is not None:
+        u = u.to(live.dtype).mul_(stage.unit)
     params = work.bucket.params[which]
-    theta = single.stack(params).to(u.dtype)
     products = None if work.products is None else work.products[:, which].zero_()
-    Batch(theta, u, {}, live, work.maximize, u, products).descend(u, work.scalars)
-    single.write_back(params, theta)
+    for some in _subsets(params):
+        theta = single.stack(params[some]).to(u.dtype)
+        seen = None if products is None else products[:, some]
+        Batch(theta, u[some], {}, live[some], work.maximize, u[some], seen).descend(u[some], work.scalars)
+        single.write_back(params[some], theta)
     if products is not None:
         products.masked_fill_(live.view(-1) == 0, torch.nan)

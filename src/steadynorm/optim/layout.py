@@ -58,14 +58,16 @@ class Layout:
         """Cut along the first dimension only."""
         return all(box.size[1:] == self.whole.size[1:] for box in self.boxes)
 
-    def written(self, rank: int) -> Box:
-        """The part of the weights that this rank writes."""
-        return self.whole if self.replicated else self.boxes[rank]
-
     def total(self, x: Tensor) -> Tensor:
         """Sum of x over the ranks, in place."""
         if self.group is not None:
             dist.all_reduce(x, group=self.group)
+        return x
+
+    def largest(self, x: Tensor) -> Tensor:
+        """The largest x of the ranks, in place."""
+        if self.group is not None:
+            dist.all_reduce(x, dist.ReduceOp.MAX, group=self.group)
         return x
 
 
@@ -108,9 +110,9 @@ def to_owners(x: Tensor, layout: Layout, counts: Sequence[int]) -> Moving:
     return Moving(layout, x.reshape(-1), lengths, arriving, layout.whole)
 
 
-def from_owners(u: Tensor, layout: Layout, counts: Sequence[int]) -> Moving:
-    """From whole to what each rank writes: its box, or everything. u: (my own count, *shape)."""
-    targets = [layout.written(rank) for rank in range(layout.ranks)]
+def from_owners(u: Tensor, layout: Layout, counts: Sequence[int], *, whole: bool) -> Moving:
+    """From whole to everything on every rank, or to its box. u: (my own count, *shape)."""
+    targets = [layout.whole] * layout.ranks if whole else layout.boxes
     send = torch.cat([box.of(u).reshape(-1) for box in targets])
     mine = targets[layout.rank]
     return Moving(layout, send, [len(u) * box.numel for box in targets], [(count, mine) for count in counts], mine)

@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from steadynorm.families import LION
-from steadynorm.optim.base import Group, check_betas, check_eta, check_lr, check_range, full_precision, refuse_unknown
+from steadynorm.optim.base import Group, full_precision
 from steadynorm.optim.buckets import Batch, Bucket, Parts, Scalars
+from steadynorm.optim.checks import check_betas, check_eta, check_lr, check_range, refuse_unknown
 from steadynorm.optim.relative import RelativelyCorrected
 
 
@@ -26,7 +27,7 @@ def _sign(x: Tensor, settings: Any, out: Tensor | None) -> Tensor:
     return x.sign_()
 
 
-LION_PARTS = Parts(_direction, _sign, lambda shape, settings: float(math.prod(shape)))
+LION_PARTS = Parts(_direction, _sign, lambda shape, settings: float(math.prod(shape)), lambda *_: 1.0)
 
 
 class LionC(RelativelyCorrected):

@@ -7,7 +7,8 @@ from torch.optim import Optimizer
 
 from steadynorm.decay import Correction, group_keys
 from steadynorm.families import Family
-from steadynorm.optim.base import Group, SteadyOptimizer, check_range
+from steadynorm.optim.base import Group, SteadyOptimizer
+from steadynorm.optim.checks import check_range
 
 
 class RelativelyCorrected(SteadyOptimizer):

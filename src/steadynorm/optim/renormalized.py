@@ -7,17 +7,9 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from steadynorm.optim.base import (
-    Group,
-    SteadyOptimizer,
-    check_betas,
-    check_eta,
-    check_lr,
-    check_range,
-    full_precision,
-    refuse_unknown,
-)
+from steadynorm.optim.base import Group, SteadyOptimizer, full_precision
 from steadynorm.optim.buckets import Batch, Bucket, Scalars, decay_and_step_
+from steadynorm.optim.checks import check_betas, check_eta, check_lr, check_range, refuse_unknown
 
 
 def renormalized_rule(batch: Batch, scalars: Scalars, settings: Any) -> None:

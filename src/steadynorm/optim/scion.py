@@ -9,16 +9,9 @@ from torch.optim.optimizer import ParamsT
 
 from steadynorm import lmo as lmos
 from steadynorm import theory
-from steadynorm.optim.base import (
-    Group,
-    SteadyOptimizer,
-    check_eta,
-    check_lr,
-    check_range,
-    full_precision,
-    refuse_unknown,
-)
+from steadynorm.optim.base import Group, SteadyOptimizer, full_precision
 from steadynorm.optim.buckets import Batch, Bucket, Parts, Scalars
+from steadynorm.optim.checks import check_eta, check_lr, check_range, refuse_unknown
 from steadynorm.polar import Polar
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -51,7 +44,13 @@ def _cost(shape: tuple[int, ...], settings: ScionSettings) -> float:
     return settings.lmo.operations(shape, blocks=settings.blocks, steps=settings.polar.steps)
 
 
-SCION_PARTS = Parts(_direction, _update, _cost)
+def _bf16_unit(
+    shape: tuple[int, ...], settings: ScionSettings, dtype: torch.dtype, device: torch.device
+) -> float | None:
+    return settings.lmo.bf16_unit(shape, dtype, device, blocks=settings.blocks, polar=settings.polar)
+
+
+SCION_PARTS = Parts(_direction, _update, _cost, _bf16_unit)
 
 
 class Scion(SteadyOptimizer):
@@ -119,7 +118,7 @@ class Scion(SteadyOptimizer):
         blocks = 1 if lmo.by_rows else group["blocks"]  # rows do not see each other, so neither do blocks
         return ScionSettings(
             lmo, blocks, bool(group["nesterov"]), Polar(group["polar"], group["polar_steps"])
-        ), lmo.by_rows
+        ), lmo.by_slices(p.shape)
 
     def check_group(self, group: Group) -> None:
         if "momentum" in group:

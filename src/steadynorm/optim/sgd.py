@@ -6,8 +6,9 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from steadynorm.families import SGD
-from steadynorm.optim.base import Group, check_eta, check_lr, check_range, full_precision, refuse_unknown
+from steadynorm.optim.base import Group, full_precision
 from steadynorm.optim.buckets import Batch, Bucket, Scalars
+from steadynorm.optim.checks import check_eta, check_lr, check_range, refuse_unknown
 from steadynorm.optim.relative import RelativelyCorrected
 
 

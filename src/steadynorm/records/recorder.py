@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from steadynorm.files import atomic_write
+from steadynorm.files import atomic_write, full_disk, is_full
 from steadynorm.records.lines import HEADER_LIMIT, end_of_lines, read_header, steps
 from steadynorm.records.schema import SCHEMA, VERSION, RecordError, flatten
 
@@ -80,7 +80,7 @@ class Recorder:
                 }
             elif key != "step":
                 line[str(key)] = _number(value, f"step {step}: {key}")
-        _append(self._file, _line(line))
+        _append(self._file, _line(line), self.path)
         self._last = int(step)
 
     def close(self) -> None:
@@ -109,13 +109,15 @@ def _line(values: Mapping[str, Any]) -> bytes:
     return json.dumps(values, allow_nan=False).encode() + b"\n"
 
 
-def _append(file: int, line: bytes) -> None:
+def _append(file: int, line: bytes, path: Path) -> None:
     start, left = os.fstat(file).st_size, memoryview(line)
     try:
         while left:  # one write, unless the disk is nearly full
             left = left[os.write(file, left) :]
-    except OSError:
+    except OSError as error:
         os.ftruncate(file, start)  # no torn line in the middle if the caller goes on
+        if is_full(error):
+            raise full_disk(error, path) from error
         raise
 
 

@@ -139,7 +139,7 @@ class Config:
     monitor_every: int = 1
     """Steps between measurements of norms and alignment."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    """With torchrun: weights on every process, or sharded by FSDP2 (then loss and lr alone are recorded)."""
+    """With torchrun: weights on every process (Scion, ScionC and LionC shard their state), or sharded by FSDP2."""
     device: str = "auto"
     """cpu, cuda; auto: cuda where there is one."""
     tensorboard: bool = True

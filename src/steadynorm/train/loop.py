@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
 
 from steadynorm import records
 from steadynorm.files import lock, write_json
@@ -77,13 +76,12 @@ class Trainer:
         torch.manual_seed(config.seed)
         task = tasks.make(config, team.rank, team.world)
         model = task.model(generator).to(self.device)
-        sharded = team.mesh is not None and config.parallel == "fsdp"
         self.called: Any = team.wrap(model, config.parallel)
         if config.compile:
             self.called = torch.compile(self.called)
-        pairs = optimizers.build(model, config.optim, config.schedule, config.steps)
-        watch = Unwatched if sharded else Monitor
-        self.parts = Parts(model, pairs, [watch(each, model, every=config.monitor_every) for each, _ in pairs], task)
+        mesh = team.mesh if config.parallel == "ddp" else None  # FSDP2's parameters bring their own
+        pairs = optimizers.build(model, config.optim, config.schedule, config.steps, mesh=mesh)
+        self.parts = Parts(model, pairs, [Monitor(each, model, every=config.monitor_every) for each, _ in pairs], task)
         progress = restore(config.out / "checkpoints", self.parts, team) or Progress()
         self.step, self.seconds, self.final = progress.step, progress.seconds, dict(progress.final)
         name = config.name or config.out.name
@@ -232,40 +230,6 @@ def _micro_batch(config: Config, team: Team) -> int:
     if local % micro:
         raise ValueError(f"micro_batch={micro} does not divide the {local} samples of each of {team.world} processes")
     return micro
-
-
-class Unwatched:
-    """In place of a monitor where weights are sharded: loss and lr alone."""
-
-    def __init__(self, optimizer: Optimizer, model: nn.Module, *, every: int):
-        self._optimizer, self._every, self._steps = optimizer, every, 0
-        self._rows: list[tuple[int, float, dict[str, Any]]] = []
-
-    def log(self, **values: Any) -> None:
-        """Called before each step."""
-        self._steps += 1
-        if self._steps % self._every == 0:
-            self._rows.append((self._steps, float(self._optimizer.param_groups[0]["lr"]), values))
-
-    def measure(self) -> list[dict[str, Any]]:
-        """Records since the last call."""
-        rows, self._rows = self._rows, []
-        return [
-            {"step": step, "lr": lr} | {key: _finite(float(value)) for key, value in values.items()}
-            for step, lr, values in rows
-        ]
-
-    def state_dict(self) -> dict[str, Any]:
-        """The step count."""
-        return {"steps": self._steps}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on counting; a monitor's state has the count as well."""
-        self._steps = state["steps"]
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _tensorboard(config: Config, step: int) -> Any:

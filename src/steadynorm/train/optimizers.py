@@ -19,18 +19,23 @@ from steadynorm.train.config import Optim, Schedule
 _ADAM_FAMILY = ("adamw", "adamc", "renormalized-adamw", "lionc", "sgdc")
 
 
-def build(model: nn.Module, optim: Optim, schedule: Schedule, steps: int) -> list[tuple[Optimizer, Scheduler]]:
-    """The optimizers (muon needs a second one for what is not a hidden matrix), each with its scheduler."""
+def build(
+    model: nn.Module, optim: Optim, schedule: Schedule, steps: int, *, mesh: Any = None
+) -> list[tuple[Optimizer, Scheduler]]:
+    """The optimizers (muon needs a second one for what is not a hidden matrix), each with its scheduler.
+
+    mesh: with DDP, over which processes those that can (Scion, ScionC, LionC) shard their state and work.
+    """
     if optim.name in ("scion", "scionc"):
-        made: list[Optimizer] = [_scion(model, optim)]
+        made: list[Optimizer] = [_scion(model, optim, mesh)]
     elif optim.name in _ADAM_FAMILY:
-        made = [_adam_family(model, optim)]
+        made = [_adam_family(model, optim, mesh)]
     else:
         made = _muon(model, optim)
     return [(each, _scheduler(each, optim, schedule, steps)) for each in made]
 
 
-def _scion(model: nn.Module, optim: Optim) -> Optimizer:
+def _scion(model: nn.Module, optim: Optim, mesh: Any) -> Optimizer:
     corrected, target, decay = optim.name == "scionc", optim.steady_norm_sq, optim.weight_decay
     if decay is None:
         decay = theory.weight_decay_for(target, optim.lr, optim.alpha, nesterov=optim.nesterov)
@@ -51,6 +56,7 @@ def _scion(model: nn.Module, optim: Optim) -> Optimizer:
         "alpha": optim.alpha,
         "nesterov": optim.nesterov,
         "polar_steps": optim.polar_steps,
+        "mesh": mesh,
     }
     if not corrected:
         return Scion(groups, weight_decay=decay, **how)
@@ -69,7 +75,7 @@ def _correct_output(groups: list[dict[str, Any]], optim: Optim) -> None:
             )
 
 
-def _adam_family(model: nn.Module, optim: Optim) -> Optimizer:
+def _adam_family(model: nn.Module, optim: Optim, mesh: Any) -> Optimizer:
     decay = 0.1 if optim.weight_decay is None else optim.weight_decay
     groups = param_groups(
         model, kind="adam", lr=optim.lr, output_lr=optim.output_lr, weight_decay=decay,
@@ -85,7 +91,8 @@ def _adam_family(model: nn.Module, optim: Optim) -> Optimizer:
     if optim.name == "renormalized-adamw":
         return RenormalizedAdamW(groups, **adam)
     if optim.name == "lionc":
-        return LionC(groups, lr=optim.lr, betas=(1 - optim.alpha, optim.betas[1]), weight_decay=decay)
+        betas = (1 - optim.alpha, optim.betas[1])
+        return LionC(groups, lr=optim.lr, betas=betas, weight_decay=decay, mesh=mesh)
     return SGDC(groups, lr=optim.lr, alpha=optim.alpha, weight_decay=decay)
 
 

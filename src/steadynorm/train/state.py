@@ -34,7 +34,7 @@ class Parts:
 
     model: nn.Module
     optimizers: Sequence[tuple[Optimizer, Scheduler]]
-    monitors: Sequence[Any]
+    monitors: Sequence[Monitor]
     task: Task
 
 
@@ -97,10 +97,7 @@ def restore(folder: Path, parts: Parts, team: Team) -> Progress | None:
     for (_, scheduler), state in zip(parts.optimizers, rest["schedulers"], strict=True):
         scheduler.load_state_dict(state)
     for monitor, state in zip(parts.monitors, rest["monitors"], strict=True):
-        if isinstance(monitor, Monitor) and state.keys() == {"steps"}:  # saved where nothing was watched
-            monitor.steps = state["steps"]
-        else:
-            monitor.load_state_dict(state)
+        monitor.load_state_dict(state)
     parts.task.go_to(rest["data"])
     torch.set_rng_state(rest["rng"])
     return Progress(rest["step"], rest["seconds"], rest["final"])

@@ -1,0 +1,86 @@
+"""What the optimizers refuse, and how they say it: optimizer, group, parameter."""
+
+import math
+from typing import Never
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from steadynorm.decay import group_label
+from steadynorm.families import Group
+
+
+def check_dense_gradients(optimizer: Optimizer) -> None:
+    """ValueError naming the first parameter whose gradient is sparse."""
+    for index, group in enumerate(optimizer.param_groups):
+        for k, p in enumerate(group["params"]):
+            if p.grad is not None and p.grad.layout is not torch.strided:
+                raise ValueError(
+                    f"{type(optimizer).__name__}, {group_label(index, group)}: the gradient of {name_of(group, k)} is "
+                    "sparse; use a dense one (nn.Embedding(sparse=False))"
+                )
+
+
+class NonFiniteGradientError(ValueError):
+    """check_finite=True met a gradient with a NaN or an infinity; nothing was written."""
+
+    def __init__(self, optimizer: str, index: int, group: Group, k: int):
+        super().__init__(
+            f"{optimizer}, {group_label(index, group)}: the gradient of {name_of(group, k)} is not finite; "
+            "nothing was written (check_finite=True)"
+        )
+
+
+def refuse_unknown(class_name: str, unknown: dict[str, Never]) -> None:
+    """TypeError for keywords that do not exist; `momentum` gets the reason.
+
+    >>> refuse_unknown("ScionC", {})
+    """
+    if "momentum" in unknown:
+        raise TypeError(
+            f"{class_name} has no momentum=: Scion's and torch's mean opposite things; "
+            "pass alpha=<weight of the new gradient>, that is 1 - torch's momentum"
+        )
+    if unknown:
+        raise TypeError(f"{class_name} got an unexpected keyword argument {next(iter(unknown))!r}")
+
+
+def check_lr(lr: float) -> None:
+    """lr must be finite and not negative."""
+    if not (lr >= 0 and math.isfinite(lr)):
+        raise ValueError(f"lr={lr} must be finite and not negative")
+
+
+def check_range(name: str, value: float, *, above: float = 0.0, most: float = math.inf, closed: bool = False) -> None:
+    """`above` < value <= most (closed: `above` allowed), and finite."""
+    low = value >= above if closed else value > above
+    if not (low and value <= most and math.isfinite(value)):
+        raise ValueError(f"{name}={value} must be finite and in {'[' if closed else '('}{above:g}, {most:g}]")
+
+
+def check_betas(betas: tuple[float, float]) -> None:
+    """Both must be in [0, 1)."""
+    for k, beta in enumerate(betas):
+        if not 0 <= beta < 1:
+            raise ValueError(f"betas[{k}]={beta} is outside [0, 1)")
+
+
+def check_eta(lr: float, weight_decay: float) -> float:
+    """eta = lr * weight_decay, which must not exceed 1."""
+    eta = lr * weight_decay
+    if eta > 1:
+        raise ValueError(f"lr * weight_decay = {eta:g} exceeds 1: a step would flip the weights; lower one of them")
+    return eta
+
+
+def check_parameter(p: Tensor, name: str) -> None:
+    if p.layout is not torch.strided:
+        raise ValueError(f"{name} is sparse; only dense parameters are supported")
+    if not p.is_floating_point():
+        raise ValueError(f"{name} is of {p.dtype}; only real floating-point parameters are supported")
+
+
+def name_of(group: Group, k: int) -> str:
+    names = group.get("param_names")
+    return repr(names[k]) if names else f"parameter {k} (shape {tuple(group['params'][k].shape)})"

@@ -1,0 +1,57 @@
+"""Optimizer state out of a checkpoint, exactly as it was saved."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from steadynorm.decay import group_label
+from steadynorm.families import Group
+from steadynorm.optim.checks import name_of
+from steadynorm.optim.sharded_state import placed_like
+
+
+def load_exactly(
+    optimizer: Optimizer,
+    load: Callable[[dict[str, Any]], None],
+    state_dict: dict[str, Any],
+    fresh_state: Callable[[Group, Tensor], dict[str, Tensor]],
+) -> None:
+    """torch's load, then the state again in the dtype and device of `fresh_state`, and group keys that were missing."""
+    loaded: dict[str, Any] = {}
+    before = [dict(group) for group in optimizer.param_groups]
+
+    def last_hook(_: Optimizer, final: dict[str, Any]) -> None:  # sees what users' own hooks made of the checkpoint
+        _check_fits(optimizer, final, fresh_state)
+        loaded.update(final)
+
+    handle = optimizer.register_load_state_dict_pre_hook(last_hook)
+    try:
+        load(state_dict)
+    finally:
+        handle.remove()
+    for group, old, saved in zip(optimizer.param_groups, before, loaded["param_groups"], strict=True):
+        for key, value in old.items():
+            group.setdefault(key, value)
+        for p, index in zip(group["params"], saved["params"], strict=True):
+            values = loaded["state"].get(index, {})
+            optimizer.state[p] = {
+                key: placed_like(values[key], fresh) if key in values else fresh
+                for key, fresh in fresh_state(group, p).items()
+            }
+
+
+def _check_fits(
+    optimizer: Optimizer, state_dict: dict[str, Any], fresh_state: Callable[[Group, Tensor], dict[str, Tensor]]
+) -> None:
+    for index, (group, saved) in enumerate(zip(optimizer.param_groups, state_dict["param_groups"], strict=False)):
+        for k, (p, key) in enumerate(zip(group["params"], saved["params"], strict=False)):
+            values = state_dict["state"].get(key)
+            for name, fresh in fresh_state(group, p).items() if values else ():
+                shape = tuple(values[name].shape) if name in values else None
+                if shape != tuple(fresh.shape) and not (shape is None and name == "skipped"):
+                    raise ValueError(
+                        f"{type(optimizer).__name__}, {group_label(index, group)}: the checkpoint has {name} of shape "
+                        f"{shape} for {name_of(group, k)} of shape {tuple(p.shape)}: it is of another model or optimizer"
+                    )
