@@ -36,7 +36,7 @@ STEPS = 6
 def parsed(command: str) -> Config:
     words = shlex.split(command)
     words = words[words.index("train") :]
-    config = tyro.cli(Command, args=words, config=(tyro.conf.FlagCreatePairsOff,))
+    config = tyro.cli(Command, args=words)
     assert isinstance(config, Config)
     return config
 
