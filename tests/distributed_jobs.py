@@ -29,6 +29,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], str, int]] = {
     "one row": ((1, 7), "spectral", 1),
     "few rows": ((3, 8), "spectral", 1),
     "qkv": ((27, 9), "spectral", 3),
+    "qkv by columns": ((9, 27), "spectral-transposed", 3),
     "conv": ((5, 2, 3, 3), "conv", 1),
     "taps": ((6, 4, 3, 3), "conv-tap", 2),
     "tied": ((17, 8), "sign", 1),

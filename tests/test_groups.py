@@ -315,16 +315,40 @@ def test_unequal_or_interleaved_fusion_stays_one_matrix_and_says_so() -> None:
     assert "head by head" in groups.why["query_key_value.weight"]
 
 
-def test_hugging_face_conv1d_is_a_matrix_stored_the_other_way() -> None:
-    class Conv1D(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(24, 8))  # as if 3 d x d, yet rows are inputs
+class Conv1D(nn.Module):
+    """Hugging Face's: a Linear that stores its weight d_in x d_out."""
 
-    groups = param_groups(nn.ModuleDict({"c_attn": Conv1D()}), output=False)
-    assert (groups[0]["lmo"], groups[0]["blocks"]) == ("spectral", 1)
-    assert "stored d_in x d_out" in groups.why["c_attn.weight"]
-    assert "columns" in groups.why["c_attn.weight"]
+    def __init__(self, d_out: int, d_in: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(d_in, d_out))
+
+
+@pytest.mark.parametrize(
+    ("d_out", "blocks", "note"),
+    [
+        (24, 3, "stored d_in x d_out; fused q, k, v: 3 column blocks"),
+        (16, 2, "fused k, v: 2 column blocks"),
+        (2, 1, "2 columns are not 3 x 8: one matrix"),
+    ],
+)
+def test_hugging_face_conv1d_is_a_matrix_stored_the_other_way(d_out: int, blocks: int, note: str) -> None:
+    groups = param_groups(nn.ModuleDict({"c_attn": Conv1D(d_out, 8)}), output=False)
+    assert (groups[0]["lmo"], groups[0]["blocks"]) == ("spectral-transposed", blocks)
+    assert groups[0]["name"] == ("hidden-transposed" if blocks == 1 else f"hidden-transposed-blocks{blocks}")
+    assert note in groups.why["c_attn.weight"]
+
+
+def test_blocks_of_a_conv1d_divide_its_columns() -> None:
+    model = nn.ModuleDict({"mix": Conv1D(10, 8)})
+    assert param_groups(model, output=False, blocks={"mix.weight": 5})[0]["blocks"] == 5
+    with pytest.raises(ValueError, match=r"blocks\['mix.weight'\]=4 does not divide the 10 columns of mix.weight"):
+        param_groups(model, output=False, blocks={"mix.weight": 4})
+
+
+def test_an_output_layer_stored_transposed_is_refused() -> None:
+    """sign divides by d_in, taken to be the last side."""
+    with pytest.raises(ValueError, match=r"head.weight \(8, 5\) in Conv1D is stored d_in x d_out.*nn\.Linear"):
+        param_groups(nn.ModuleDict({"head": Conv1D(5, 8)}), output="head")
 
 
 def test_blocks_override_by_glob_and_group_by_number() -> None:
@@ -334,13 +358,44 @@ def test_blocks_override_by_glob_and_group_by_number() -> None:
     assert by_group(groups)["hidden-blocks3"] == ["blocks.1.qkv.weight"]
 
 
-def test_experts_are_stacked_matrices_with_blocks_of_their_rows() -> None:
-    groups = param_groups(Experts(), output=False, blocks={"gate_up_proj": 2})
+def test_experts_are_stacked_matrices_gate_and_up_one_block_each() -> None:
+    groups = param_groups(Experts(), output=False)
     assert by_group(groups)["stacked"] == ["down_proj"]
     assert group_of(groups, "down_proj")["lmo"] == "spectral"
     assert group_of(groups, "gate_up_proj")["name"] == "stacked-blocks2"
+    assert group_of(param_groups(Experts(), output=False, blocks={"gate_up*": 1}), "gate_up_proj")["name"] == "stacked"
     assert group_of(groups, "gate_up_proj_bias")["lmo"] == "bias"
     assert group_of(groups, "router.weight")["name"] == "hidden"
+
+
+@pytest.mark.parametrize("flagged", [True, False])
+def test_experts_stored_transposed_are_told_by_a_flag_or_by_their_shapes(flagged: bool) -> None:
+    model = Holding(gate_up_proj=(4, 8, 32), down_proj=(4, 16, 8))  # (experts, d_in, d_out)
+    if flagged:  # by shapes that say nothing
+        model = Holding(gate_up_proj=(4, 8, 8), down_proj=(4, 8, 8))
+        model.is_transposed = True
+    groups = param_groups(model, output=False)
+    assert by_group(groups) == {"stacked-transposed-blocks2": ["gate_up_proj"], "stacked-transposed": ["down_proj"]}
+    assert {group["lmo"] for group in groups} == {"spectral-transposed"}
+
+
+def test_interleaved_gate_and_up_stay_one_matrix_and_say_so() -> None:
+    model = Holding(gate_up_proj=(4, 32, 8), down_proj=(4, 8, 16))
+    model.is_concatenated = False
+    groups = param_groups(model, output=False)
+    assert by_group(groups) == {"stacked": ["gate_up_proj", "down_proj"]}
+    assert "not two halves of the rows" in groups.why["gate_up_proj"]
+
+
+def test_a_weight_of_three_dimensions_in_a_class_of_experts_is_one_matrix_each() -> None:
+    class ParallelExperts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(4, 6, 8))
+
+    assert by_group(param_groups(nn.ModuleDict({"mlp": ParallelExperts()}), output=False)) == {
+        "stacked": ["mlp.weight"]
+    }
 
 
 @pytest.mark.parametrize("count", [0, 5, 2.0, True])

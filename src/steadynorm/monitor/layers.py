@@ -15,10 +15,10 @@ from torch.optim import Optimizer
 from steadynorm import lmo as lmos
 from steadynorm.optim.buckets import MAX_ELEMENTS, stack
 from steadynorm.optim.scion import Scion
-from steadynorm.roles import ROLES, find_outputs, places, role_of, row_blocks
+from steadynorm.roles import BLOCKED, ROLES, find_outputs, places, role_of, row_blocks
 from steadynorm.theory import matrix_sides
 
-SPECTRAL = ("spectral", "conv", "conv-tap")
+SPECTRAL = ("spectral", lmos.TRANSPOSED, "conv", "conv-tap")
 PEAK = ("sign", "embedding")  # their norm is a multiple of the largest entry
 _GOLDEN_ANGLE = 2.399963
 
@@ -92,7 +92,7 @@ def _roles_in(model: nn.Module) -> dict[int, tuple[str, lmos.Lmo, int]]:
         lmo, least, most = ROLES[role]
         shape = placed.parameter.shape
         entry = lmos.get(lmo) if least <= len(shape) <= most else lmos.by_shape(shape)
-        blocks = row_blocks(placed, {})[0] if entry.name == "spectral" else 1
+        blocks = row_blocks(placed, role, {})[0] if entry.name in BLOCKED else 1
         found[id(placed.parameter)] = placed.name, entry, blocks
     return found
 
@@ -200,8 +200,9 @@ class PowerIteration:
     def _matrices(self, parameters: list[Tensor]) -> Tensor:
         """(matrices, d_out, d_in) of parameters of this shape."""
         first, x = self.layers[0], stack(parameters).to(self.dtype)
-        if first.lmo.name == "conv-tap":
+        if first.lmo.name in ("conv-tap", lmos.TRANSPOSED):
             x = lmos._matrices(x, first.lmo.name, first.blocks, 1)
+            x = x.mT if first.lmo.name == lmos.TRANSPOSED else x
         return x.reshape(-1, self.rows, self.columns)  # rows of a block, or of a matrix in a stack, follow each other
 
 
