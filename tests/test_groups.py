@@ -11,6 +11,7 @@ from torch import nn
 
 from steadynorm.groups import explain, from_radius, param_groups
 from steadynorm.lmo import get
+from steadynorm.polar import Polar
 
 PLAIN = (float, int, str, bool, type(None))
 
@@ -589,3 +590,53 @@ def test_radius_moves_the_weights_as_the_original_scion_does() -> None:
     for bad in (0.0, -1.0, float("nan")):
         with pytest.raises(ValueError, match="radius"):
             from_radius(0.1, bad)
+
+
+# convolutions in groups, heads of Hugging Face models
+
+
+@pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
+def test_a_grouped_convolution_is_one_matrix_for_each_group(kind: Any) -> None:
+    model = nn.ModuleDict(
+        {"depthwise": kind(8, 8, 3, groups=8), "grouped": kind(8, 8, 3, groups=2), "full": kind(8, 8, 3)}
+    )
+    groups = param_groups(model, output=False)
+    assert {name: members for name, members in by_group(groups).items() if name != "vector"} == {
+        "conv-blocks8": ["depthwise.weight"],
+        "conv-blocks2": ["grouped.weight"],
+        "conv": ["full.weight"],
+    }
+    assert "8 groups of channels, one matrix each" in groups.why["depthwise.weight"]
+    assert group_of(param_groups(model, output=False, blocks={"depth*": 1}), "depthwise.weight")["name"] == "conv"
+
+
+def test_a_depthwise_convolution_moves_channel_by_channel() -> None:
+    """The filter of one channel does not turn with its neighbour's: each has the size it would have alone."""
+    x = torch.randn(8, 1, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    u = get("conv").update(x, blocks=8, polar=Polar("svd"))
+    alone = torch.stack([filter_ / (filter_.norm() * 3) for filter_ in x])  # sqrt(1/9) polar of a 1 x 9 matrix
+    assert torch.allclose(u, alone)
+
+
+class Classifier(nn.Module):
+    """As Hugging Face's: no output embeddings, a head by one of its names."""
+
+    def __init__(self, name: str, head: nn.Module) -> None:
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+        setattr(self, name, head)
+
+    def get_output_embeddings(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize("name", ["classifier", "score", "qa_outputs", "lm_head"])
+def test_the_head_of_a_hugging_face_model_is_found_by_its_name(name: str) -> None:
+    groups = param_groups(Classifier(name, nn.Sequential(nn.Flatten(), nn.Linear(8, 3))))
+    assert by_group(groups)["output"] == [f"{name}.1.weight"]
+    assert groups.why[f"{name}.1.weight"] == f"output layer, by the name {name}"
+
+
+def test_a_head_of_several_layers_is_asked_for() -> None:
+    with pytest.raises(ValueError, match=r"Classifier: cannot tell.*last first: classifier\.1, classifier\.0, body"):
+        param_groups(Classifier("classifier", nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3))))

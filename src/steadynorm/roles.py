@@ -23,7 +23,8 @@ ROLES = {
     "output": ("sign", 2, 2),
     "output-bias": ("bias", 0, 1),
 }
-BLOCKED = ("spectral", "spectral-transposed")  # lmos for which blocks are told by the name
+BLOCKED = ("spectral", "spectral-transposed", "conv")  # lmos for which module or name tell the blocks
+_HEADS = ("lm_head", "classifier", "score", "qa_outputs")  # Hugging Face's names for an output layer
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
@@ -145,7 +146,8 @@ def _stored_transposed(experts: nn.Module) -> bool:
 
 def row_blocks(placed: Placed, role: str, blocks: Mapping[str, int]) -> tuple[int, str]:
     """How many blocks of the outputs (rows; columns where stored d_in x d_out) are matrices of their own, and a note."""
-    d_out, d_in, side = *placed.parameter.shape[-2:], "row"
+    shape, side = placed.parameter.shape, "row"
+    d_out, d_in = (shape[0], shape[1:].numel()) if role == "conv" else shape[-2:]
     if ROLES[role][0] == "spectral-transposed":
         d_out, d_in, side = d_in, d_out, "column"
     if (pattern := placed.first_match(blocks)) is not None:
@@ -153,6 +155,9 @@ def row_blocks(placed: Placed, role: str, blocks: Mapping[str, int]) -> tuple[in
         if type(count) is not int or count < 1 or d_out % count:
             raise ValueError(f"blocks[{pattern!r}]={count!r} does not divide the {d_out} {side}s of {placed.name}")
         return count, f"; blocks[{pattern!r}]"
+    if role == "conv":
+        groups = getattr(placed.owners[0], "groups", 1) if placed.held_by(*_CONVOLUTIONS, *_TRANSPOSED) else 1
+        return groups, f"; {groups} groups of channels, one matrix each" if groups > 1 else ""
     if _GATE_UP_NAME.search(placed.name):
         if getattr(placed.owners[0], "is_concatenated", True) is False or d_out % 2:
             return 1, f"; gate and up are not two halves of the {side}s: one matrix"
@@ -191,6 +196,11 @@ def _known_output(model: nn.Module, everything: list[Placed]) -> tuple[list[Any]
     tied = [placed.parameter for placed in everything if placed.held_by(nn.Embedding) and placed.held_by(nn.Linear)]
     if tied:
         return tied, "a weight tied to an embedding"
+    if hasattr(model, "get_output_embeddings"):  # a Hugging Face model with another head than a vocabulary's
+        for name in _HEADS:
+            head = getattr(model, name, None)
+            if isinstance(head, nn.Module) and [p.ndim for p in head.parameters() if p.ndim > 1] == [2]:
+                return [head], f"the name {name}"
     linear = [name or "(the model)" for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     raise ValueError(
         f"{type(model).__name__}: cannot tell which layer is the output; pass output=<name>, or False if none is. "
