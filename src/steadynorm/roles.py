@@ -155,9 +155,9 @@ def row_blocks(placed: Placed, role: str, blocks: Mapping[str, int]) -> tuple[in
         if type(count) is not int or count < 1 or d_out % count:
             raise ValueError(f"blocks[{pattern!r}]={count!r} does not divide the {d_out} {side}s of {placed.name}")
         return count, f"; blocks[{pattern!r}]"
-    if role == "conv":
-        groups = getattr(placed.owners[0], "groups", 1) if placed.held_by(*_CONVOLUTIONS, *_TRANSPOSED) else 1
-        return groups, f"; {groups} groups of channels, one matrix each" if groups > 1 else ""
+    groups = getattr(placed.owners[0], "groups", 1) if placed.held_by(*_CONVOLUTIONS, *_TRANSPOSED) else 1
+    if groups > 1:
+        return groups, f"; {groups} groups of channels, one matrix each"
     if _GATE_UP_NAME.search(placed.name):
         if getattr(placed.owners[0], "is_concatenated", True) is False or d_out % 2:
             return 1, f"; gate and up are not two halves of the {side}s: one matrix"
