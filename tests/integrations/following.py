@@ -32,7 +32,7 @@ class Steps:
 
     def __post_init__(self) -> None:
         self.optimizer = unwrapped(self.optimizer)
-        self.optimizer.register_step_post_hook(self._note)
+        self.optimizer.register_step_post_hook(torch.compiler.disable(self._note))
 
     def _note(self, *_: Any) -> None:
         self.rows.append([(float(group["lr"]), self._decay(group)) for group in self.optimizer.param_groups])
