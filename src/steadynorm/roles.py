@@ -23,6 +23,7 @@ ROLES = {
     "output": ("sign", 2, 2),
     "output-bias": ("bias", 0, 1),
 }
+TRAINABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 BLOCKED = ("spectral", "spectral-transposed", "conv")  # lmos for which module or name tell the blocks
 _HEADS = ("lm_head", "classifier", "score", "qa_outputs")  # Hugging Face's names for an output layer
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -245,6 +246,10 @@ def check_supported(placed: Placed) -> None:
         raise ValueError(f"{placed.name} has no shape yet; run the model once before grouping")
     if parameter.is_complex():
         raise ValueError(f"{placed.name} is complex; hold real and imaginary part as two parameters")
+    if parameter.dtype not in TRAINABLE:
+        raise ValueError(
+            f"{placed.name} is of {parameter.dtype}; freeze it (requires_grad=False) or train a wider copy"
+        )
     if parameter.layout != torch.strided or any(getattr(owner, "sparse", False) is True for owner in placed.owners):
         raise ValueError(f"{placed.name} or its gradient is sparse; make it dense (nn.Embedding: sparse=False)")
     if parameter.ndim < 2 and placed.name.split(".")[-1] == "weight" and placed.held_by(nn.Linear, *_EMBEDDINGS):

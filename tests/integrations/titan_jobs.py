@@ -111,7 +111,9 @@ class Run:
             generator = torch.Generator().manual_seed(1000 * dist.get_rank() + step)
             tokens = torch.randint(0, 17, (2, 6), generator=generator)
             self.optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(self.model(tokens[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten())
+            loss = nn.functional.cross_entropy(
+                self.model(tokens[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten()
+            )
             loss.backward()
             nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
             self.optimizer.step()

@@ -45,6 +45,7 @@ class Layer:
 def find_layers(optimizer: Optimizer, model: nn.Module | None) -> list[Layer]:
     """Every parameter of the optimizer, in the order of its groups; ValueError names one that cannot be measured."""
     known = _roles_in(model) if model is not None else {}
+    held = {} if model is None else dict(model.named_parameters(remove_duplicate=False))
     found: list[Layer] = []
     taken: set[str] = set()
     for index, group in enumerate(optimizer.param_groups):
@@ -54,6 +55,11 @@ def find_layers(optimizer: Optimizer, model: nn.Module | None) -> list[Layer]:
             name = str(given or in_model or f"{index}.{k}")
             name = name if name not in taken else f"{name} ({index}.{k})"
             _check(name, p)
+            if held.get(str(given), p) is not p:
+                raise ValueError(
+                    f"Monitor: {name} of the optimizer is not the model's: it was replaced after the optimizer was made, "
+                    "so training does not reach it; make the optimizer last"
+                )
             if any(hasattr(value, "placements") for value in optimizer.state.get(p, {}).values()):
                 raise ValueError(
                     f"Monitor: the state of {name} is sharded (mesh=), which is not measured yet; leave one out"
