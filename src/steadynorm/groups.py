@@ -172,7 +172,16 @@ def explain(groups: Iterable[Mapping[str, Any]]) -> str:
             shown = f"{name} (also {', '.join(ties[name])})" if ties.get(name) else name
             shape = "x".join(map(str, parameter.shape)) or "scalar"
             table.append([shown, shape, role, lmo, lr, _decay_text(group), (why or {}).get(name, "given by hand")])
-    rows = table if why is not None else [row[:-1] for row in table]
+    return aligned(table if why is not None else [row[:-1] for row in table])
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells as text, columns of one width.
+
+    >>> print(aligned([["a", "shape"], ["longer", "2x4"]]))
+    a       shape
+    longer  2x4
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
