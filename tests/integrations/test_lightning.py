@@ -27,7 +27,9 @@ from steadynorm.integrations.sinks import to_folder
 
 TOTAL = 8
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*:FutureWarning"),  # Lightning's, with this torch
+    pytest.mark.filterwarnings(
+        "ignore:.*isinstance.treespec, LeafSpec.*:FutureWarning"
+    ),  # Lightning's, with this torch
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning"),
 ]
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
