@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+OTHERS := .venv-integrations
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all lint format bench docs clean
+.PHONY: help venv demo test test-all test-integrations lint format bench docs clean
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
 
 venv: $(STAMP) ## make .venv with the pinned versions
 
@@ -31,8 +32,18 @@ $(VENV)/.chromium: $(STAMP)
 test: $(VENV)/.chromium ## the test suite without the slow part
 	$(BIN)/python -m pytest -m 'not slow'
 
-test-all: $(VENV)/.chromium ## the whole test suite
+test-all: $(VENV)/.chromium test-integrations ## the whole test suite
 	$(BIN)/python -m pytest
+
+# Their dependencies are many and narrow: an environment of its own keeps them away from the main one.
+$(OTHERS)/.installed: pyproject.toml constraints.txt
+	test -x $(OTHERS)/bin/python || $(PYTHON) -m venv $(OTHERS)
+	$(OTHERS)/bin/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' constraints.txt)
+	$(OTHERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[integrations,report]' pytest
+	touch $@
+
+test-integrations: $(OTHERS)/.installed ## our optimizers in Hugging Face, Accelerate, Lightning, timm, ...
+	STEADYNORM_REQUIRE_INTEGRATIONS=1 $(OTHERS)/bin/python -m pytest tests/integrations
 
 lint: $(STAMP) ## ruff and pyright
 	$(BIN)/ruff check .
@@ -55,4 +66,4 @@ docs: $(STAMP) ## build the documentation into site/, warnings are errors
 	$(BIN)/mkdocs build --strict --quiet
 
 clean: ## remove what make made
-	rm -rf $(VENV) site build dist .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(OTHERS) site build dist .pytest_cache .ruff_cache

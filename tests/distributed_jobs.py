@@ -30,6 +30,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], str, int]] = {
     "few rows": ((3, 8), "spectral", 1),
     "qkv": ((27, 9), "spectral", 3),
     "experts": ((6, 4, 12), "spectral", 1),  # flat: polar factors in bf16 hardly depend on how many go together
+    "qkv by columns": ((9, 27), "spectral-transposed", 3),
     "conv": ((5, 2, 3, 3), "conv", 1),
     "taps": ((6, 4, 3, 3), "conv-tap", 2),
     "tied": ((17, 8), "sign", 1),

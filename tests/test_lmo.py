@@ -11,6 +11,7 @@ from steadynorm.polar import Polar
 
 SHAPES = {
     "spectral": [(6, 12), (12, 6), (3, 8, 10)],
+    "spectral-transposed": [(6, 12), (12, 6), (3, 8, 10)],
     "conv": [(8, 4, 3, 3), (6, 5, 3), (4, 2, 3, 3, 2)],
     "conv-tap": [(8, 4, 3, 3), (6, 5, 3)],
     "sign": [(6, 9), (2, 4, 5)],
@@ -19,11 +20,13 @@ SHAPES = {
     "row": [(6, 9), (2, 4, 5)],
     "column": [(6, 9), (2, 4, 5)],
 }
-CASES = [(name, shape, blocks) for name, shapes in SHAPES.items() for shape in shapes for blocks in (1, 2)]
+CUT = {"spectral": -2, "sign": -2, "row": -2, "column": -2, "spectral-transposed": -1}  # the side that blocks divide
 CASES = [
-    (n, s, b)
-    for n, s, b in CASES
-    if b == 1 or (s and (s[-2] if n in ("spectral", "sign", "row", "column") else s[0]) % 2 == 0)
+    (name, shape, blocks)
+    for name, shapes in SHAPES.items()
+    for shape in shapes
+    for blocks in (1, 2)
+    if blocks == 1 or (shape and shape[CUT.get(name, 0)] % 2 == 0)
 ]
 EXACT = Polar("svd")
 
@@ -97,6 +100,19 @@ def test_blocks_are_matrices_of_their_own():
     parts = torch.cat([update("spectral", part) for part in x.chunk(3)])
     assert torch.allclose(update("spectral", x, 3), parts)
     assert not torch.allclose(update("spectral", x, 3), update("spectral", x))
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("shape", [(5, 12), (12, 3), (4, 5, 12)])
+def test_a_weight_stored_transposed_moves_as_if_stored_the_usual_way(shape, blocks):
+    x = sample(shape)
+    assert torch.allclose(update("spectral-transposed", x, blocks), update("spectral", x.mT, blocks).mT)
+    transposed, usual = get("spectral-transposed"), get("spectral")
+    turned = (*shape[:-2], shape[-1], shape[-2])
+    assert transposed.norm(x, blocks=blocks) == pytest.approx(usual.norm(x.mT, blocks=blocks).item())
+    assert transposed.update_norm_sq(shape, blocks=blocks) == usual.update_norm_sq(turned, blocks=blocks)
+    assert transposed.operations(shape, blocks=blocks) == usual.operations(turned, blocks=blocks)
+    assert transposed.overlap(shape, blocks=blocks) is usual.overlap(turned, blocks=blocks)
 
 
 def test_convolutions_flattened_and_per_tap():
@@ -189,6 +205,7 @@ def test_by_shape():
         (lambda: update("sign", torch.ones(3)), "'sign' needs 2"),
         (lambda: update("conv", torch.ones(3, 3)), "'conv' needs 3.*spectral"),
         (lambda: update("spectral", torch.ones(4, 3), blocks=3), "blocks=3 does not divide the 4 rows"),
+        (lambda: update("spectral-transposed", torch.ones(3, 4), blocks=3), "blocks=3 does not divide the 4 columns"),
         (lambda: update("bias", torch.ones(4), blocks=3), "blocks=3"),
     ],
 )
@@ -203,6 +220,7 @@ def test_errors_quote_what_was_passed(call, message):
         ("spectral", (24, 40), 1),
         ("spectral", (250, 400), 1),
         ("spectral", (27, 9), 3),
+        ("spectral-transposed", (9, 27), 3),
         ("conv", (6, 3, 3, 3), 1),
         ("conv-tap", (6, 4, 3, 3), 2),
         ("sign", (5, 7), 1),

@@ -63,10 +63,12 @@ def assert_alike(records, others, rel=1e-9) -> None:
         ("spectral", (24, 96), 1),
         ("spectral", (72, 24), 3),
         ("spectral", (3, 24, 40), 1),
+        ("spectral-transposed", (24, 72), 3),
+        ("spectral-transposed", (3, 24, 40), 1),
         ("conv", (32, 4, 3, 3), 1),
         ("conv-tap", (16, 12, 2, 2), 1),
     ],
-    ids=["square", "tall", "wide", "blocks", "stack", "conv", "taps"],
+    ids=["square", "tall", "wide", "blocks", "stack", "transposed blocks", "transposed stack", "conv", "taps"],
 )
 def test_spectral_norm_within_a_percent_of_svd_on_a_slowly_changing_matrix(lmo, shape, blocks):
     params = parameters(shape, shape)
@@ -79,6 +81,9 @@ def test_spectral_norm_within_a_percent_of_svd_on_a_slowly_changing_matrix(lmo, 
         p = p.detach()
         if lmo == "conv-tap":
             parts, scale = p.flatten(2).movedim(-1, 0), 4 * math.sqrt(12 / 16)
+        elif lmo == "spectral-transposed":  # stored d_in x d_out, blocks by columns
+            parts = [part for w in p.view(-1, *shape[-2:]) for part in w.chunk(blocks, -1)]
+            scale = math.sqrt(shape[-2] * blocks / shape[-1])
         else:
             columns = p[0].numel() if lmo == "conv" else shape[-1]
             rows = shape[0] if lmo == "conv" else shape[-2]

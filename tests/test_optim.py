@@ -37,6 +37,8 @@ LAYERS: dict[str, tuple[dict[str, Any], list[tuple[int, ...]]]] = {
     "qkv": ({"lmo": "spectral", "blocks": 3}, [(12, 4), (6, 5)]),
     "experts": ({"lmo": "spectral"}, [(3, 4, 5)]),
     "experts by block": ({"lmo": "spectral", "blocks": 2}, [(3, 4, 5)]),
+    "stored transposed": ({"lmo": "spectral-transposed"}, [(4, 6), (6, 4), (3, 4, 5), (1, 7)]),
+    "transposed qkv": ({"lmo": "spectral-transposed", "blocks": 3}, [(4, 12), (2, 5, 6)]),
     "conv": ({"lmo": "conv"}, [(4, 2, 3, 3), (4, 3, 5)]),
     "conv by block": ({"lmo": "conv", "blocks": 2}, [(4, 2, 2, 2)]),
     "conv by tap": ({"lmo": "conv-tap"}, [(4, 3, 2, 3)]),
@@ -609,7 +611,9 @@ def test_bad_group_added_later_leaves_the_optimizer_as_it_was(case: str):
     optimizer.step()
 
 
-@pytest.mark.parametrize("lmo", ["spectral", "sign", "embedding", "row", "column", "conv", "conv-tap"])
+@pytest.mark.parametrize(
+    "lmo", ["spectral", "spectral-transposed", "sign", "embedding", "row", "column", "conv", "conv-tap"]
+)
 @pytest.mark.parametrize("cls", [sn.Scion, sn.ScionC])
 def test_matrix_lmo_on_a_vector_is_refused(cls, lmo: str):
     with pytest.raises(ValueError, match=rf"group 0.*lmo '{lmo}'.*\(5,\).*bias"):

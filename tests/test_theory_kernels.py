@@ -28,6 +28,7 @@ TWINS = {
     "square": ("spectral", (64, 64), twin.f_square),
     "1:4": ("spectral", (64, 256), twin.f_spectral(1 / 4)),
     "3:1": ("spectral", (192, 64), twin.f_spectral(1 / 3)),
+    "transposed": ("spectral-transposed", (192, 64), twin.f_spectral(1 / 3)),
     "conv": ("conv", (32, 16, 3, 3), twin.f_spectral(32 / 144)),
     "conv tap": ("conv-tap", (32, 16, 3, 3), twin.f_spectral(1 / 2)),
 }
@@ -142,6 +143,7 @@ def test_matrix_sides():
     assert matrix_sides("conv-tap", (64, 3, 7, 7)) == (64, 3)
     assert matrix_sides("spectral", (5, 96, 32)) == (96, 32)  # leading dimensions are a batch
     assert matrix_sides("spectral", (96, 32), blocks=3) == (32, 32)
+    assert matrix_sides("spectral-transposed", (5, 32, 192), blocks=3) == (64, 32)  # stored d_in x d_out
 
 
 # --- Monte Carlo: the formulas are about Gaussian inputs, so draw some

@@ -83,6 +83,8 @@ def update(lmo: str, x: Tensor, blocks: int = 1) -> Tensor:
             for j in range(x.shape[3]):
                 u[:, :, i, j] = update("spectral", x[:, :, i, j], blocks) / taps
         return u
+    if lmo == "spectral-transposed":  # stored d_in x d_out: turn, update as d_out x d_in, turn back
+        return update("spectral", x.mT, blocks).mT
     if x.ndim > 2:  # a stack of matrices
         return torch.stack([update(lmo, layer, blocks) for layer in x])
     rows = x.shape[0] // blocks

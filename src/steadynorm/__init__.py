@@ -9,6 +9,7 @@ from steadynorm import schedule, theory
 from steadynorm.decay import correct
 from steadynorm.groups import explain, from_radius, param_groups
 from steadynorm.monitor import Monitor
+from steadynorm.moving import Converted, convert
 from steadynorm.optim import SGDC, AdamC, LionC, RenormalizedAdamW, Scion, ScionC
 from steadynorm.scheduler import Scheduler
 
@@ -17,12 +18,14 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "SGDC",
     "AdamC",
+    "Converted",
     "LionC",
     "Monitor",
     "RenormalizedAdamW",
     "Scheduler",
     "Scion",
     "ScionC",
+    "convert",
     "correct",
     "explain",
     "from_radius",

@@ -16,7 +16,7 @@ import torch
 from torch.optim import Optimizer
 
 from steadynorm import theory
-from steadynorm.families import Family, Group, family_of
+from steadynorm.families import Family, Group, family_of, unwrapped
 
 KEYS = (
     "base_weight_decay",
@@ -141,7 +141,8 @@ def correct(
         lambda_t = lambda (gamma_t / gamma_peak) F_t     at every step, for any schedule
 
     Arguments:
-        optimizer: AdamW, Adam, NAdam or RAdam with decoupled decay, torch's Muon, Lion and others (see `families`).
+        optimizer: AdamW, Adam, NAdam or RAdam with decoupled decay, torch's Muon, Lion and others (see `families`);
+            also inside Accelerate's or Lightning's wrapper.
         skip: parameters, names or group indices that keep constant decay: the output layer under cross-entropy.
         peak_lr: the schedule's maximum, one number or one per group. Default: the group's `max_lr` (OneCycle), else
             `initial_lr` (torch schedulers), else `lr`.
@@ -159,6 +160,7 @@ def correct(
     >>> p.grad = torch.zeros(2); optimizer.step(); optimizer.param_groups[0]["weight_decay"]
     0.05
     """
+    given, optimizer = optimizer, unwrapped(optimizer)
     if getattr(optimizer, "corrects_itself", False):
         raise ValueError(f"correct: {type(optimizer).__name__} corrects its own decay; leave correct() out")
     if any(isinstance(hook, Correction) for hook in optimizer._optimizer_step_pre_hooks.values()):
@@ -184,7 +186,7 @@ def correct(
     optimizer.register_step_pre_hook(correction)
     optimizer.register_load_state_dict_pre_hook(lambda this, _: correction.remember(this))
     optimizer.register_load_state_dict_post_hook(correction.after_load)
-    return optimizer
+    return given
 
 
 def _target_keys(family: Family, steady_norm_sq: float | None, overlap: str) -> Group:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from steadynorm import theory
+from steadynorm.lmo import LMOS
 from steadynorm.predict import Setting
 
 MUON_ADJUST = ("original", "match_rms_adamw")
@@ -54,13 +55,23 @@ def muon_factor(adjust: str, shape: Sequence[int]) -> float:
     return math.sqrt(max(1, rows / columns)) if adjust == "original" else 0.2 * math.sqrt(max(rows, columns))
 
 
-def from_muon(lr: float, weight_decay: float, shape: Sequence[int], adjust: str = "original") -> tuple[float, float]:
+def from_muon(
+    lr: float,
+    weight_decay: float,
+    shape: Sequence[int],
+    adjust: str = "original",
+    update_norm_sq: float | None = None,
+) -> tuple[float, float]:
     """(lr, weight_decay) of torch.optim.Muon's for a matrix of this shape; alpha is 1 - momentum.
+
+    update_norm_sq: U^2 of our lmo, by default that of spectral; of another (blocks, stored transposed) a step is then
+    as large as Muon's, |lr u|, if not the same.
 
     >>> from_muon(0.01, 0.08, (1536, 384))
     (0.01, 0.08)
     """
-    ours = lr * muon_factor(adjust, shape) / math.sqrt(shape[0] / shape[1])
+    unit = LMOS["spectral"].update_norm_sq(shape) if update_norm_sq is None else update_norm_sq
+    ours = lr * muon_factor(adjust, shape) * math.sqrt(min(shape) / unit)
     return ours, lr * weight_decay / ours
 
 

@@ -93,6 +93,13 @@ LION = Family(
 )
 
 
+def unwrapped(optimizer: Optimizer) -> Optimizer:
+    """The optimizer inside the wrappers of trainers (Accelerate's, Lightning's), which have it as `.optimizer`."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner
+    return optimizer
+
+
 def family_of(optimizer: Optimizer, *, decoupled: bool | None = None) -> Family:
     """The family of an optimizer, or a ValueError that says why its decay cannot be corrected.
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from steadynorm.roles import (
+    BLOCKED,
     ROLES,
     Placed,
     check_choice,
@@ -51,7 +52,8 @@ def param_groups(
 ) -> ParamGroups:
     """Every trainable parameter in exactly one group, by its role in the model; `explain` shows which and why.
 
-        hidden matrix -> spectral, per block where q, k, v are fused    convolution -> conv    vector -> bias
+        hidden matrix -> spectral, per block where q, k, v (or gate, up) are fused, per expert where stacked
+        convolution -> conv    vector -> bias
         output weight, tied or not -> sign with constant decay          embedding not tied -> embedding
         output_lr = 20 lr,  output_weight_decay = eta_0 / output_lr,  eta_0 = lr lambda_0
 
@@ -68,9 +70,9 @@ def param_groups(
         output: the output layer, or several; False if there is none. By default it is found by
             `get_output_embeddings()`, `get_classifier()` or a weight tied to an embedding; else an error asks.
         output_bias: "corrected" like other vectors, or "constant" with the decay lambda_0.
-        blocks: {parameter name or glob: number of row blocks}, instead of what names and shapes tell.
-        roles: {parameter name or glob: role}, before any other rule: hidden, stacked (matrices), conv, vector,
-            embedding or output.
+        blocks: {parameter name or glob: number of blocks of the outputs}, instead of what names and shapes tell.
+        roles: {parameter name or glob: role}, before any other rule: hidden, stacked (matrices), both also with
+            "-transposed" (stored d_in x d_out), conv, vector, embedding or output.
         alpha, steady_norm_sq: as in ScionC; not used by "adam".
         weight_decay: "scion": constant decay in place of the corrected one; "adam": 0.1 by default.
 
@@ -103,9 +105,9 @@ def param_groups(
     check_patterns("roles", roles, trainable, "trainable parameter")
     outputs = find_outputs(model, everything, output, roles)
     found = [(placed, *role_of(placed, roles, outputs, strict=scion)) for placed in trainable]
-    matrices = [placed for placed, role, _ in found if scion and ROLES[role][0] == "spectral"]
-    check_patterns("blocks", blocks, matrices, "matrix with the spectral lmo")
-    return _gather(found, rules, {placed.name: row_blocks(placed, blocks) for placed in matrices})
+    matrices = [(placed, role) for placed, role, _ in found if scion and ROLES[role][0] in BLOCKED]
+    check_patterns("blocks", blocks, [placed for placed, _ in matrices], "matrix with the spectral lmo")
+    return _gather(found, rules, {placed.name: row_blocks(placed, role, blocks) for placed, role in matrices})
 
 
 def _gather(found: list[tuple[Placed, str, str]], rules: Rules, blocks: dict[str, tuple[int, str]]) -> ParamGroups:
@@ -170,7 +172,16 @@ def explain(groups: Iterable[Mapping[str, Any]]) -> str:
             shown = f"{name} (also {', '.join(ties[name])})" if ties.get(name) else name
             shape = "x".join(map(str, parameter.shape)) or "scalar"
             table.append([shown, shape, role, lmo, lr, _decay_text(group), (why or {}).get(name, "given by hand")])
-    rows = table if why is not None else [row[:-1] for row in table]
+    return aligned(table if why is not None else [row[:-1] for row in table])
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells as text, columns of one width.
+
+    >>> print(aligned([["a", "shape"], ["longer", "2x4"]]))
+    a       shape
+    longer  2x4
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 

@@ -3,6 +3,7 @@
 Each entry knows its update u = -lmo(x), its norm, an explicit init, U^2 = |u|^2 and its overlap kernel. The update
 has unit norm, does not depend on the scale of x, and is zero where x is zero. `blocks` treats each of that many row
 blocks as a matrix of its own (fused QKV: 3). Tensors may carry leading batch dimensions: a stack of parameters.
+"spectral-transposed" is spectral for a weight that is stored d_in x d_out (Hugging Face's Conv1D), blocks by columns.
 """
 
 import math
@@ -16,7 +17,7 @@ from steadynorm.polar import Polar
 from steadynorm.theory import Overlap, matrix_sides, overlap
 
 BY_SHAPE = "by-shape"
-
+TRANSPOSED = "spectral-transposed"
 
 _POLAR = Polar()
 _EXACT = Polar("svd")
@@ -53,6 +54,8 @@ class Lmo:
         matrices = _matrices(x, self.name, blocks, batch_ndim)
         if self.name == "conv-tap":
             return (self._update(matrices, polar, None) / _taps(shape)).movedim(batch_ndim, -1).reshape(x.shape)
+        if self.name == TRANSPOSED and blocks > 1:  # the blocks go back between the columns
+            return self._update(matrices, polar, None).movedim(-3, -2).reshape(x.shape)
         return self._update(matrices, polar, None if out is None else out.view(matrices.shape)).reshape(x.shape)
 
     def norm(self, x: Tensor, *, blocks: int = 1) -> Tensor:
@@ -94,7 +97,7 @@ class Lmo:
         >>> LMOS["spectral"].by_slices((8, 4, 4)), LMOS["spectral"].by_slices((4, 4))
         (True, False)
         """
-        return self.by_rows or (self.name in ("spectral", "column") and len(shape) > 2)
+        return self.by_rows or (self.name in ("spectral", TRANSPOSED, "column") and len(shape) > 2)
 
     def operations(self, shape: Sequence[int], *, blocks: int = 1, steps: int = 5) -> float:
         """About how many an update takes: for spreading the work over processes.
@@ -102,7 +105,7 @@ class Lmo:
         >>> LMOS["spectral"].operations((2, 4)), LMOS["sign"].operations((2, 4))
         (400.0, 8.0)
         """
-        if self._update is not _spectral:
+        if self._unit_sq is not _spectral_unit_sq:
             return float(math.prod(shape))
         rows, columns = matrix_sides(self.name, shape, blocks)
         matrices, (d, n) = math.prod(shape) / (rows * columns), sorted((rows, columns))
@@ -121,7 +124,7 @@ class Lmo:
         if self.name == "bias":
             return None
         rows, columns = matrix_sides(self.name, shape, blocks)
-        if self._update is _spectral:
+        if self._unit_sq is _spectral_unit_sq:
             if polar.working_dtype(dtype, device, (rows, columns)) != torch.bfloat16:
                 return None
             return math.sqrt(rows / columns) / (_taps(shape) if self.name == "conv-tap" else 1)
@@ -140,9 +143,10 @@ class Lmo:
             raise ValueError(
                 f"lmo {self.name!r} needs {self.least_ndim} dimensions or more, got shape {shape}; {remedy}"
             )
-        rows = 1 if not shape else shape[0] if self.name in ("conv", "conv-tap", "bias") else shape[-2]
-        if blocks < 1 or rows % blocks:
-            raise ValueError(f"blocks={blocks} does not divide the {rows} rows of shape {shape}; use blocks=1")
+        cut = -1 if self.name == TRANSPOSED else 0 if self.name in ("conv", "conv-tap", "bias") else -2
+        length, what = shape[cut] if shape else 1, "columns" if self.name == TRANSPOSED else "rows"
+        if blocks < 1 or length % blocks:
+            raise ValueError(f"blocks={blocks} does not divide the {length} {what} of shape {shape}; use blocks=1")
 
 
 def get(name: str) -> Lmo:
@@ -166,7 +170,7 @@ def by_shape(shape: Sequence[int]) -> Lmo:
 
 
 def _matrices(x: Tensor, name: str, blocks: int, batch_ndim: int) -> Tensor:
-    """View a stack of parameters as (..., matrices, d_out, d_in)."""
+    """View a stack of parameters as (..., matrices, d_out, d_in); where stored transposed, (..., d_in, d_out)."""
     batch, shape = x.shape[:batch_ndim], x.shape[batch_ndim:]
     if name == "bias":
         return x.reshape(*batch, blocks, 1, -1)
@@ -175,6 +179,8 @@ def _matrices(x: Tensor, name: str, blocks: int, batch_ndim: int) -> Tensor:
         return x.reshape(*batch, -1, blocks, shape[0] // blocks, shape[1])
     if name == "conv":
         return x.reshape(*batch, blocks, shape[0] // blocks, -1)
+    if name == TRANSPOSED:
+        return x.reshape(*batch, *shape[:-1], blocks, shape[-1] // blocks).movedim(-2, -3)
     return x.reshape(*batch, *shape[:-2], blocks, shape[-2] // blocks, shape[-1])
 
 
@@ -206,12 +212,22 @@ def _spectral_norm(x: Tensor) -> Tensor:
     return torch.linalg.matrix_norm(x, 2) * math.sqrt(x.shape[-1] / x.shape[-2])
 
 
+def _spectral_transposed(x: Tensor, polar: Polar, out: Tensor | None) -> Tensor:
+    """polar(x^T) = polar(x)^T, so only the scale sqrt(d_out/d_in) turns: x is (..., d_in, d_out)."""
+    return polar(x, out=out).mul_(math.sqrt(x.shape[-1] / x.shape[-2]))
+
+
+def _spectral_unit_sq(d_out: int, d_in: int) -> float:
+    return d_out / d_in * min(d_out, d_in)
+
+
 LMOS: dict[str, Lmo] = {
     entry.name: entry
     for entry in (
-        Lmo("spectral", 2, _spectral, _spectral_norm, lambda m, n: m / n * min(m, n)),
-        Lmo("conv", 3, _spectral, _spectral_norm, lambda m, n: m / n * min(m, n)),
-        Lmo("conv-tap", 3, _spectral, _spectral_norm, lambda m, n: m / n * min(m, n)),
+        Lmo("spectral", 2, _spectral, _spectral_norm, _spectral_unit_sq),
+        Lmo(TRANSPOSED, 2, _spectral_transposed, lambda x: _spectral_norm(x.mT), _spectral_unit_sq),
+        Lmo("conv", 3, _spectral, _spectral_norm, _spectral_unit_sq),
+        Lmo("conv-tap", 3, _spectral, _spectral_norm, _spectral_unit_sq),
         Lmo(
             "sign",
             2,

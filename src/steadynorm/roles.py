@@ -14,13 +14,18 @@ from torch.nn.parameter import is_lazy
 # role: (lmo, least dimensions, most dimensions)
 ROLES = {
     "hidden": ("spectral", 2, 2),
+    "hidden-transposed": ("spectral-transposed", 2, 2),
     "stacked": ("spectral", 3, 5),
+    "stacked-transposed": ("spectral-transposed", 3, 5),
     "conv": ("conv", 3, 5),
     "vector": ("bias", 0, math.inf),
     "embedding": ("embedding", 2, 5),
     "output": ("sign", 2, 2),
     "output-bias": ("bias", 0, 1),
 }
+TRAINABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+BLOCKED = ("spectral", "spectral-transposed", "conv")  # lmos for which module or name tell the blocks
+_HEADS = ("lm_head", "classifier", "score", "qa_outputs")  # Hugging Face's names for an output layer
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
@@ -28,7 +33,9 @@ _NORM_CLASS = re.compile(r"norm(\d?d)?$", re.I)
 _TABLE_NAME = re.compile(r"(^|[._])(pos|position\w*|tokens?|embed|embeddings?)(_\w*|\d*)(\.\d+)?$", re.I)
 _BIAS_NAME = re.compile(r"bias\w*(\.\d+)?$", re.I)
 _EXPERT_NAME = re.compile(r"expert|gate_up|(gate|up|down)_proj|(^|[._])(moe|w[123])([._]|$)", re.I)
+_EXPERT_CLASS = re.compile(r"experts?$", re.I)
 _FUSED_NAME = re.compile(r"(qkv|c_attn|in_proj|query_key_value)[^.]*(\.weight)?$", re.I)
+_GATE_UP_NAME = re.compile(r"gate_up_proj(\.weight)?$", re.I)
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,11 @@ def role_of(placed: Placed, roles: Mapping[str, str], outputs: dict[int, str], *
         role, reason = known
     if role == "output" and len(shape) <= 1:
         role = "output-bias"
+    if role == "output" and strict and is_conv1d(placed):
+        raise ValueError(
+            f"{placed.name} {shape} in Conv1D is stored d_in x d_out, which the output's sign lmo does not know; "
+            "make the output layer an nn.Linear"
+        )
     if not strict:  # Adam needs no more than matrix or vector
         return role or "hidden", reason
     _, least, most = ROLES.get(role, ("", 0, math.inf))
@@ -93,9 +105,14 @@ def _role_by_module(placed: Placed) -> tuple[str, str] | None:
         return "conv", f"{reason}: input channels come first, so it is flattened to d_in x rest"
     if placed.held_by(*_EMBEDDINGS):
         return "embedding", f"{reason}: one-hot input"
-    if owner == "Conv1D":  # Hugging Face GPT-2
-        return "hidden", f"{reason}: stored d_in x d_out, so its update is d_in/d_out times a Linear's"
+    if is_conv1d(placed):
+        return "hidden-transposed", f"{reason}: stored d_in x d_out"
     return ("hidden", reason) if placed.held_by(nn.Linear) else None
+
+
+def is_conv1d(placed: Placed) -> bool:
+    """Whether it is the weight of Hugging Face's Conv1D (GPT-2): a Linear stored d_in x d_out."""
+    return placed.parameter.ndim == 2 and any(type(owner).__name__ == "Conv1D" for owner in placed.owners)
 
 
 def _role_by_name(placed: Placed) -> tuple[str, str] | None:
@@ -109,29 +126,53 @@ def _role_by_name(placed: Placed) -> tuple[str, str] | None:
         return "vector", "bare parameter named like a bias"
     if placed.parameter.ndim == 2:
         return "hidden", "bare two-dimensional parameter"
-    if placed.parameter.ndim == 3 and _EXPERT_NAME.search(placed.name):
-        return "stacked", "bare parameter named like experts, one matrix each"
+    owner = placed.owners[0]
+    if placed.parameter.ndim == 3 and (_EXPERT_NAME.search(placed.name) or _EXPERT_CLASS.search(type(owner).__name__)):
+        if _stored_transposed(owner):
+            return "stacked-transposed", "experts, one matrix each, stored d_in x d_out"
+        return "stacked", "experts, one matrix each"
     return None
 
 
-def row_blocks(placed: Placed, blocks: Mapping[str, int]) -> tuple[int, str]:
-    """How many row blocks are matrices of their own, and a note for the reason."""
-    rows, columns = placed.parameter.shape[-2:]
+def _stored_transposed(experts: nn.Module) -> bool:
+    """Whether expert weights are (experts, d_in, d_out): by the flag of Hugging Face's modules, else by their shapes."""
+    flag = getattr(experts, "is_transposed", None)
+    if isinstance(flag, bool):
+        return flag
+    up, down = getattr(experts, "gate_up_proj", None), getattr(experts, "down_proj", None)
+    if not (isinstance(up, torch.Tensor) and isinstance(down, torch.Tensor)):
+        return False
+    return tuple(up.shape[-2:]) == (down.shape[-1], 2 * down.shape[-2])
+
+
+def row_blocks(placed: Placed, role: str, blocks: Mapping[str, int]) -> tuple[int, str]:
+    """How many blocks of the outputs (rows; columns where stored d_in x d_out) are matrices of their own, and a note."""
+    shape, side = placed.parameter.shape, "row"
+    d_out, d_in = (shape[0], shape[1:].numel()) if role == "conv" else shape[-2:]
+    if ROLES[role][0] == "spectral-transposed":
+        d_out, d_in, side = d_in, d_out, "column"
     if (pattern := placed.first_match(blocks)) is not None:
         count = blocks[pattern]
-        if type(count) is not int or count < 1 or rows % count:
-            raise ValueError(f"blocks[{pattern!r}]={count!r} does not divide the {rows} rows of {placed.name}")
+        if type(count) is not int or count < 1 or d_out % count:
+            raise ValueError(f"blocks[{pattern!r}]={count!r} does not divide the {d_out} {side}s of {placed.name}")
         return count, f"; blocks[{pattern!r}]"
+    groups = getattr(placed.owners[0], "groups", 1) if placed.held_by(*_CONVOLUTIONS, *_TRANSPOSED) else 1
+    if groups > 1:
+        return groups, f"; {groups} groups of channels, one matrix each"
+    if _GATE_UP_NAME.search(placed.name):
+        if getattr(placed.owners[0], "is_concatenated", True) is False or d_out % 2:
+            return 1, f"; gate and up are not two halves of the {side}s: one matrix"
+        return 2, f"; fused gate, up: 2 {side} blocks"
     fused = _FUSED_NAME.search(placed.name)
     if fused is None:
         return 1, ""
-    if type(placed.owners[0]).__name__ == "Conv1D":
-        return 1, "; q, k, v are columns here: one matrix"
-    if rows != 3 * columns:
-        return 1, f"; fused, but {rows} rows are not 3 x {columns}: one matrix unless blocks= says more"
+    if d_out == 2 * d_in and side == "column":  # GPT-2's cross-attention: the query is a layer of its own
+        return 2, "; fused k, v: 2 column blocks"
+    if d_out != 3 * d_in:
+        return 1, f"; fused, but {d_out} {side}s are not 3 x {d_in}: one matrix unless blocks= says more"
     if fused[1].lower() == "query_key_value":  # GPT-NeoX, BLOOM, Falcon: the rows go head by head
         return 1, "; fused, but by this name usually head by head: one matrix unless blocks= says more"
-    return 3, "; fused q, k, v: 3 row blocks"
+    return 3, f"; fused q, k, v: 3 {side} blocks"
 
 
 def find_outputs(model: nn.Module, everything: list[Placed], output: Any, roles: Mapping[str, str]) -> dict[int, str]:
@@ -156,6 +197,11 @@ def _known_output(model: nn.Module, everything: list[Placed]) -> tuple[list[Any]
     tied = [placed.parameter for placed in everything if placed.held_by(nn.Embedding) and placed.held_by(nn.Linear)]
     if tied:
         return tied, "a weight tied to an embedding"
+    if hasattr(model, "get_output_embeddings"):  # a Hugging Face model with another head than a vocabulary's
+        for name in _HEADS:
+            head = getattr(model, name, None)
+            if isinstance(head, nn.Module) and [p.ndim for p in head.parameters() if p.ndim > 1] == [2]:
+                return [head], f"the name {name}"
     linear = [name or "(the model)" for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     raise ValueError(
         f"{type(model).__name__}: cannot tell which layer is the output; pass output=<name>, or False if none is. "
@@ -200,6 +246,10 @@ def check_supported(placed: Placed) -> None:
         raise ValueError(f"{placed.name} has no shape yet; run the model once before grouping")
     if parameter.is_complex():
         raise ValueError(f"{placed.name} is complex; hold real and imaginary part as two parameters")
+    if parameter.dtype not in TRAINABLE:
+        raise ValueError(
+            f"{placed.name} is of {parameter.dtype}; freeze it (requires_grad=False) or train a wider copy"
+        )
     if parameter.layout != torch.strided or any(getattr(owner, "sparse", False) is True for owner in placed.owners):
         raise ValueError(f"{placed.name} or its gradient is sparse; make it dense (nn.Embedding: sparse=False)")
     if parameter.ndim < 2 and placed.name.split(".")[-1] == "weight" and placed.held_by(nn.Linear, *_EMBEDDINGS):

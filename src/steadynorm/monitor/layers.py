@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 from steadynorm import lmo as lmos
 from steadynorm.optim.layout import Layout, layout_of, local
 from steadynorm.optim.scion import Scion
-from steadynorm.roles import ROLES, find_outputs, places, role_of, row_blocks
+from steadynorm.roles import BLOCKED, ROLES, find_outputs, places, role_of, row_blocks
 
-SPECTRAL = ("spectral", "conv", "conv-tap")
+SPECTRAL = ("spectral", lmos.TRANSPOSED, "conv", "conv-tap")
 PEAK = ("sign", "embedding")  # their norm is a multiple of the largest entry
 
 
@@ -47,6 +47,7 @@ class Layer:
 def find_layers(optimizer: Optimizer, model: nn.Module | None) -> list[Layer]:
     """Every parameter of the optimizer, in the order of its groups; ValueError names one that cannot be measured."""
     known = _roles_in(model) if model is not None else {}
+    held = {} if model is None else dict(model.named_parameters(remove_duplicate=False))
     found: list[Layer] = []
     taken: set[str] = set()
     for index, group in enumerate(optimizer.param_groups):
@@ -56,6 +57,11 @@ def find_layers(optimizer: Optimizer, model: nn.Module | None) -> list[Layer]:
             name = str(given or in_model or f"{index}.{k}")
             name = name if name not in taken else f"{name} ({index}.{k})"
             _check(name, p)
+            if held.get(str(given), p) is not p:
+                raise ValueError(
+                    f"Monitor: {name} of the optimizer is not the model's: it was replaced after the optimizer was made, "
+                    "so training does not reach it; make the optimizer last"
+                )
             if isinstance(optimizer, Scion):
                 settings, _ = optimizer.settings(group, p)
                 role, blocks = settings.lmo, settings.blocks
@@ -95,6 +101,6 @@ def _roles_in(model: nn.Module) -> dict[int, tuple[str, lmos.Lmo, int]]:
         lmo, least, most = ROLES[role]
         shape = placed.parameter.shape
         entry = lmos.get(lmo) if least <= len(shape) <= most else lmos.by_shape(shape)
-        blocks = row_blocks(placed, {})[0] if entry.name == "spectral" else 1
+        blocks = row_blocks(placed, role, {})[0] if entry.name in BLOCKED else 1
         found[id(placed.parameter)] = placed.name, entry, blocks
     return found

@@ -96,7 +96,9 @@ class PowerIteration:
         if first.lmo.name == "conv-tap":
             self.scale *= math.prod(first.shape[2:])
         # Else sharded weights are gathered, a layer at a time.
-        self.by_rows = first.layout is not None and first.layout.keeps_rows_whole and first.lmo.name != "conv-tap"
+        self.by_rows = (
+            first.layout is not None and first.layout.keeps_rows_whole and first.lmo.name in ("spectral", "conv")
+        )
         p = first.parameter
         self.dtype = torch.float64 if p.dtype == torch.float64 else torch.float32
         # Equidistributed phases: not the global random state, not orthogonal to anything in particular.
@@ -185,8 +187,9 @@ class PowerIteration:
     def _matrices(self, parameters: list[Tensor]) -> Tensor:
         """(matrices, d_out, d_in) of parameters of this shape."""
         first, x = self.layers[0], stack(parameters).to(self.dtype)
-        if first.lmo.name == "conv-tap":
+        if first.lmo.name in ("conv-tap", lmos.TRANSPOSED):
             x = lmos._matrices(x, first.lmo.name, first.blocks, 1)
+            x = x.mT if first.lmo.name == lmos.TRANSPOSED else x
         return x.reshape(-1, self.rows, self.columns)  # rows of a block, or of a matrix in a stack, follow each other
 
 

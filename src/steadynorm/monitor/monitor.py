@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from steadynorm.families import unwrapped
 from steadynorm.monitor.forecast import Forecasts, Mark, Start
 from steadynorm.monitor.layers import PEAK, Layer, find_layers
 from steadynorm.monitor.measures import PowerIteration, gradient, norms, peak, power_iterations, totals
@@ -53,7 +54,8 @@ class Monitor:
     """Measures an optimizer's weights and updates at its steps; `measure()` returns the records since the last call.
 
     Arguments:
-        optimizer: any torch optimizer, ours or not. What is measured are its parameters.
+        optimizer: any torch optimizer, ours or not, also in Accelerate's or Lightning's wrapper. What is measured are
+            its parameters.
         model: gives names and roles (embedding, output, fused q, k, v) where the groups do not carry them.
         every: only every so many steps are measured, with one power iteration each.
         flush: so many records are held on the device; when there are more, all move to the host and wait there to be
@@ -102,6 +104,7 @@ class Monitor:
         for name, value in (("every", every), ("flush", flush)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"Monitor: {name}={value!r} must be a whole number of at least 1")
+        optimizer = unwrapped(optimizer)
         find_layers(optimizer, model)  # what cannot be measured is told now, not at the first step
         self.optimizer, self.model, self.every, self.flush = optimizer, model, every, flush
         self.steps = 0

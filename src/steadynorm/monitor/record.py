@@ -220,9 +220,17 @@ def log_records(writer: Writer, records: Iterable[Record]) -> None:
     norm/head 2.0 3
     """
     for record in records:
-        scalars = {key: value for key, value in record.items() if key not in ("step", "layers")}
-        for name, quantities in record.get("layers", {}).items():
-            scalars |= {f"{quantity}/{name}": value for quantity, value in quantities.items()}
-        for tag, value in scalars.items():
-            if value is not None:
-                writer.add_scalar(tag, value, record["step"])
+        for tag, value in scalars(record).items():
+            writer.add_scalar(tag, value, record["step"])
+
+
+def scalars(record: Record) -> dict[str, float]:
+    """A record without its step as tag -> number: layers as `norm/<layer>` and so on, None left out.
+
+    >>> scalars({"step": 3, "lr": 0.1, "loss": None, "layers": {"head": {"norm": 2.0}}})
+    {'lr': 0.1, 'norm/head': 2.0}
+    """
+    found = {key: value for key, value in record.items() if key not in ("step", "layers")}
+    for name, quantities in record.get("layers", {}).items():
+        found |= {f"{quantity}/{name}": value for quantity, value in quantities.items()}
+    return {tag: value for tag, value in found.items() if value is not None}

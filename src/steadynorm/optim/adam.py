@@ -15,13 +15,12 @@ from steadynorm.optim.checks import (
     NonFiniteGradientError,
     check_dense_gradients,
     check_lr,
-    check_parameter,
     check_range,
-    name_of,
     refuse_unknown,
 )
 from steadynorm.optim.layout import local
 from steadynorm.optim.loading import load_exactly
+from steadynorm.optim.parameters import check_parameter, check_unchanged, name_of
 from steadynorm.optim.relative import base_from_plain_checkpoint
 
 _Found: TypeAlias = tuple[int, Group, torch.device, list[Tensor], Tensor]  # alike parameters, and which are finite
@@ -141,6 +140,10 @@ class AdamC(torch.optim.AdamW):
     def _withhold_non_finite(self) -> list[tuple[Tensor, Tensor]]:
         """Take non-finite gradients away, so that torch's step leaves those parameters alone; returns them."""
         check_dense_gradients(self)
+        for index, group in enumerate(self.param_groups):
+            for k, p in enumerate(group["params"]):
+                if p.grad is not None:
+                    check_unchanged(self, index, k, p, dtype=True)  # torch's step would fail half-way
         found = self._agreed(
             [
                 (index, group, device, params, _finite([local(p.grad) for p in params if p.grad is not None], dtype))

@@ -16,9 +16,10 @@ from steadynorm.families import Group
 from steadynorm.optim import distributed
 from steadynorm.optim.agreement import Agreement, Member
 from steadynorm.optim.buckets import Bucket, Parts, Rule, Work, finite_gradients, no_products, run
-from steadynorm.optim.checks import NonFiniteGradientError, check_dense_gradients, check_lr, check_parameter, name_of
+from steadynorm.optim.checks import NonFiniteGradientError, check_dense_gradients, check_lr
 from steadynorm.optim.layout import is_dtensor, layout_of
 from steadynorm.optim.loading import load_exactly
+from steadynorm.optim.parameters import check_parameter, check_unchanged, name_of
 from steadynorm.optim.sharded_state import check_mesh, sharded_zeros
 
 
@@ -184,7 +185,10 @@ class SteadyOptimizer(Optimizer, ABC):
         """Buckets of the parameters that have a gradient now; cached by which ones these are and the settings."""
         check_dense_gradients(self)
         key = tuple(
-            (*(group[name] for name in self.setting_keys), *(p.grad is not None for p in group["params"]))
+            (
+                *(group[name] for name in self.setting_keys),
+                *((p.grad is not None, p.shape, p.dtype, p.device) for p in group["params"]),
+            )
             for group in self.param_groups
         )
         if key not in self._buckets:
@@ -196,9 +200,10 @@ class SteadyOptimizer(Optimizer, ABC):
     def _make_buckets(self) -> list[Bucket]:
         found: dict[Any, Bucket] = {}
         for index, group in enumerate(self.param_groups):
-            for p in group["params"]:
+            for k, p in enumerate(group["params"]):
                 if p.grad is None or p.numel() == 0:
                     continue
+                check_unchanged(self, index, k, p)
                 settings, by_rows = self.settings(group, p)
                 shape, layout = tuple(p.shape), layout_of(p, self.state[p])
                 key = (index, shape, p.dtype, p.device, settings, layout)

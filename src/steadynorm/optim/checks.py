@@ -4,11 +4,11 @@ import math
 from typing import Never
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from steadynorm.decay import group_label
 from steadynorm.families import Group
+from steadynorm.optim.parameters import name_of
 
 
 def check_dense_gradients(optimizer: Optimizer) -> None:
@@ -72,15 +72,3 @@ def check_eta(lr: float, weight_decay: float) -> float:
     if eta > 1:
         raise ValueError(f"lr * weight_decay = {eta:g} exceeds 1: a step would flip the weights; lower one of them")
     return eta
-
-
-def check_parameter(p: Tensor, name: str) -> None:
-    if p.layout is not torch.strided:
-        raise ValueError(f"{name} is sparse; only dense parameters are supported")
-    if not p.is_floating_point():
-        raise ValueError(f"{name} is of {p.dtype}; only real floating-point parameters are supported")
-
-
-def name_of(group: Group, k: int) -> str:
-    names = group.get("param_names")
-    return repr(names[k]) if names else f"parameter {k} (shape {tuple(group['params'][k].shape)})"

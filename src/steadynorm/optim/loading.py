@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from steadynorm.decay import group_label
 from steadynorm.families import Group
-from steadynorm.optim.checks import name_of
+from steadynorm.optim.parameters import name_of
 from steadynorm.optim.sharded_state import placed_like
 
 

@@ -62,7 +62,8 @@ class Scion(SteadyOptimizer):
     Arguments:
         params: groups from `steadynorm.param_groups(model)`, or your own with an lmo each.
         lr: gamma. alpha: the weight of the new gradient, in (0, 1]. weight_decay: lambda.
-        lmo: "spectral", "sign", "embedding", "bias", "row", "column", "conv", "conv-tap", or "by-shape".
+        lmo: "spectral", "spectral-transposed" (weights stored d_in x d_out), "sign", "embedding", "bias", "row",
+            "column", "conv", "conv-tap", or "by-shape".
         nesterov: the lmo sees (1 - alpha) m_t + alpha g_t.
         blocks: row blocks that are matrices of their own (fused QKV: 3).
         polar, polar_steps: "express", "newton-schulz" or "svd", and how many steps (4: a fifth faster, at the error of

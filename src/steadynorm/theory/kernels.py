@@ -19,7 +19,8 @@ from steadynorm.theory.momentum import Correlation, check_alpha, ema, steady
 Floats: TypeAlias = np.ndarray
 
 _KERNELS = (
-    "linear", "adam", "spectral", "conv", "conv-tap", "sign", "embedding", "lion", "bias", "row", "column",
+    "linear", "adam", "spectral", "spectral-transposed", "conv", "conv-tap", "sign", "embedding", "lion", "bias", "row",
+    "column",
 )  # fmt: skip
 _LAST_MODE = 1 << 20  # (1 - alpha)^n is below 1e-45 there for every alpha >= 1e-4
 _EXACT_MODES = 40  # odd n = 1, 3, ..., 79 are kept as they are
@@ -72,7 +73,8 @@ class Overlap:
 def overlap(lmo: str, shape: Sequence[int] | None, *, blocks: int = 1) -> Overlap:
     """The overlap kernel of an lmo on a parameter of this shape.
 
-    lmo: "linear", "spectral", "conv", "conv-tap", "sign", "embedding", "lion", "bias", "row", "column", "adam".
+    lmo: "linear", "spectral", "spectral-transposed", "conv", "conv-tap", "sign", "embedding", "lion", "bias", "row",
+        "column", "adam".
     shape: of the parameter; not needed for linear, adam, sign, embedding and lion.
     blocks: the rows are this many independent matrices (fused QKV: 3).
 
@@ -108,8 +110,8 @@ def overlap(lmo: str, shape: Sequence[int] | None, *, blocks: int = 1) -> Overla
 def matrix_sides(lmo: str, shape: Sequence[int], blocks: int = 1) -> tuple[int, int]:
     """(d_out, d_in) of one of the matrices that an lmo sees in a parameter of this shape.
 
-    conv flattens the kernel to d_out x (d_in k k); conv-tap takes each tap as d_out x d_in; otherwise leading
-    dimensions are a batch. blocks divides the rows.
+    conv flattens the kernel to d_out x (d_in k k); conv-tap takes each tap as d_out x d_in; spectral-transposed is
+    stored d_in x d_out; otherwise leading dimensions are a batch. blocks divides d_out.
 
     >>> matrix_sides("conv", (64, 3, 7, 7)), matrix_sides("spectral", (1152, 384), blocks=3)
     ((64, 147), (384, 384))
@@ -118,6 +120,8 @@ def matrix_sides(lmo: str, shape: Sequence[int], blocks: int = 1) -> tuple[int, 
         rows, columns = shape[0], math.prod(shape[1:])
     elif lmo == "conv-tap":
         rows, columns = shape[0], shape[1]
+    elif lmo == "spectral-transposed":
+        rows, columns = shape[-1], shape[-2]
     else:
         rows, columns = shape[-2], shape[-1]
     return _divided(rows, blocks, shape), columns

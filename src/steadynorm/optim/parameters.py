@@ -1,0 +1,45 @@
+"""Can a parameter be trained, does it still fit its state, and what is it called in errors?"""
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from steadynorm.decay import group_label
+from steadynorm.families import Group
+from steadynorm.roles import TRAINABLE
+
+
+def check_parameter(p: Tensor, name: str) -> None:
+    if is_lazy(p):
+        raise ValueError(f"{name} has no shape yet (a lazy module); run the model once, then make the optimizer")
+    if p.layout is not torch.strided:
+        raise ValueError(f"{name} is sparse; only dense parameters are supported")
+    if p.dtype not in TRAINABLE:
+        raise ValueError(
+            f"{name} is of {p.dtype}; only real floating-point parameters of 16 bits or more are supported: freeze it "
+            "and leave it out, or train a wider copy"
+        )
+
+
+def check_unchanged(optimizer: Optimizer, index: int, k: int, p: Tensor, *, dtype: bool = False) -> None:
+    """ValueError if a parameter no longer fits its state: of another shape or on another device (dtype: or of another
+    dtype) than when the optimizer was made."""
+    for key, value in optimizer.state[p].items():
+        if value.ndim == 0:  # counters
+            continue
+        if value.shape != p.shape or value.device != p.device or (dtype and value.dtype != p.dtype):
+            group = optimizer.param_groups[index]
+            raise ValueError(
+                f"{type(optimizer).__name__}, {group_label(index, group)}: {name_of(group, k)} is {_described(p)}, but "
+                f"its {key} is {_described(value)}: the model was changed after the optimizer was made; change it first"
+            )
+
+
+def _described(x: Tensor) -> str:
+    return f"{tuple(x.shape)} {x.dtype} on {x.device}"
+
+
+def name_of(group: Group, k: int) -> str:
+    names, p = group.get("param_names"), group["params"][k]
+    return repr(names[k]) if names else f"parameter {k}" + ("" if is_lazy(p) else f" (shape {tuple(p.shape)})")

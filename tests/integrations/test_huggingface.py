@@ -1,0 +1,215 @@
+"""Hugging Face's Trainer with our optimizers: its schedulers drive the lr, its checkpoints resume, our callback watches."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from architectures import ARCHITECTURES
+from following import MAKERS, Steps, assert_same, warmup_cosine, warmup_linear, weights
+from needs import library
+from torch.utils.data import Dataset
+
+import steadynorm as sn
+from steadynorm import records
+
+library("transformers")
+library("accelerate")
+
+from transformers import Trainer, TrainingArguments
+
+from steadynorm.integrations.huggingface import STATE, MonitorCallback
+from steadynorm.integrations.sinks import to_folder
+
+TOTAL, WARMUP = 8, 3
+RATIOS = {
+    "linear": [warmup_linear(step, WARMUP, TOTAL) for step in range(TOTAL)],
+    "cosine": [warmup_cosine(step, WARMUP, TOTAL) for step in range(TOTAL)],
+    "constant_with_warmup": [min(1.0, step / WARMUP) for step in range(TOTAL)],
+}
+pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*no accelerator:UserWarning")
+
+
+class Tokens(Dataset):
+    """Random sentences that are always the same."""
+
+    def __init__(self, count: int = 32):
+        self.ids = torch.randint(0, 32, (count, 8), generator=torch.Generator().manual_seed(0))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, k: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": self.ids[k], "labels": self.ids[k]}
+
+
+def trainer_of(
+    folder: Path, name: str = "ScionC", *, model: str = "gpt2", callbacks: Any = (), **settings: Any
+) -> Trainer:
+    torch.manual_seed(0)
+    network = ARCHITECTURES[model].make()
+    args = TrainingArguments(
+        **{
+            "output_dir": str(folder),
+            "max_steps": TOTAL,
+            "warmup_steps": WARMUP,
+            "per_device_train_batch_size": 4,
+            "max_grad_norm": 0.5,
+            "logging_steps": 1,
+            "save_steps": 5,
+            "report_to": "none",
+            "use_cpu": True,
+            "disable_tqdm": True,
+            "seed": 0,
+            "dataloader_pin_memory": False,
+        }
+        | settings
+    )
+    return Trainer(
+        network,
+        args,
+        train_dataset=Tokens(),
+        optimizers=(MAKERS[name](network), None),  # the whole integration
+        callbacks=list(callbacks),
+    )
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("schedule", RATIOS)
+def test_its_scheduler_drives_lr_and_decay_follows(tmp_path: Path, name: str, schedule: str):
+    trainer = trainer_of(tmp_path, name, lr_scheduler_type=schedule, save_strategy="no")
+    steps = Steps(trainer.optimizer)
+    before = weights(trainer.model)
+    trainer.train()
+    steps.check(RATIOS[schedule])
+    assert trainer.state.log_history[-1]["train_loss"] > 0
+    assert not torch.equal(before["transformer.wte.weight"], trainer.model.state_dict()["transformer.wte.weight"])
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_resumed_from_its_checkpoint_it_ends_as_if_unbroken(tmp_path: Path, name: str):
+    whole = trainer_of(tmp_path / "whole", name)
+    whole.train()
+    resumed = trainer_of(tmp_path / "whole", name)
+    steps = Steps(resumed.optimizer)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-5"))
+    assert_same(weights(whole.model), weights(resumed.model))
+    steps.check(RATIOS["linear"][5:])  # peak and base came from the checkpoint, not from the decayed values
+
+
+def test_resumed_with_another_lr_it_keeps_the_peak_of_the_checkpoint(tmp_path: Path):
+    """timm's AdamC takes its peak from the constructor, so this would change the target silently."""
+    whole = trainer_of(tmp_path, "AdamC")
+    whole.train()
+    resumed = trainer_of(tmp_path, "AdamC")
+    for group in resumed.optimizer.param_groups:
+        group["lr"] = group["peak_lr"] = 1.0
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+    assert_same(weights(whole.model), weights(resumed.model))
+
+
+def test_gradient_accumulation_is_one_step_of_ours(tmp_path: Path):
+    """Two halves of a batch give what the batch gives: a normalised update sees only the sum."""
+    at_once = trainer_of(tmp_path / "a", save_strategy="no", per_device_train_batch_size=8)
+    in_two = trainer_of(
+        tmp_path / "b", save_strategy="no", per_device_train_batch_size=4, gradient_accumulation_steps=2
+    )
+    steps = Steps(in_two.optimizer)
+    for trainer in (at_once, in_two):
+        for p in trainer.model.modules():
+            if isinstance(p, torch.nn.Dropout):
+                p.p = 0.0
+        for group in trainer.optimizer.param_groups:
+            group["polar"] = "svd"
+        trainer.train()
+    steps.check(RATIOS["linear"])
+    one, two = weights(at_once.model), weights(in_two.model)
+    for key in one:
+        torch.testing.assert_close(one[key], two[key], rtol=1e-3, atol=1e-3)
+
+
+def test_bf16_autocast_trains(tmp_path: Path):
+    trainer = trainer_of(tmp_path, bf16=True, save_strategy="no")
+    trainer.train()
+    assert all(value.isfinite().all() for value in weights(trainer.model).values())
+
+
+def test_a_mixture_of_experts_trains(tmp_path: Path):
+    trainer = trainer_of(tmp_path, model="mixtral", save_strategy="no")
+    before = weights(trainer.model)
+    trainer.train()
+    after = weights(trainer.model)
+    assert not [key for key in before if torch.equal(before[key], after[key])]
+
+
+# --- the callback
+
+
+def of(folder: Path, **settings: Any) -> MonitorCallback:
+    return MonitorCallback(to_folder(folder), **settings)
+
+
+def test_the_callback_records_every_step_and_changes_nothing(tmp_path: Path):
+    plain = trainer_of(tmp_path / "plain", save_strategy="no")
+    plain.train()
+    watched = trainer_of(tmp_path / "watched", callbacks=[of(tmp_path / "run")], save_strategy="no")
+    steps = Steps(watched.optimizer)
+    watched.train()
+    assert_same(weights(plain.model), weights(watched.model))
+    run = records.read(tmp_path / "run")
+    assert run.steps.tolist() == list(range(1, TOTAL + 1))
+    hidden = next(
+        k for k, group in enumerate(watched.optimizer.param_groups) if group["name"].startswith("hidden-transposed")
+    )
+    assert run.columns["lr"].tolist() == pytest.approx(steps.lrs(hidden))
+    logged = [entry["loss"] for entry in watched.state.log_history if "loss" in entry]
+    assert run.columns["loss"].tolist() == pytest.approx(logged)
+    assert "transformer.h.0.attn.c_attn.weight" in run.layers
+    assert run.columns["forecast_norm"][-1] > 0
+
+
+def test_the_callback_goes_on_after_resuming_as_if_unbroken(tmp_path: Path):
+    whole = trainer_of(tmp_path / "whole", callbacks=[of(tmp_path / "a")])
+    whole.train()
+    assert (tmp_path / "whole" / "checkpoint-5" / STATE).exists()
+    before = json.loads((tmp_path / "whole" / "checkpoint-5" / "trainer_state.json").read_text())
+    assert before["global_step"] == 5
+    folder = tmp_path / "b"
+    stopped = trainer_of(tmp_path / "stopped", callbacks=[of(folder)])
+    stopped.add_callback(StopAfter(6))  # one step more than was saved: it is done, and recorded, again
+    stopped.train()
+    assert records.read(folder).steps.tolist() == list(range(1, 7))
+    resumed = trainer_of(tmp_path / "stopped", callbacks=[of(folder)])
+    resumed.train(resume_from_checkpoint=str(tmp_path / "stopped" / "checkpoint-5"))
+    one, two = records.read(tmp_path / "a"), records.read(folder)
+    assert two.steps.tolist() == one.steps.tolist()
+    for key in ("weight_norm", "forecast_norm", "spectral_norm", "lr", "weight_decay", "alignment"):
+        assert two.columns[key].tolist() == pytest.approx(one.columns[key].tolist(), rel=1e-6, nan_ok=True), key
+
+
+def StopAfter(step: int) -> Any:  # noqa: N802
+    from transformers import TrainerCallback
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop = state.global_step >= step
+
+    return Stop()
+
+
+def test_a_sink_that_is_none_is_told_at_once():
+    with pytest.raises(
+        TypeError, match=r"'runs/a' is no function of a list of records; use steadynorm.integrations.sinks"
+    ):
+        MonitorCallback("runs/a")
+
+
+def test_two_lines_are_enough(tmp_path: Path):
+    """As in the README: the model's own roles, Trainer's default schedule."""
+    model = ARCHITECTURES["llama"].make()
+    args = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=3, report_to="none", use_cpu=True, disable_tqdm=True, save_strategy="no"
+    )
+    trainer = Trainer(model, args, train_dataset=Tokens(), optimizers=(sn.ScionC(sn.param_groups(model)), None))
+    assert trainer.train().training_loss > 0

@@ -1,0 +1,237 @@
+"""Models that are not as they should be: each is a clear error that names parameter and remedy, or works as documented.
+
+docs/integrations.md lists them for users.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import steadynorm as sn
+
+OWN: dict[str, Callable[[Any], Any]] = {
+    "ScionC": lambda params: sn.ScionC(params, lmo="by-shape"),
+    "Scion": lambda params: sn.Scion(params, lmo="by-shape", weight_decay=0.1),
+    "AdamC": sn.AdamC,
+    "LionC": sn.LionC,
+    "SGDC": sn.SGDC,
+    "RenormalizedAdamW": sn.RenormalizedAdamW,
+}
+ENGINE = [name for name in OWN if name != "AdamC"]
+ALL = {**OWN, "correct(AdamW)": lambda params: sn.correct(torch.optim.AdamW(params, lr=1e-3, weight_decay=0.1))}
+
+
+def model_of(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 2))
+
+
+def train(model: nn.Module, optimizer: Any, steps: int = 1) -> None:
+    """Each layer in its own dtype."""
+    for _ in range(steps):
+        optimizer.zero_grad()
+        x = torch.ones(3, 4)
+        for layer in model:  # pyright: ignore[reportGeneralTypeIssues]
+            x = layer(x.to(layer.weight.dtype))
+        x.float().square().sum().backward()
+        optimizer.step()
+
+
+def snapshot(model: nn.Module) -> dict[str, Tensor]:
+    return copy.deepcopy(model.state_dict())
+
+
+# --- a parameter used by nobody
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_parameter_used_by_nobody_is_left_as_it_was(name: str):
+    """No gradient: no update and no decay, as in torch; the others train as if it were not there."""
+    model, alone = model_of(), model_of()
+    model.register_parameter("unused", nn.Parameter(torch.full((6, 6), 7.0)))
+    train(model[:3], ALL[name](model.named_parameters()), 3)
+    train(alone, ALL[name](alone.named_parameters()), 3)
+    assert torch.equal(model.unused, torch.full((6, 6), 7.0))
+    for key, value in alone.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[key], value)
+
+
+def test_the_monitor_shows_which_parameter_nobody_uses():
+    model = model_of()
+    model.register_parameter("unused", nn.Parameter(torch.full((6, 6), 7.0)))
+    optimizer = OWN["ScionC"](model.named_parameters())
+    monitor = sn.Monitor(optimizer)
+    train(model[:3], optimizer)
+    layers = monitor.measure()[-1]["layers"]
+    assert [name for name, layer in layers.items() if layer["grad"] is None] == ["unused"]
+    assert layers["unused"]["norm"] == layers["unused"]["forecast"] == pytest.approx(42.0)
+
+
+# --- lazily initialised modules
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_lazy_module_is_an_error_that_names_it(name: str):
+    lazy = nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(2))
+    with pytest.raises(
+        ValueError, match=r"group 0: '1\.weight' has no shape yet \(a lazy module\); run the model once"
+    ):
+        OWN[name](lazy.named_parameters())
+    with pytest.raises(ValueError, match=r"group 0: parameter 2 has no shape yet"):
+        OWN[name](lazy.parameters())
+    lazy(torch.ones(1, 4))
+    OWN[name](lazy.parameters())
+
+
+def test_a_lazy_module_cannot_be_grouped():
+    with pytest.raises(ValueError, match=r"1\.weight has no shape yet; run the model once"):
+        sn.param_groups(nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(2)), output="1")
+
+
+def test_a_corrected_adamw_may_be_made_before_a_lazy_module_runs():
+    """torch makes AdamW's state at the first step, so this works, as it does without the correction."""
+    lazy = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2))
+    optimizer = ALL["correct(AdamW)"](lazy.parameters())
+    optimizer.param_groups[0]["lr"] = 5e-4
+    lazy(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    assert optimizer.param_groups[0]["weight_decay"] == pytest.approx(0.05)
+
+
+# --- the model is changed after the optimizer was made
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("part", [False, True])
+@pytest.mark.parametrize("name", ENGINE)
+def test_another_dtype_goes_on_with_the_state_it_has(name: str, part: bool, dtype: torch.dtype):
+    model, reference = model_of(), model_of()
+    optimizer, unchanged = OWN[name](model.parameters()), OWN[name](reference.parameters())
+    train(model, optimizer, 2)
+    train(reference, unchanged, 2)
+    (model[1] if part else model).to(dtype)
+    train(model, optimizer, 2)
+    train(reference, unchanged, 2)
+    assert model[1].weight.dtype == dtype
+    assert {value.dtype for value in optimizer.state[model[1].weight].values() if value.ndim} == {torch.float32}
+    for one, other in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(one.float(), other, rtol=0.05, atol=0.05)
+
+
+def test_another_dtype_under_adamc_is_an_error_and_nothing_is_written():
+    """torch's AdamW fails in the middle: decayed, not stepped."""
+    model = model_of()
+    optimizer = sn.AdamC(model.named_parameters())
+    train(model, optimizer)
+    model.to(torch.bfloat16)
+    before = snapshot(model)
+    with pytest.raises(
+        ValueError, match=r"'0\.weight' is \(6, 4\) torch\.bfloat16 .* exp_avg is .* torch\.float32 .*changed after"
+    ):
+        train(model, optimizer)
+    for key, value in before.items():
+        assert torch.equal(model.state_dict()[key], value)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_another_shape_is_an_error_that_names_the_parameter(name: str):
+    """A vocabulary resized in place, say."""
+    model = model_of()
+    optimizer = OWN[name](model.named_parameters())
+    train(model, optimizer)
+    model[0].weight.data, model[0].bias.data, model[1].weight.data = torch.ones(9, 4), torch.ones(9), torch.ones(6, 9)
+    before = snapshot(model)
+    with pytest.raises(
+        ValueError, match=r"'0\.weight' is \(9, 4\) .* is \(6, 4\) .*changed after the optimizer was made"
+    ):
+        train(model, optimizer)
+    assert all(torch.equal(model.state_dict()[key], value) for key, value in before.items())
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_another_device_is_an_error_that_names_the_parameter(name: str):
+    """Without a second device here: the state is the one that moves."""
+    model = model_of()
+    optimizer = OWN[name](model.named_parameters())
+    state = optimizer.state[model[0].weight]
+    state.update({key: value.to("meta") for key, value in state.items() if value.ndim})
+    with pytest.raises(ValueError, match=r"'0\.weight' is .* on cpu, but its .* on meta: .*changed after"):
+        train(model, optimizer)
+
+
+def test_a_replaced_parameter_is_found_by_the_monitor():
+    """The optimizer keeps the old one, whose gradient stays None: it would never train."""
+    model = model_of()
+    optimizer = sn.ScionC(sn.param_groups(model, output="2"))
+    sn.Monitor(optimizer, model).close()
+    model[1] = nn.Linear(6, 6)
+    with pytest.raises(ValueError, match=r"1\.weight of the optimizer is not the model's: .*make the optimizer last"):
+        sn.Monitor(optimizer, model)
+
+
+# --- quantised, integer, 8-bit floating-point
+
+
+INTEGER = nn.Parameter(torch.ones(4, 4, dtype=torch.int8), requires_grad=False)
+EIGHT_BITS = nn.Parameter(torch.ones(4, 4).to(torch.float8_e4m3fn))
+
+
+@pytest.mark.parametrize("bad", [INTEGER, EIGHT_BITS], ids=["int8", "float8"])
+@pytest.mark.parametrize("name", OWN)
+def test_integer_and_8_bit_parameters_are_refused(name: str, bad: nn.Parameter):
+    with pytest.raises(ValueError, match=r"'w' is of torch\.(int8|float8_e4m3fn); only real floating-point.*16 bits"):
+        OWN[name]([("w", bad)])
+
+
+def test_frozen_quantised_weights_are_left_out_of_the_groups():
+    """As in a model with quantised weights and trained adapters."""
+    model = model_of()
+    model[0].weight = INTEGER
+    names = [name for group in sn.param_groups(model, output="2") for name, _ in group["params"]]
+    assert "0.weight" not in names
+    assert "0.bias" in names
+
+
+def test_trainable_8_bit_weights_cannot_be_grouped():
+    model = model_of()
+    model[1].weight = EIGHT_BITS
+    with pytest.raises(ValueError, match=r"1\.weight is of torch\.float8_e4m3fn; freeze it.*or train a wider copy"):
+        sn.param_groups(model, output="2")
+
+
+# --- requires_grad toggled during training
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_frozen_for_a_while_it_stands_still_and_goes_on(name: str):
+    """Weights and state stay as they are, without decay; afterwards it goes on with the momentum it had."""
+    model = model_of()
+    optimizer = ALL[name](model.named_parameters())
+    train(model, optimizer, 2)
+    frozen = model[1].weight.requires_grad_(False)
+    before, state = frozen.clone(), copy.deepcopy(optimizer.state[frozen])
+    train(model, optimizer, 2)
+    assert torch.equal(frozen, before)
+    assert all(torch.equal(optimizer.state[frozen][key], value) for key, value in state.items())
+    frozen.requires_grad_(True)
+    train(model, optimizer, 1)
+    assert not torch.equal(frozen, before)
+
+
+def test_unfrozen_after_grouping_it_is_added_as_a_group():
+    model = model_of()
+    model[1].requires_grad_(False)
+    optimizer = sn.ScionC(sn.param_groups(model, output="2"))
+    model[1].requires_grad_(True)
+    before = model[1].weight.detach().clone()
+    train(model, optimizer)
+    assert torch.equal(model[1].weight, before)  # left out, as param_groups says
+    hidden = next(group for group in optimizer.param_groups if group["name"] == "hidden")
+    settings = {key: value for key, value in hidden.items() if key not in ("params", "param_names", "name")}
+    optimizer.add_param_group({**settings, "name": "late", "params": [("1.weight", model[1].weight)]})
+    train(model, optimizer)
+    assert not torch.equal(model[1].weight, before)
