@@ -112,15 +112,21 @@ def _pair(corrected: str, constant: str) -> Callable[[Runs], Outcome]:
 
 
 def _scionc_arms(setting: Setting) -> dict[str, Config]:
-    return {"Scion": setting.scion(), "ScionC (cosine)": setting.scionc(end=0.25)}
+    decay = setting.norm_decay
+    return {"Scion": setting.scion(decay=decay), "ScionC (cosine)": setting.scionc(decay=decay, end=0.25)}
 
 
 def _constant_arms(setting: Setting) -> dict[str, Config]:
-    return {"Scion": setting.scion(decay=0.5), "ScionC (constant)": setting.scionc()}
+    decay = setting.norm_decay
+    return {"Scion": setting.scion(decay=0.5 * decay), "ScionC (constant)": setting.scionc(decay=decay)}
 
 
 def _adamc_arms(setting: Setting) -> dict[str, Config]:
-    return {"AdamW": setting.adam("adamw"), "AdamC": setting.adamc()}
+    decay = setting.adam_norm_decay
+    return {
+        "AdamW": setting.adam("adamw", decay=decay),
+        "AdamC": setting.adam("adamc", decay=decay * setting.adamc_decay),
+    }
 
 
 SCIONC = Training(
@@ -251,11 +257,12 @@ OUTPUT_CORRECTED, BIAS_CONSTANT = "ScionC, output corrected too", "ScionC, outpu
 
 
 def _output_arms(setting: Setting) -> dict[str, Config]:
+    decay = setting.norm_decay
     return {
-        "Scion": setting.scion(),
-        "ScionC": setting.scionc(),
-        OUTPUT_CORRECTED: setting.scionc(correct_output=True),
-        BIAS_CONSTANT: setting.scionc(output_bias="constant"),
+        "Scion": setting.scion(decay=decay),
+        "ScionC": setting.scionc(decay=decay),
+        OUTPUT_CORRECTED: setting.scionc(decay=decay, correct_output=True),
+        BIAS_CONSTANT: setting.scionc(decay=decay, output_bias="constant"),
     }
 
 
