@@ -121,7 +121,7 @@ def test_an_address_depends_on_what_is_trained_alone():
 def test_experiments_share_runs():
     plans = {each.name: each.plan(Context(Path())) for each in TRAININGS}
     folders = {name: {c.out for c in plan.in_pool(Path("p")).values()} for name, plan in plans.items()}
-    assert len(folders["fig-scionc"] & folders["table-vit"]) == 6  # Scion and ScionC (cosine), longest budget, 3 seeds
+    assert len(folders["fig-scionc"] & folders["fig-output-layer"]) == 3  # Scion, longest budget, 3 seeds
     assert folders["table-sweep-scion"] < folders["table-sweep-constant"]
     count, seconds = carrying.estimate(list(plans.values()))
     assert count < sum(map(len, folders.values()))

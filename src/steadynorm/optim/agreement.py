@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from steadynorm.optim.layout import Layout
+from steadynorm.optim.layout import Layout, process_group
 
 
 class Member(NamedTuple):
@@ -28,13 +28,14 @@ class Agreement:
     """
 
     def __init__(self) -> None:
-        self.members: dict[Any, list[Member]] | None = None  # by process group
+        self.members: dict[str, list[Member]] | None = None  # by process group's name
         self._constants: dict[tuple[Any, ...], Tensor] = {}
 
     def set_members(self, members: Sequence[Member]) -> None:
         """All sharded parameters of the optimizer, in its order. Ranks compare theirs: collective."""
         self.members = {}
         for member in members:
+            assert member.layout.group is not None
             self.members.setdefault(member.layout.group, []).append(member)
         for group, mine in self.members.items():
             _compare(group, mine)
@@ -55,7 +56,7 @@ class Agreement:
                 self._constants[group, has] = constants
             flags = [found.get(id(member.p), constants[-1]).to(constants.dtype) for member in members]
             vector = torch.cat([torch.stack(flags), constants])
-            dist.all_reduce(vector, dist.ReduceOp.MIN, group=group)
+            dist.all_reduce(vector, dist.ReduceOp.MIN, group=process_group(group))
             flags, least = vector.split([len(members), len(constants)])
             if new or vector.device.type == "cpu":
                 _check_gradients(members, (least != constants).tolist())
@@ -72,8 +73,9 @@ def _check_gradients(members: list[Member], differs: list[bool]) -> None:
             )
 
 
-def _compare(group: Any, members: list[Member]) -> None:
+def _compare(name: str, members: list[Member]) -> None:
     """ValueError on every rank, naming the first parameter that is not the same everywhere."""
+    group = process_group(name)
     lists: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(lists, [(member.label, member.traits) for member in members], group=group)
     for rank, other in enumerate(lists):

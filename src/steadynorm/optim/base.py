@@ -20,7 +20,7 @@ from steadynorm.optim.checks import NonFiniteGradientError, check_dense_gradient
 from steadynorm.optim.layout import is_dtensor, layout_of
 from steadynorm.optim.loading import load_exactly
 from steadynorm.optim.parameters import check_parameter, check_unchanged, name_of
-from steadynorm.optim.sharded_state import check_mesh, sharded_zeros
+from steadynorm.optim.sharded_state import checked_mesh, sharded_zeros
 
 
 class SteadyOptimizer(Optimizer, ABC):
@@ -39,8 +39,7 @@ class SteadyOptimizer(Optimizer, ABC):
     observed: Sequence[tuple[list[Tensor], Tensor]] = ()  # parameters, (3, parameters): <theta, u>, |u|^2, |theta|^2
 
     def __init__(self, params: ParamsT, defaults: Group, mesh: Any = None):
-        check_mesh(mesh)
-        self.mesh = mesh
+        self.mesh = checked_mesh(mesh)
         self._buckets: dict[Any, list[Bucket]] = {}
         self._agreement = Agreement()
         super().__init__(params, defaults)

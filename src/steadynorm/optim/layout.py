@@ -39,7 +39,7 @@ class Box(NamedTuple):
 class Layout:
     """How parameters of one shape are spread over the ranks of a group. None as group: nothing is to be moved."""
 
-    group: Any  # a ProcessGroup
+    group: str | None  # a process group's name: the group itself, kept alive, would end its threads too late
     rank: int  # in the group
     boxes: tuple[Box, ...]  # by rank of the group
     whole: Box
@@ -61,13 +61,13 @@ class Layout:
     def total(self, x: Tensor) -> Tensor:
         """Sum of x over the ranks, in place."""
         if self.group is not None:
-            dist.all_reduce(x, group=self.group)
+            dist.all_reduce(x, group=process_group(self.group))
         return x
 
     def largest(self, x: Tensor) -> Tensor:
         """The largest x of the ranks, in place."""
         if self.group is not None:
-            dist.all_reduce(x, dist.ReduceOp.MAX, group=self.group)
+            dist.all_reduce(x, dist.ReduceOp.MAX, group=process_group(self.group))
         return x
 
 
@@ -81,9 +81,9 @@ class Moving:
         self.arriving, self.to = arriving, to
         expected = [count * box.numel for count, box in arriving]
         self.send, self.received = send, send.new_empty(sum(expected))  # kept until it has arrived
-        self.handle = dist.all_to_all_single(
-            self.received, send, expected, list(lengths), group=layout.group, async_op=True
-        )
+        assert layout.group is not None
+        group = process_group(layout.group)
+        self.handle = dist.all_to_all_single(self.received, send, expected, list(lengths), group=group, async_op=True)
 
     def get(self, *, stacked: bool) -> Tensor:
         """stacked: each rank sent other parameters; else each sent another part of the same ones."""
@@ -149,7 +149,12 @@ def _layout(mesh: Any, placements: tuple[Any, ...], shape: Shape, replicated: bo
         return Layout(None, 0, (whole,), whole, replicated)
     where = {int(mesh.mesh[at]): at for at in map(tuple, (mesh.mesh >= 0).nonzero().tolist())}
     boxes = [_box(shape, mesh.mesh.shape, where[rank], placements) for rank in dist.get_process_group_ranks(group)]
-    return Layout(group, dist.get_rank(group), tuple(boxes), whole, replicated)
+    return Layout(group.group_name, dist.get_rank(group), tuple(boxes), whole, replicated)
+
+
+def process_group(name: str) -> Any:
+    """The process group of this name."""
+    return dist.distributed_c10d._resolve_process_group(name)  # pyright: ignore[reportArgumentType]
 
 
 def _group(mesh: Any, dims: tuple[int, ...]) -> Any:

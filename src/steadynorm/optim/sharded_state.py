@@ -1,19 +1,19 @@
 """State of a replicated parameter, sharded by rows over a mesh; and state of any placement loaded into any other."""
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from steadynorm.optim.layout import is_dtensor, layout_of, local
+from steadynorm.optim.layout import is_dtensor, layout_of, local, process_group
 
 
 def sharded_zeros(p: Tensor, dtype: torch.dtype, mesh: Any) -> Tensor:
     """Zeros like a plain p: a DTensor cut by rows over the mesh, ~1/W of it here. A scalar is whole on every rank.
 
-    mesh: a DeviceMesh of one dimension, or a ProcessGroup.
+    mesh: as checked_mesh gives it.
     """
     from torch.distributed.tensor import Replicate, Shard, zeros
 
@@ -25,19 +25,33 @@ def sharded_zeros(p: Tensor, dtype: torch.dtype, mesh: Any) -> Tensor:
     return zeros(p.shape, dtype=dtype, device_mesh=mesh, placements=[Shard(0) if p.ndim else Replicate()])
 
 
-@functools.lru_cache(maxsize=64)
 def _as_mesh(mesh: Any, device_type: str) -> Any:
-    if isinstance(mesh, dist.ProcessGroup):
-        from torch.distributed.device_mesh import DeviceMesh
-
-        return DeviceMesh.from_group(mesh, device_type)
-    return mesh
+    return _mesh_of_group(*mesh, device_type) if isinstance(mesh, Named) else mesh
 
 
-def check_mesh(mesh: Any) -> None:
-    """TypeError or ValueError unless it is None, a ProcessGroup, or a DeviceMesh of one dimension with this rank in it."""
-    if mesh is None or (dist.is_available() and isinstance(mesh, dist.ProcessGroup)):
-        return
+@functools.lru_cache(maxsize=64)
+def _mesh_of_group(name: str, size: int, device_type: str) -> Any:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return DeviceMesh.from_group(process_group(name), device_type)
+
+
+class Named(NamedTuple):
+    """A process group by name: kept itself, it would end its threads too late."""
+
+    name: str
+    size: int
+
+
+def checked_mesh(mesh: Any) -> Any:
+    """The mesh as an optimizer keeps it.
+
+    TypeError or ValueError unless it is None, a ProcessGroup, or a DeviceMesh of one dimension with this rank in it.
+    """
+    if mesh is None:
+        return None
+    if dist.is_available() and isinstance(mesh, dist.ProcessGroup):
+        return Named(mesh.group_name, mesh.size())
     if not hasattr(mesh, "get_coordinate"):
         raise TypeError(f"mesh={mesh!r} must be a DeviceMesh or a ProcessGroup")
     if mesh.ndim != 1:
@@ -46,6 +60,7 @@ def check_mesh(mesh: Any) -> None:
         )
     if mesh.get_coordinate() is None:
         raise ValueError("mesh= does not contain this rank; pass the mesh over which the gradients are averaged")
+    return mesh
 
 
 def placed_like(value: Tensor, fresh: Tensor) -> Tensor:
