@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import steadynorm as sn
 from steadynorm.groups import explain, from_radius, param_groups
 from steadynorm.lmo import get
 from steadynorm.polar import Polar
@@ -640,3 +641,26 @@ def test_the_head_of_a_hugging_face_model_is_found_by_its_name(name: str) -> Non
 def test_a_head_of_several_layers_is_asked_for() -> None:
     with pytest.raises(ValueError, match=r"Classifier: cannot tell.*last first: classifier\.1, classifier\.0, body"):
         param_groups(Classifier("classifier", nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3))))
+
+
+def test_what_groups_were_not_told_the_optimizer_decides():
+    """The lr given to the optimizer counts; it would be lost where every group has one of its own."""
+    [hidden, _, output, _] = sn.ScionC(param_groups(mlp(), output="4"), lr=0.02, alpha=0.2).param_groups
+    right = {group["name"]: group for group in param_groups(mlp(), output="4", lr=0.02, alpha=0.2)}
+    for group in (hidden, output):
+        for key in ("lr", "alpha", "weight_decay"):
+            assert group[key] == right[group["name"]][key]
+    told = sn.ScionC(param_groups(mlp(), output="4", lr=0.03), lr=0.02).param_groups[0]
+    assert told["lr"] == 0.03
+    adam = sn.AdamC(param_groups(mlp(), output="4", kind="adam"), lr=3e-4, weight_decay=0.0).param_groups[0]
+    assert (adam["lr"], adam["weight_decay"]) == (3e-4, 0.0)
+    changed = param_groups(mlp(), output="4")
+    changed[0]["lr"] = 0.005
+    assert [group["lr"] for group in sn.ScionC(changed, lr=0.02).param_groups] == [0.005, 0.02, 0.4, 0.02]
+
+
+def test_constant_decay_comes_from_scion_too():
+    groups = sn.Scion(param_groups(mlp(), output="4"), weight_decay=0.1).param_groups
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.1, 0.005, 0.1]
+    with pytest.raises(ValueError, match="weight_decay=None means corrected"):
+        sn.Scion(param_groups(mlp(), output="4"))

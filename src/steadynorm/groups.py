@@ -3,6 +3,7 @@
 module, name, shape -> role -> group. Every trainable parameter is in exactly one group, or an error names it.
 """
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -33,6 +34,28 @@ class ParamGroups(list[dict[str, Any]]):
 
     why: dict[str, str]
     ties: dict[str, tuple[str, ...]]
+    made: functools.partial["ParamGroups"]  # the same anew, with other settings in place of those it was not given
+    given: frozenset[str]  # the settings it was given
+
+    def settled(self, settings: Mapping[str, Any]) -> "ParamGroups":
+        """With an optimizer's own settings where `param_groups` was left to its defaults.
+
+        What you have changed in a group since then stays.
+
+        >>> groups = param_groups(nn.Linear(4, 4, bias=False), output=False)
+        >>> groups.settled({"lr": 0.02})[0]["lr"]
+        0.02
+        """
+        changes = {key: value for key, value in settings.items() if key not in self.given and value is not None}
+        if self.made.keywords["kind"] == "scion" and not changes.get("weight_decay"):
+            changes.pop("weight_decay", None)  # Scion's default; no decay at all must be said here
+        if not changes:
+            return self
+        before, after = ({group["name"]: group for group in each} for each in (self.made(), self.made(**changes)))
+        for group in self:
+            old, new = before.get(group.get("name", ""), {}), after.get(group.get("name", ""), {})
+            group.update({key: new[key] for key in new if key != "params" and group.get(key) == old.get(key)})
+        return self
 
 
 def param_groups(
@@ -46,8 +69,8 @@ def param_groups(
     output_bias: str = "corrected",
     blocks: Mapping[str, int] | None = None,
     roles: Mapping[str, str] | None = None,
-    alpha: float = 0.1,
-    steady_norm_sq: float = 1.1875,
+    alpha: float | None = None,
+    steady_norm_sq: float | None = None,
     weight_decay: float | None = None,
 ) -> ParamGroups:
     """Every trainable parameter in exactly one group, by its role in the model; `explain` shows which and why.
@@ -73,11 +96,12 @@ def param_groups(
         blocks: {parameter name or glob: number of blocks of the outputs}, instead of what names and shapes tell.
         roles: {parameter name or glob: role}, before any other rule: hidden, stacked (matrices), both also with
             "-transposed" (stored d_in x d_out), conv, vector, embedding or output.
-        alpha, steady_norm_sq: as in ScionC; not used by "adam".
+        alpha, steady_norm_sq: as in ScionC (0.1, 1.1875); not used by "adam".
         weight_decay: "scion": constant decay in place of the corrected one; "adam": 0.1 by default.
 
     Returns:
-        A list of groups for one optimizer: named parameters and plain values.
+        A list of groups for one optimizer: named parameters and plain values. One of ours takes lr, alpha,
+        steady_norm_sq and weight_decay that are not given here from its own arguments.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> [(group["name"], group["lmo"], group["lr"]) for group in param_groups(model, output="2")]
@@ -85,12 +109,20 @@ def param_groups(
     """
     check_choice("kind", kind, ("scion", "adam"))
     check_choice("output_bias", output_bias, ("corrected", "constant"))
+    given = {"lr": lr, "alpha": alpha, "steady_norm_sq": steady_norm_sq, "weight_decay": weight_decay}
+    made = functools.partial(
+        param_groups, model, kind=kind, output_lr=output_lr, output_weight_decay=output_weight_decay, output=output,
+        output_bias=output_bias, blocks=blocks, roles=roles, **given,
+    )  # fmt: skip
     scion, roles, blocks = kind == "scion", roles or {}, blocks or {}
     lr = _checked("lr", (1e-2 if scion else 1e-3) if lr is None else lr)
     output_lr = _checked("output_lr", (20 * lr if scion else lr) if output_lr is None else output_lr)
     decay = None if weight_decay is None else _checked("weight_decay", weight_decay)
     if scion:
-        rules = _scion_rules(lr, output_lr, float(alpha), float(steady_norm_sq), decay, output_bias == "constant")
+        alpha, target = (
+            default if value is None else float(value) for value, default in ((alpha, 0.1), (steady_norm_sq, 1.1875))
+        )
+        rules = _scion_rules(lr, output_lr, alpha, target, decay, output_bias == "constant")
     else:
         rules = _adam_rules(lr, output_lr, 0.1 if decay is None else decay)
     if output_weight_decay is not None:
@@ -107,7 +139,17 @@ def param_groups(
     found = [(placed, *role_of(placed, roles, outputs, strict=scion)) for placed in trainable]
     matrices = [(placed, role) for placed, role, _ in found if scion and ROLES[role][0] in BLOCKED]
     check_patterns("blocks", blocks, [placed for placed, _ in matrices], "matrix with the spectral lmo")
-    return _gather(found, rules, {placed.name: row_blocks(placed, role, blocks) for placed, role in matrices})
+    groups = _gather(found, rules, {placed.name: row_blocks(placed, role, blocks) for placed, role in matrices})
+    groups.made, groups.given = made, frozenset(key for key, value in given.items() if value is not None)
+    return groups
+
+
+def settled(params: Any, settings: Mapping[str, Any]) -> Any:
+    """What an optimizer was given to train: groups of `param_groups` take the settings they were not given from it."""
+    if not isinstance(params, ParamGroups):
+        return params
+    known = {key: settings.get(key) for key in ("lr", "alpha", "steady_norm_sq", "weight_decay")}
+    return params.settled({key: None if value is None else float(value) for key, value in known.items()})
 
 
 def _gather(found: list[tuple[Placed, str, str]], rules: Rules, blocks: dict[str, tuple[int, str]]) -> ParamGroups:

@@ -9,6 +9,7 @@ from torch.optim.optimizer import ParamsT
 
 from steadynorm.decay import Correction, group_keys, group_label
 from steadynorm.families import ADAM
+from steadynorm.groups import settled
 from steadynorm.optim.agreement import Agreement
 from steadynorm.optim.base import Group, SteadyOptimizer, members, no_skips
 from steadynorm.optim.checks import (
@@ -71,7 +72,7 @@ class AdamC(torch.optim.AdamW):
         refuse_unknown(type(self).__name__, unknown)
         self._extra_defaults = {"peak_lr": peak_lr, "steady_norm_sq": steady_norm_sq, "check_finite": check_finite}
         super().__init__(
-            params,
+            settled(params, {"lr": lr, "weight_decay": weight_decay}),
             lr,
             betas,
             eps,

@@ -13,6 +13,7 @@ from torch.optim.optimizer import ParamsT
 
 from steadynorm.decay import group_label
 from steadynorm.families import Group
+from steadynorm.groups import settled
 from steadynorm.optim import distributed
 from steadynorm.optim.agreement import Agreement, Member
 from steadynorm.optim.buckets import Bucket, Parts, Rule, Work, finite_gradients, no_products, run
@@ -42,7 +43,7 @@ class SteadyOptimizer(Optimizer, ABC):
         self.mesh = checked_mesh(mesh)
         self._buckets: dict[Any, list[Bucket]] = {}
         self._agreement = Agreement()
-        super().__init__(params, defaults)
+        super().__init__(settled(params, defaults), defaults)
 
     # --- what a subclass fills in
 
