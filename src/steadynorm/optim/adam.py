@@ -132,11 +132,11 @@ class AdamC(torch.optim.AdamW):
                 del self.found_inf, self._own_found_inf
         return loss
 
-    @torch.compiler.disable
+    @torch._disable_dynamo
     def _prepare(self) -> None:
         Correction(ADAM)(self)
 
-    @torch.compiler.disable
+    @torch._disable_dynamo
     def _withhold_non_finite(self) -> list[tuple[Tensor, Tensor]]:
         """Take non-finite gradients away, so that torch's step leaves those parameters alone; returns them."""
         check_dense_gradients(self)

@@ -115,7 +115,7 @@ class SteadyOptimizer(Optimizer, ABC):
             distributed.run_exchanging(exchanging, type(self).parts)  # pyright: ignore[reportCallIssue, reportArgumentType]
         return loss
 
-    @torch.compiler.disable
+    @torch._disable_dynamo
     def _prepare(self) -> tuple[list[Work], list[Work]]:
         """The host's part: checks and numbers first, so that an error leaves weights and state as they were.
 
