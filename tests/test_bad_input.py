@@ -235,3 +235,15 @@ def test_unfrozen_after_grouping_it_is_added_as_a_group():
     optimizer.add_param_group({**settings, "name": "late", "params": [("1.weight", model[1].weight)]})
     train(model, optimizer)
     assert not torch.equal(model[1].weight, before)
+
+
+@pytest.mark.parametrize("setting", [{"lr": 0.02}, {"alpha": 0.05}, {"steady_norm_sq": 5.0}, {"weight_decay": 0.1}])
+def test_a_setting_that_the_groups_would_hide_is_refused(setting):
+    """`ScionC(param_groups(model), lr=0.02)` would train at the groups' 0.01."""
+    model = nn.Linear(4, 4)
+    with pytest.raises(ValueError, match=f"would not be used.*param_groups.model, {next(iter(setting))}="):
+        sn.ScionC(sn.param_groups(model, output=False), **setting)
+    with pytest.raises(ValueError, match="would not be used"):
+        sn.AdamC(sn.param_groups(model, kind="adam", output=False), lr=3e-4)
+    groups = sn.param_groups(model, output=False, **setting)
+    assert sn.ScionC(groups, **setting).param_groups[0].items() >= setting.items()

@@ -17,6 +17,7 @@ from steadynorm.optim.checks import (
     check_lr,
     check_range,
     refuse_unknown,
+    refuse_unused,
 )
 from steadynorm.optim.layout import local
 from steadynorm.optim.loading import load_exactly
@@ -69,6 +70,7 @@ class AdamC(torch.optim.AdamW):
         **unknown: Never,
     ):
         refuse_unknown(type(self).__name__, unknown)
+        refuse_unused(type(self), params, {"lr": lr, "weight_decay": weight_decay})
         self._extra_defaults = {"peak_lr": peak_lr, "steady_norm_sq": steady_norm_sq, "check_finite": check_finite}
         super().__init__(
             params,

@@ -16,7 +16,7 @@ from steadynorm.families import Group
 from steadynorm.optim import distributed
 from steadynorm.optim.agreement import Agreement, Member
 from steadynorm.optim.buckets import Bucket, Parts, Rule, Work, finite_gradients, no_products, run
-from steadynorm.optim.checks import NonFiniteGradientError, check_dense_gradients, check_lr
+from steadynorm.optim.checks import NonFiniteGradientError, check_dense_gradients, check_lr, refuse_unused
 from steadynorm.optim.layout import is_dtensor, layout_of
 from steadynorm.optim.loading import load_exactly
 from steadynorm.optim.parameters import check_parameter, check_unchanged, name_of
@@ -40,6 +40,7 @@ class SteadyOptimizer(Optimizer, ABC):
 
     def __init__(self, params: ParamsT, defaults: Group, mesh: Any = None):
         check_mesh(mesh)
+        refuse_unused(type(self), params, defaults)
         self.mesh = mesh
         self._buckets: dict[Any, list[Bucket]] = {}
         self._agreement = Agreement()
