@@ -30,13 +30,13 @@ print(time.process_time() - start)
 FIRST_STEPS = """
 import torch, steadynorm as sn
 model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-ours = sn.ScionC(sn.param_groups(model, output="2"), lr=0.01)
+ours = sn.ScionC(sn.param_groups(model, output="2"))
 theirs = sn.correct(torch.optim.AdamW(model.parameters(), weight_decay=0.1), skip=[model[2].weight])
 monitor = sn.Monitor(ours, model)
 for optimizer in (ours, theirs):
     model(torch.ones(3, 4)).square().sum().backward()
     optimizer.step()
-print(sn.__version__, len(monitor.measure()), sn.theory.steady_norm_sq(0.01, 0.08, 0.1, limit=True))
+print(sn.__version__, len(monitor.measure()), round(sn.theory.steady_norm_sq(0.01, 0.08, 0.1, limit=True), 9))
 """
 
 
