@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 OTHERS := .venv-integrations
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all test-integrations lint format bench docs clean
+.PHONY: help venv demo test test-all test-integrations lint format bench docs pictures clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -63,7 +63,12 @@ bench: $(VENV)/.bench ## step time, memory and accuracy side by side with the pe
 
 docs: $(STAMP) ## build the documentation into site/, warnings are errors
 	$(BIN)/python docs/experiments.py
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+pictures: $(STAMP) ## draw the pictures of README and docs anew, from the library's own functions
+	$(BIN)/python docs/pictures.py
+	$(BIN)/python docs/theory_pictures.py
+	$(BIN)/python examples/correct_adamw.py > docs/out/correct_adamw.txt
 
 clean: ## remove what make made
 	rm -rf $(VENV) $(OTHERS) site build dist .pytest_cache .ruff_cache

@@ -1,5 +1,26 @@
 """One thread: the tensors here are small, and two busy test runs on two cores would wait for each other."""
 
+import os
+import shutil
+from pathlib import Path
+
+import pytest
 import torch
 
+FLAGS = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    program = "/usr/bin/chromium" if Path("/usr/bin/chromium").exists() else shutil.which("chromium")
+    if program is None:
+        assert os.environ.get("STEADYNORM_REQUIRE_CHROMIUM") != "1", "Chromium is required and not installed"
+        pytest.skip("Chromium is not installed")
+    sync_api = pytest.importorskip("playwright.sync_api")
+    flags = [*FLAGS.split(), "--disable-component-update", "--disable-sync"]
+    with sync_api.sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=program, args=flags)
+        yield running
+        running.close()

@@ -235,3 +235,16 @@ def test_unfrozen_after_grouping_it_is_added_as_a_group():
     optimizer.add_param_group({**settings, "name": "late", "params": [("1.weight", model[1].weight)]})
     train(model, optimizer)
     assert not torch.equal(model[1].weight, before)
+
+
+@pytest.mark.parametrize(
+    ("setting", "other"), [("lr", 0.02), ("alpha", 0.05), ("steady_norm_sq", 5.0), ("weight_decay", 0.1)]
+)
+def test_a_setting_that_the_groups_would_hide_is_refused(setting, other):
+    """Told to groups and optimizer, and differently: the optimizer's would not be used."""
+    model = nn.Linear(4, 4)
+    groups = sn.param_groups(model, output=False, **{setting: 1.5 * other})
+    with pytest.raises(ValueError, match=f"would not be used.*param_groups.model, {setting}="):
+        sn.ScionC(groups, **{setting: other})
+    groups = sn.param_groups(model, output=False, **{setting: other})
+    assert sn.ScionC(groups, **{setting: other}).param_groups[0][setting] == other

@@ -650,7 +650,7 @@ def test_what_groups_were_not_told_the_optimizer_decides():
     for group in (hidden, output):
         for key in ("lr", "alpha", "weight_decay"):
             assert group[key] == right[group["name"]][key]
-    told = sn.ScionC(param_groups(mlp(), output="4", lr=0.03), lr=0.02).param_groups[0]
+    told = sn.ScionC(param_groups(mlp(), output="4", lr=0.03)).param_groups[0]
     assert told["lr"] == 0.03
     adam = sn.AdamC(param_groups(mlp(), output="4", kind="adam"), lr=3e-4, weight_decay=0.0).param_groups[0]
     assert (adam["lr"], adam["weight_decay"]) == (3e-4, 0.0)

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import re
-import shutil
 import sys
 import time
 from contextlib import contextmanager
@@ -20,22 +19,7 @@ from steadynorm import page
 from steadynorm.page import HeatMap, Page, Plot, Series, Table, Text, rendering
 
 EVIL = "<script>alert(1)</script>"
-FLAGS = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
 X = np.arange(50)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    program = "/usr/bin/chromium" if Path("/usr/bin/chromium").exists() else shutil.which("chromium")
-    if program is None:
-        assert os.environ.get("STEADYNORM_REQUIRE_CHROMIUM") != "1", "Chromium is required and not installed"
-        pytest.skip("Chromium is not installed")
-    sync_api = pytest.importorskip("playwright.sync_api")
-    flags = [*FLAGS.split(), "--disable-component-update", "--disable-sync"]
-    with sync_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=program, args=flags)
-        yield running
-        running.close()
 
 
 class View:

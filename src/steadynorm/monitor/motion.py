@@ -15,7 +15,7 @@ from steadynorm.monitor.layers import Layer
 from steadynorm.optim.scion import ScionC
 from steadynorm.theory import Filter, Overlap
 
-_LINEAR, _SIGN = theory.overlap("linear", None), theory.overlap("sign", None)
+_LINEAR = theory.overlap("linear", None)
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ MOTIONS = {
         lambda group: 1 - _betas(group)[1],
         lambda group: _lr(group) * math.sqrt(theory.lion_gain(*_betas(group))),
         lambda group: theory.lion(*_betas(group)),
-        lambda _: _SIGN,
+        lambda _: theory.overlap("sign", None),
         _elements,
     ),
     "adam": Motion(

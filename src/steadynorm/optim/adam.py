@@ -18,6 +18,7 @@ from steadynorm.optim.checks import (
     check_lr,
     check_range,
     refuse_unknown,
+    refuse_unused,
 )
 from steadynorm.optim.layout import local
 from steadynorm.optim.loading import load_exactly
@@ -70,9 +71,12 @@ class AdamC(torch.optim.AdamW):
         **unknown: Never,
     ):
         refuse_unknown(type(self).__name__, unknown)
+        own = {"lr": lr, "weight_decay": weight_decay}
+        params = settled(params, own)
+        refuse_unused(type(self), params, own)
         self._extra_defaults = {"peak_lr": peak_lr, "steady_norm_sq": steady_norm_sq, "check_finite": check_finite}
         super().__init__(
-            settled(params, {"lr": lr, "weight_decay": weight_decay}),
+            params,
             lr,
             betas,
             eps,
@@ -133,11 +137,11 @@ class AdamC(torch.optim.AdamW):
                 del self.found_inf, self._own_found_inf
         return loss
 
-    @torch.compiler.disable
+    @torch._disable_dynamo
     def _prepare(self) -> None:
         Correction(ADAM)(self)
 
-    @torch.compiler.disable
+    @torch._disable_dynamo
     def _withhold_non_finite(self) -> list[tuple[Tensor, Tensor]]:
         """Take non-finite gradients away, so that torch's step leaves those parameters alone; returns them."""
         check_dense_gradients(self)

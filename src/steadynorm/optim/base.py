@@ -17,7 +17,7 @@ from steadynorm.groups import settled
 from steadynorm.optim import distributed
 from steadynorm.optim.agreement import Agreement, Member
 from steadynorm.optim.buckets import Bucket, Parts, Rule, Work, finite_gradients, no_products, run
-from steadynorm.optim.checks import NonFiniteGradientError, check_dense_gradients, check_lr
+from steadynorm.optim.checks import NonFiniteGradientError, check_dense_gradients, check_lr, refuse_unused
 from steadynorm.optim.layout import is_dtensor, layout_of
 from steadynorm.optim.loading import load_exactly
 from steadynorm.optim.parameters import check_parameter, check_unchanged, name_of
@@ -40,10 +40,11 @@ class SteadyOptimizer(Optimizer, ABC):
     observed: Sequence[tuple[list[Tensor], Tensor]] = ()  # parameters, (3, parameters): <theta, u>, |u|^2, |theta|^2
 
     def __init__(self, params: ParamsT, defaults: Group, mesh: Any = None):
-        self.mesh = checked_mesh(mesh)
+        self.mesh, params = checked_mesh(mesh), settled(params, defaults)
+        refuse_unused(type(self), params, defaults)
         self._buckets: dict[Any, list[Bucket]] = {}
         self._agreement = Agreement()
-        super().__init__(settled(params, defaults), defaults)
+        super().__init__(params, defaults)
 
     # --- what a subclass fills in
 
@@ -115,7 +116,7 @@ class SteadyOptimizer(Optimizer, ABC):
             distributed.run_exchanging(exchanging, type(self).parts)  # pyright: ignore[reportCallIssue, reportArgumentType]
         return loss
 
-    @torch.compiler.disable
+    @torch._disable_dynamo
     def _prepare(self) -> tuple[list[Work], list[Work]]:
         """The host's part: checks and numbers first, so that an error leaves weights and state as they were.
 

@@ -1,13 +1,16 @@
 """What the optimizers refuse, and how they say it: optimizer, group, parameter."""
 
+import inspect
 import math
-from typing import Never
+from collections.abc import Mapping
+from typing import Any, Never
 
 import torch
 from torch.optim import Optimizer
 
 from steadynorm.decay import group_label
 from steadynorm.families import Group
+from steadynorm.groups import ParamGroups
 from steadynorm.optim.parameters import name_of
 
 
@@ -44,6 +47,20 @@ def refuse_unknown(class_name: str, unknown: dict[str, Never]) -> None:
         )
     if unknown:
         raise TypeError(f"{class_name} got an unexpected keyword argument {next(iter(unknown))!r}")
+
+
+def refuse_unused(optimizer: type[Optimizer], params: Any, given: Mapping[str, Any]) -> None:
+    """ValueError for a setting that would change nothing, because the groups of `param_groups` all bring their own."""
+    if not isinstance(params, ParamGroups):
+        return
+    usual = inspect.signature(optimizer).parameters
+    for key, value in given.items():
+        own = [group[key] for group in params if key in group]
+        if own and key in usual and value not in (usual[key].default, *own):
+            raise ValueError(
+                f"{optimizer.__name__}: {key}={value} would not be used, the groups have their own; "
+                f"pass it to them: param_groups(model, {key}={value})"
+            )
 
 
 def check_lr(lr: float) -> None:

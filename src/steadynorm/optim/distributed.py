@@ -127,7 +127,7 @@ class _Stage(NamedTuple):
     moving: Moving
 
 
-@torch.compiler.disable
+@torch._disable_dynamo
 @torch.no_grad()
 def run_exchanging(works: Sequence[Work], parts: Parts) -> None:
     """Carry out the step of buckets whose data moves. Every rank starts the same collectives in the same order."""

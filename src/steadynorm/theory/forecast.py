@@ -17,7 +17,7 @@ import numpy as np
 
 from steadynorm.theory.kernels import Floats, Overlap
 from steadynorm.theory.momentum import Filter, advance, check_alpha, check_beta, ema, lion, trace
-from steadynorm.theory.steady import SIGN, Kernel, as_kernel, eta_of
+from steadynorm.theory.steady import Kernel, as_kernel, eta_of, sign_kernel
 
 Series: TypeAlias = float | Sequence[float] | Floats
 
@@ -151,7 +151,7 @@ def forecast_lion(
     >>> len(forecast_lion(np.full(10, 1e-3), 1.0))
     10
     """
-    kernel = SIGN
+    kernel = sign_kernel()
     gamma, decay, b1, b2 = _series(lr=lr, weight_decay=weight_decay, beta1=beta1, beta2=beta2)
     filters = (
         lion(check_beta("beta1", one), check_beta("beta2", two))

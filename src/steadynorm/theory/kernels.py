@@ -73,10 +73,11 @@ class Overlap:
 def overlap(lmo: str, shape: Sequence[int] | None, *, blocks: int = 1) -> Overlap:
     """The overlap kernel of an lmo on a parameter of this shape.
 
-    lmo: "linear", "spectral", "spectral-transposed", "conv", "conv-tap", "sign", "embedding", "lion", "bias", "row",
-        "column", "adam".
-    shape: of the parameter; not needed for linear, adam, sign, embedding and lion.
-    blocks: the rows are this many independent matrices (fused QKV: 3).
+    Args:
+        lmo: "linear", "spectral", "spectral-transposed", "conv", "conv-tap", "sign", "embedding", "lion", "bias", "row",
+            "column", "adam".
+        shape: of the parameter; not needed for linear, adam, sign, embedding and lion.
+        blocks: the rows are this many independent matrices (fused QKV: 3).
 
     The spectral kernel is that of large Gaussian matrices (free probability); a matrix with one row or column is a
     normalised vector and gets that kernel, which is exact.

@@ -13,8 +13,12 @@ from steadynorm.theory.momentum import Correlation, check_alpha, check_beta, ema
 
 Kernel: TypeAlias = str | Overlap  # "linear" or an Overlap
 
-SIGN = overlap("sign", None)
 LINEAR = overlap("linear", None)
+
+
+def sign_kernel() -> Overlap:
+    """Lion's. Not a constant: summing its million modes, once, takes longer than importing all of this package."""
+    return overlap("sign", None)
 
 
 def momentum_gain(alpha: float, *, nesterov: bool = False) -> float:
@@ -119,7 +123,7 @@ def lion_steady_norm_sq(lr: float, weight_decay: float, beta1: float, beta2: flo
     >>> lion_steady_norm_sq(1e-4, 1.0, 0.9, 0.99) > steady_norm_sq(1e-4, 1.0, 1.0)
     True
     """
-    return _norm_sq(float(lr), eta_of(lr, weight_decay), SIGN, _lion(beta1, beta2))
+    return _norm_sq(float(lr), eta_of(lr, weight_decay), sign_kernel(), _lion(beta1, beta2))
 
 
 def lion_weight_decay_for(steady_norm_sq: float, lr: float, beta1: float, beta2: float) -> float:
@@ -130,7 +134,7 @@ def lion_weight_decay_for(steady_norm_sq: float, lr: float, beta1: float, beta2:
     0.01
     """
     correlation, lr, target = _lion(beta1, beta2), check_lr(lr), _check_target("steady_norm_sq", steady_norm_sq)
-    return _eta_for(target, lr, SIGN, correlation) / lr if lr > 0 else 0.0
+    return _eta_for(target, lr, sign_kernel(), correlation) / lr if lr > 0 else 0.0
 
 
 def lion_gain(beta1: float, beta2: float, *, eta: float = 0.0) -> float:
@@ -139,7 +143,7 @@ def lion_gain(beta1: float, beta2: float, *, eta: float = 0.0) -> float:
     >>> lion_gain(0.9, 0.99) > 1
     True
     """
-    return SIGN.gain_of(_lion(beta1, beta2), float(eta))
+    return sign_kernel().gain_of(_lion(beta1, beta2), float(eta))
 
 
 def adam_mean_square(lr: float, weight_decay: float, beta1: float = 0.9, *, limit: bool = False) -> float:

@@ -1,0 +1,49 @@
+"""Your AdamW, with one line more: the decay follows the learning rate, so the weight norm does not sink with it.
+
+python examples/correct_adamw.py [steps]
+"""
+
+import sys
+
+import torch
+from torch import nn
+
+import steadynorm as sn
+from steadynorm.data.sotu import sotu
+
+steps = int(sys.argv[1]) if len(sys.argv) > 1 else 1500
+text = torch.frombuffer(bytearray("".join(each.text for each in sotu()[-40:]).encode()), dtype=torch.uint8).long()
+
+
+def train(corrected: bool) -> tuple[list[float], float]:
+    """Guess the next byte from eight. The norm of a hidden layer after every step, and the last steps' mean loss."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Embedding(256, 16), nn.Flatten(),
+        nn.Linear(128, 128, bias=False), nn.LayerNorm(128), nn.GELU(),
+        nn.Linear(128, 128, bias=False), nn.LayerNorm(128), nn.GELU(),
+        nn.Linear(128, 256),
+    )  # fmt: skip
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=1.0)
+    if corrected:
+        sn.correct(optimizer, skip=[model[8].weight])  # the output layer keeps constant decay
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    norms, losses = [], []
+    for _ in range(steps):
+        sample = text[torch.randint(len(text) - 9, (32, 1)) + torch.arange(9)]
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(sample[:, :8]), sample[:, 8])
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        norms.append(model[5].weight.norm().item())
+        losses.append(loss.item())
+    last = losses[-max(1, steps // 10) :]
+    return norms, sum(last) / len(last)
+
+
+print("hidden layer's norm  half-way  at the end  loss")
+for corrected in (False, True):
+    norms, loss = train(corrected)
+    name = "corrected" if corrected else "AdamW"
+    print(f"{name:<19} {norms[steps // 2]:>9.2f} {norms[-1]:>11.2f} {loss:>5.2f}")

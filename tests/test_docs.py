@@ -1,0 +1,200 @@
+"""The documentation as readers meet it: code that runs, links that lead somewhere, pages that fetch nothing."""
+
+import doctest
+import functools
+import http.server
+import os
+import re
+import subprocess
+import sys
+import threading
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+import torch
+from torch import nn
+
+import steadynorm as sn
+
+ROOT = Path(__file__).parents[1]
+WIDTHS = {"desktop": 1280, "phone": 390}
+FIRST = ["index.html", "theory/index.html", "transformers/index.html", "api/optimizers/index.html"]  # the rest is slow
+
+
+# --- code
+
+BLOCK = re.compile(r"(?P<note><!-- not run: .+? -->\n+)?```python\n(?P<code>.*?)```", re.S)
+VALUE = re.compile(r"(?P<expression>[\w.]+\(.*\)(?:\[.*?\])?)\s+# (?P<value>-?\d+(?:\.\d+)?)(?::.*)?")
+SOURCES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").glob("*.md"))]
+
+
+class Language(nn.Module):
+    """What the pages call `model`: parts as small as they can be."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.up, self.lm_head = nn.Embedding(8, 4), nn.Linear(4, 4), nn.Linear(4, 8, bias=False)
+
+    def forward(self, tokens):
+        return self.lm_head(self.up(self.embed(tokens)))
+
+    def get_output_embeddings(self):
+        return self.lm_head
+
+
+def blocks(path: Path) -> list[str]:
+    """The python of a page that is to be run. What it includes from examples/ is run by test_examples.py."""
+    return [match["code"] for match in BLOCK.finditer(path.read_text()) if match["note"] is None]
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if blocks(path)], ids=lambda path: path.stem)
+def test_the_code_of_a_page_runs_and_says_what_it_gives(path, tmp_path, monkeypatch):
+    """All blocks one after the other, with a small `model`. `expression  # number` is compared."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model = Language()
+    tokens = torch.randint(8, (4, 3))
+    names = {
+        "sn": sn, "torch": torch, "AdamW": torch.optim.AdamW, "model": model,
+        "compute_loss": lambda model: nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()),
+    }  # fmt: skip
+    for code in blocks(path):
+        exec(compile(code, str(path), "exec"), names)
+        for line in code.splitlines():
+            if (match := VALUE.fullmatch(line)) is not None:
+                digits = len(match["value"].partition(".")[2])
+                assert round(eval(match["expression"], names), digits) == float(match["value"]), line
+
+
+# --- the site
+
+
+class Found(HTMLParser):
+    """What a page refers to and what can be referred to in it."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.anchors |= {value for key in ("id", "name") if (value := given.get(key))}
+        if tag == "a" and given.get("href"):
+            self.links.append(given["href"])
+        elif tag == "link" and given.get("rel") not in ("canonical", "next", "prev"):
+            self.loads.append(given["href"])
+        elif tag in ("script", "img", "iframe") and given.get("src"):
+            self.loads.append(given["src"])
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    pytest.importorskip("mkdocs")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(site) -> dict[Path, Found]:
+    return {path: Found(path.read_text()) for path in sorted(site.rglob("*.html")) if path.name != "404.html"}
+
+
+def test_no_link_is_dead_and_every_picture_is_there(site, pages):
+    dead = []
+    for path, found in pages.items():
+        for target in found.links + found.loads:
+            parts = urlsplit(target)
+            if parts.scheme or parts.netloc:
+                continue
+            to = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            to = to / "index.html" if to.is_dir() else to
+            if not to.exists() or (parts.fragment and to in pages and unquote(parts.fragment) not in pages[to].anchors):
+                dead.append(f"{path.relative_to(site)} -> {target}")
+    assert dead == []
+
+
+def test_nothing_is_loaded_from_elsewhere(pages):
+    assert {target for found in pages.values() for target in found.loads if urlsplit(target).netloc} == set()
+
+
+def test_formulas_are_drawn_and_none_is_left_as_source(pages):
+    """Without a script: MathML, made when the site is built."""
+    texts = {path.parent.name: path.read_text() for path in pages}
+    assert texts["theory"].count("<math") > 60
+    assert not [
+        name for name, text in texts.items() if "arithmatex" in text or re.search(r"\\[(\[]\s*\\?\w+[^<]*\\[)\]]", text)
+    ]
+
+
+def test_docstrings_become_markdown():
+    sys.path.insert(0, str(ROOT / "docs"))
+    docstrings = pytest.importorskip("docstrings")
+    sys.path.pop(0)
+    assert doctest.testmod(docstrings) == (0, 1)
+
+
+def test_every_public_name_is_in_the_reference(pages):
+    anchors = set().union(*(found.anchors for found in pages.values()))
+    modules = ("schedule", "theory", "Converted")  # described by their parts
+    assert [name for name in sn.__all__ if name not in modules and f"steadynorm.{name}" not in anchors] == []
+
+
+@pytest.fixture(scope="module")
+def address(site):
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=site))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def look(browser, address: str, page: str, width: int, shot: Path | None = None) -> list[str]:
+    """What is wrong with a page of this width: requests to others, errors, overflow, missing pictures, flat formulas."""
+    around = browser.new_context(viewport={"width": width, "height": 900})
+    tab, problems = around.new_page(), []
+    tab.on("console", lambda message: problems.append(f"console: {message.text}"))
+    tab.on("pageerror", lambda error: problems.append(f"error: {error}"))
+    tab.on(
+        "request", lambda request: request.url.startswith((address, "data:", "blob:")) or problems.append(request.url)
+    )
+    tab.goto(address + page, wait_until="networkidle")
+    if (over := tab.evaluate("document.documentElement.scrollWidth - innerWidth")) > 0:
+        problems.append(f"{over} pixels too wide")
+    problems += tab.evaluate("[...document.images].filter(i => !i.naturalWidth).map(i => `no picture: ${i.src}`)")
+    problems += tab.evaluate(
+        "[...document.querySelectorAll('math')].filter(m => m.getBoundingClientRect().height < 5).map(m => `flat: ${m.textContent}`)"
+    )
+    if shot is not None:
+        tab.screenshot(path=shot, full_page=True)
+    around.close()
+    return problems
+
+
+@pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
+@pytest.mark.parametrize("page", FIRST)
+def test_a_page_is_whole_offline_at_every_width(browser, address, page, width):
+    assert look(browser, address, page, width) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
+def test_all_pages_are_whole_offline_at_every_width(browser, address, site, pages, width):
+    names = [path.relative_to(site).as_posix() for path in pages]
+    wrong = {name: look(browser, address, name, width) for name in names}
+    assert {name: problems for name, problems in wrong.items() if problems} == {}

@@ -1,0 +1,103 @@
+"""The package as others get it: what importing it costs, what the wheel holds, that a clean environment is enough."""
+
+import re
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import steadynorm
+
+ROOT = Path(__file__).parents[1]
+LIMIT = 0.3  # seconds of importing beyond torch and numpy
+NEW_MODULES = """
+import sys, numpy, torch
+before = set(sys.modules)
+import steadynorm
+new = set(sys.modules) - before
+print(*sorted(n for n in new if n.split(".")[0] not in sys.stdlib_module_names | {"steadynorm", "numpy"}))
+"""
+SECONDS = """
+import time, numpy, torch
+start = time.process_time()
+import steadynorm
+print(time.process_time() - start)
+"""
+# What a user without any extra does.
+FIRST_STEPS = """
+import torch, steadynorm as sn
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+ours = sn.ScionC(sn.param_groups(model, output="2"))
+theirs = sn.correct(torch.optim.AdamW(model.parameters(), weight_decay=0.1), skip=[model[2].weight])
+monitor = sn.Monitor(ours, model)
+for optimizer in (ours, theirs):
+    model(torch.ones(3, 4)).square().sum().backward()
+    optimizer.step()
+print(sn.__version__, len(monitor.measure()), round(sn.theory.steady_norm_sq(0.01, 0.08, 0.1, limit=True), 9))
+"""
+
+
+def python(code: str, program: str | Path = sys.executable) -> str:
+    done = subprocess.run([program, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_importing_loads_nothing_but_torch_and_numpy_as_they_are():
+    """No torch._dynamo (seconds), no torch.distributed.tensor, none of the extras."""
+    assert python(NEW_MODULES) == ""
+
+
+@pytest.mark.slow
+def test_importing_takes_little_beyond_torch():
+    assert min(float(python(SECONDS)) for _ in range(5)) < LIMIT
+
+
+def test_versions_agree():
+    """The package's own is the only one that is typed; a development version has its release's place in the changelog."""
+    cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.M)
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert cited is not None and newest is not None
+    assert (cited[1], newest[1]) == (steadynorm.__version__, steadynorm.__version__.split(".dev")[0])
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    """A folder with the sdist, and the wheel made from that sdist."""
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run([sys.executable, "-m", "build", "--outdir", folder, ROOT], check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.slow
+def test_wheel_holds_the_package_and_its_data_only(built):
+    [wheel] = built.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    expected = {
+        path.relative_to(ROOT / "src").as_posix()
+        for path in (ROOT / "src" / "steadynorm").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {name for name in names if ".dist-info/" not in name} == expected
+    assert {"steadynorm/py.typed", "steadynorm/page/page.css"} <= expected
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert wheel.stat().st_size < 4_000_000  # most of it the State of the Union addresses
+
+
+@pytest.mark.slow
+def test_clean_environment_needs_torch_and_numpy_alone(built, tmp_path):
+    venv.create(tmp_path, with_pip=True)
+    program = tmp_path / "bin" / "python"
+    pip = [program, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", ROOT / "constraints.txt"]
+    [torch] = re.findall(r"^torch==\S+", (ROOT / "constraints.txt").read_text(), re.M)
+    [wheel] = built.glob("*.whl")
+    subprocess.run([*pip, torch], check=True, capture_output=True)
+    subprocess.run([*pip, wheel], check=True, capture_output=True)
+    assert python(FIRST_STEPS, program) == f"{steadynorm.__version__} 1 1.1875"
+    for module in ("plotly", "tyro", "rich", "tensorboard", "PIL", "scipy"):
+        assert python(f"import importlib.util as u; print(u.find_spec('{module}'))", program) == "None"
+    done = subprocess.run([tmp_path / "bin" / "steadynorm", "demo"], capture_output=True, text=True, timeout=300)
+    assert done.returncode != 0 and "steadynorm[report,train]" in done.stderr + done.stdout
