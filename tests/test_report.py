@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_page import EVIL, browser, opened  # noqa: F401
+from test_page import EVIL, opened
 
 from steadynorm import page, records, report
 from steadynorm.records import Recorder, RecordError, Run
@@ -266,7 +266,7 @@ def test_large_input_is_thinned(made):
 # In Chromium
 
 
-def test_report_in_chromium(browser, tmp_path):  # noqa: F811
+def test_report_in_chromium(browser, tmp_path):
     out = report.report([recorded(tmp_path / "a", "a", lr=1), recorded(tmp_path / "b", EVIL, lr=2)], tmp_path)
     assert out == tmp_path / "report.html"
     with opened(browser, out) as view:
@@ -288,7 +288,7 @@ def test_report_in_chromium(browser, tmp_path):  # noqa: F811
         view.until(narrow)
 
 
-def test_two_hundred_runs_open_within_seconds(browser, tmp_path):  # noqa: F811
+def test_two_hundred_runs_open_within_seconds(browser, tmp_path):
     at = np.arange(2000)
     keys = ("loss", "weight_norm", "forecast_norm", "grad_norm", "alignment", "lr", "alpha", "weight_decay")
     layers = {f"layer {i}": {"norm": 1 + at / 2000, "forecast": 1 + at / 2001} for i in range(6)}
