@@ -30,7 +30,6 @@ COLOURS = ("#1d4ed8", "#c2410c", "#15803d", "#7e22ce", "#0e7490", "#b91c1c", "#a
 MOST_PLOTS = 9
 STYLE = {"svg.hashsalt": "steadynorm", "svg.fonttype": "none", "font.size": 8, "axes.spines.top": False,
          "axes.spines.right": False, "figure.facecolor": "white", "lines.linewidth": 1.2}  # fmt: skip
-MARKS = dict(zip(VERDICTS, ("✅", "❌", "❔"), strict=True))
 
 
 def results(root: Path) -> Iterator[Path]:
@@ -77,7 +76,7 @@ def _page(folder: Path, outcome: Outcome) -> str:
         f"**{folder.name}**. The paper: {experiment.found}",
         f"![{experiment.title}](img/{folder.name}.svg)",
         "## Claims",
-        *(f"{MARKS[c.verdict]} **{c.verdict}**: {c.text}.\n{_cell(c.figure)}" for c in outcome.claims),
+        *(f"**{c.verdict}**: {c.text}.\n{_cell(c.figure)}" for c in outcome.claims),
         "## Numbers",
         *(_table(each) for each in outcome.blocks if isinstance(each, page.Table) and not each.folded),
         "## How it was made",
@@ -124,7 +123,7 @@ def _index(folders: Sequence[Path]) -> str:
         "data: a small ViT on CIFAR-10, a small GPT on the State of the Union addresses. A claim holds, or does not, by two "
         "standard errors over seeds beyond a stated margin; in between it is not testable at this scale, and the page says how "
         "many seeds would settle it. How to run them: [Experiments](../experiments.md); how learning rates and decays were chosen: [Calibration](calibration.md).",
-        _rows(("experiment", "shows", *(f"{MARKS[each]} {each}" for each in VERDICTS), "runs", "core minutes"), [*rows, summed]),
+        _rows(("experiment", "shows", *VERDICTS, "runs", "core minutes"), [*rows, summed]),
         "Runs that several experiments ask for are trained once, and counted in each.",
         f"Not run yet: {', '.join(waiting)}." if waiting else "",
     ]  # fmt: skip
