@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import steadynorm as sn
-from steadynorm.optim import buckets
+from steadynorm.optim import buckets, scion
 
 
 @pytest.fixture
@@ -160,3 +160,27 @@ def test_bf16_momentum_halves_the_state_and_stays_near():
     assert {state["momentum_buffer"].dtype for state in again.state.values()} == {torch.bfloat16}
     with pytest.raises(ValueError, match="momentum_dtype='int8'"):
         sn.Scion(parameters(), lmo="by-shape", momentum_dtype="int8")
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_bf16_momentum_widened_by_rows_is_the_same_as_widened_whole(nesterov, monkeypatch):
+    whole, by_rows = parameters(), parameters()
+    first = train(whole, momentum_dtype="bfloat16", nesterov=nesterov)
+    monkeypatch.setattr(scion, "_WIDENED", 7)
+    second = train(by_rows, momentum_dtype="bfloat16", nesterov=nesterov)
+    for a, b in zip(whole, by_rows, strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(first.state[a]["momentum_buffer"], second.state[b]["momentum_buffer"])
+
+
+def test_bf16_momentum_is_the_rounded_momentum_of_its_formula():
+    """m_1 = a g and x = m_1; with Nesterov x = (1-a) m_1 + a g, of the momentum before it is rounded."""
+    for nesterov in (False, True):
+        p = torch.nn.Parameter(torch.zeros(5))
+        p.grad = torch.tensor([1.0, -2.0, 3.0, 1e-3, 7.0])
+        optimizer = sn.Scion([p], lr=0.5, lmo="bias", momentum_dtype="bfloat16", nesterov=nesterov, alpha=0.3)
+        for _ in range(2):
+            optimizer.step()
+        m1 = (0.3 * p.grad).bfloat16()
+        m2 = torch.lerp(m1.float(), p.grad, 0.3)
+        assert torch.equal(optimizer.state[p]["momentum_buffer"], m2.bfloat16())

@@ -170,21 +170,25 @@ def _steps_on_gram(y: Tensor, quintics: Sequence[Quintic], tall: bool) -> Tensor
     """The same on the small matrix R = y y^T: with P = a I + b R + c R^2, Q <- P Q and R <- P R P, then y <- Q y.
 
     All of them are polynomials of one R, so they commute and every product is symmetric. R's small eigenvalues drown
-    in bf16 rounding after two steps (without a restart the iteration diverges): then y <- Q y and R anew.
+    in bf16 rounding after two steps (without a restart the iteration diverges): then y <- Q y and R anew. y is
+    overwritten: of the long matrices there are two at a time.
     """
+    spare = None
     for k in range(0, len(quintics), 2):
         gram = _symmetric(y, y.mT)
         q = _first_polynomial(gram, quintics[0]) if k == 0 else _polynomial(gram, quintics[k])
         if k + 1 < len(quintics):
             gram = _symmetric(_symmetric(q, gram), q)
             q = _symmetric(_polynomial(gram, quintics[k + 1]), q)
-        y = _apply(q, y, tall and k + 2 >= len(quintics))
+        y, spare = _apply(q, y, tall and k + 2 >= len(quintics), spare), y
     return y
 
 
-def _apply(p: Tensor, y: Tensor, transpose: bool) -> Tensor:
-    """p y, or (p y)^T = y^T p for the symmetric p: laid out as it is wanted."""
-    return y.mT @ p if transpose else p @ y
+def _apply(p: Tensor, y: Tensor, transpose: bool, spare: Tensor | None = None) -> Tensor:
+    """p y, or (p y)^T = y^T p for the symmetric p: laid out as it is wanted; in the memory of `spare`, of y's shape."""
+    if spare is None or spare.ndim > 2:
+        return y.mT @ p if transpose else p @ y
+    return torch.mm(y.mT, p, out=spare.mT) if transpose else torch.mm(p, y, out=spare)
 
 
 def _polynomial(gram: Tensor, quintic: Quintic) -> Tensor:
@@ -202,7 +206,7 @@ def _first_polynomial(gram: Tensor, quintic: Quintic) -> Tensor:
     exact = torch.float64 if gram.dtype == torch.float64 else torch.float32
     size = torch.linalg.vector_norm(square, dim=(-2, -1), keepdim=True, dtype=exact)
     inverse = torch.where(size > 0, size.pow(-0.25), 0.0)
-    out = torch.addcmul(square * (c * inverse**5), gram.to(exact), b * inverse**3)
+    out = (square * (c * inverse**5)).addcmul_(gram.to(exact), b * inverse**3)
     out.diagonal(dim1=-2, dim2=-1).add_(a * inverse.squeeze(-1))
     return out.to(gram.dtype)
 
@@ -213,9 +217,8 @@ def _symmetric(a: Tensor, b: Tensor) -> Tensor:
     if a.ndim > 2 or side < _ALONE or a.device.type != "cpu":
         return a @ b
     out = a.new_empty(side, side)
-    width = (
-        _BLOCK if side > 4 * _BLOCK else (side + 1) // 2
-    )  # few calls where they are short: threads share the interpreter
+    long = side > 4 * _BLOCK or a.shape[-1] >= 2 * side
+    width = _BLOCK if long else (side + 1) // 2  # few calls where they are short: threads share the interpreter
     for low in range(0, side, width):
         high = min(low + width, side)
         torch.mm(a[low:high], b[:, :high], out=out[low:high, :high])

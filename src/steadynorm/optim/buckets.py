@@ -29,7 +29,7 @@ class Batch(NamedTuple):
 
     theta: Tensor  # (batch, *shape), at least fp32
     raw_grad: Tensor  # as it came
-    state: State
+    state: State  # in the dtype it is kept in
     live: Tensor  # (batch, 1, ...): 1 where the gradient was finite; where 0, theta and state must stay as they are
     maximize: bool
     scratch: Tensor  # like theta, of no value: where grad() goes, and what comes of it may
@@ -162,7 +162,7 @@ def _run_piece(piece: Piece) -> None:
         batch = Batch(
             theta,
             grad,
-            {key: stack(tensors).to(exact) for key, tensors in lists.items()},
+            {key: stack(tensors) for key, tensors in lists.items()},
             finite.to(exact).view(-1, *[1] * (grad.ndim - 1)),
             work.maximize,
             _scratch(theta),

@@ -160,7 +160,7 @@ def _direct(work: Work, which: slice, counts: tuple[int, ...], parts: Parts) -> 
     x = torch.empty(len(grads), *grads[0].shape, dtype=travels, device=grads[0].device)  # (batch, *my box)
     for some in _subsets(grads):
         grad = single.stack(grads[some])
-        state = {key: single.stack(tensors[some]).to(exact) for key, tensors in lists.items()}
+        state = {key: single.stack(tensors[some]) for key, tensors in lists.items()}
         scratch = torch.empty(grad.shape, dtype=exact, device=grad.device)
         batch = Batch(scratch, grad, state, live[some], work.maximize, scratch)
         x[some].copy_(parts.direction(batch, work.scalars, work.bucket.settings))

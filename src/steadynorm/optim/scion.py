@@ -14,6 +14,7 @@ from steadynorm.optim.buckets import Batch, Bucket, Parts, Scalars
 from steadynorm.optim.checks import check_eta, check_lr, check_range, refuse_unknown
 from steadynorm.polar import Polar
 
+_WIDENED = 1 << 18  # elements of momentum kept in bf16 that are widened at a time
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -31,8 +32,20 @@ def _direction(batch: Batch, scalars: Scalars, settings: ScionSettings) -> Tenso
     """m_t = (1-a) m + a g;  x = m_t, Nesterov (1-a) m_t + a g."""
     alpha, m = scalars["alpha"] * batch.live, batch.state["momentum_buffer"]
     grad = batch.grad()
+    if m.dtype != grad.dtype:
+        return _from_kept(m, grad, alpha, settings.nesterov)
     m.lerp_(grad, alpha)
     return grad.lerp_(m, 1 - alpha) if settings.nesterov else m
+
+
+def _from_kept(m: Tensor, grad: Tensor, alpha: Tensor, nesterov: bool) -> Tensor:
+    """The same with momentum kept in another dtype: x in place of grad, by rows, so that m is never there twice."""
+    rows = max(1, _WIDENED * grad.shape[1] // max(1, grad.numel())) if grad.ndim > 1 else len(grad)
+    along = min(1, grad.ndim - 1)
+    for kept, x in zip(m.split(rows, along), grad.split(rows, along), strict=True):
+        wide = kept.to(x.dtype).lerp_(x, alpha)
+        torch._foreach_copy_([kept, x], [wide, torch.lerp(x, wide, 1 - alpha) if nesterov else wide])
+    return grad
 
 
 def _update(x: Tensor, settings: ScionSettings, out: Tensor | None) -> Tensor:
