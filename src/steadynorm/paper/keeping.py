@@ -13,7 +13,8 @@ POINTS = 64  # records kept of each run
 DIGITS = 6  # of a number
 ALWAYS = ("val_loss", "val_accuracy")
 OUTPUTS = ("head.weight", "embedding.weight")  # the output layer's weight: ViT, GPT (tied)
-DERIVED = {"hidden_norm": "norm", "hidden_forecast": "forecast"}  # over all layers but the output's weight
+DERIVED = {"hidden_norm": "norm", "hidden_forecast": "forecast"}  # of over_hidden
+VECTOR_DECAY = "weight_decay/vector"  # what gains and biases decay by, where they are a group of their own
 
 
 def keep(run: Run, path: Path, name: str, columns: Sequence[str], layers: Sequence[str] = ()) -> None:
@@ -34,8 +35,14 @@ def keep(run: Run, path: Path, name: str, columns: Sequence[str], layers: Sequen
 
 
 def over_hidden(run: Run, quantity: str) -> np.ndarray:
-    """l2 norm over all layers but the output's weight, at every step."""
-    parts = [each[quantity] for layer, each in run.layers.items() if layer not in OUTPUTS and quantity in each]
+    """l2 norm over all layers but the output's weight, at every step; without vectors that are not decayed.
+
+    Gains of normalisation layers start at one and stay near it: undecayed, they would hide what the matrices do.
+    """
+    decay = run.columns.get(VECTOR_DECAY)
+    matrices_only = decay is not None and not (decay > 0).any()
+    hidden = [each for layer, each in run.layers.items() if layer not in OUTPUTS and quantity in each]
+    parts = [each[quantity] for each in hidden if not matrices_only or np.isfinite(each.get("spectral", np.nan)).any()]
     return np.sqrt(sum(np.square(part) for part in parts)) if parts else np.full(len(run.steps), np.nan)
 
 

@@ -36,7 +36,6 @@ class Setting:
     adam_decay: float = math.nan
     adamc_decay: float = math.nan  # AdamC's in units of AdamW's
     norm_decay: float = 1.0  # figures of norms: decay in units of the baseline's, so that a run has ten half-lives
-    adam_norm_decay: float = 1.0
     warmup: int = 0  # of the Adam family
     data: str = ""  # what `steadynorm data get` calls it; "": given by a path, or embedded
     seconds_per_step: float = math.nan  # one thread of the machine the desk runs were made on
@@ -142,7 +141,6 @@ VIT = {
         adam_decay=0.5,
         adamc_decay=1.5,
         norm_decay=2.5,  # eta = 6.25e-3
-        adam_norm_decay=5.0,  # eta = 5e-3
         warmup=40,
         data="cifar10",
         seconds_per_step=0.048,
