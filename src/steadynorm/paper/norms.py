@@ -123,9 +123,9 @@ def why_it_moves(runs: Runs, corrected: str, constant: str) -> Claim:
     """Where the corrected norm is not as stable as it should be: is it the schedule, or are the updates not independent?"""
     rise = AGAINST_FORECAST[RISE]
     return claim(
-        f"Ours, why: updates independent of each other would leave the norm of {corrected} where it is (within {NOTHING:g} %); "
-        "real ones, which in part undo those before, keep it below that, and less so as the lr falls: with both optimizers "
-        "measured / forecast rises towards the end",
+        f"Ours, why: updates independent of each other would leave the norm of {corrected} where it is (within {NOTHING:g} %). "
+        "Real ones are not: with both optimizers measured / forecast rises towards the end, as the lr falls; of the fall "
+        "that constant decay brings, this hides a part",
         lambda: every([
             within(estimate(runs.values(growth("hidden_forecast"), corrected)), NOTHING, "drift of the forecast", " %"),
             *(at_least(estimate(runs.values(rise, arm)), 0.0, f"rise of measured / forecast, {arm},", " %")
