@@ -17,6 +17,8 @@ import torch
 from torch import nn
 
 import steadynorm as sn
+from steadynorm.train.config import Optim
+from steadynorm.train.recipes import GPT_124M, GPT_DESK
 
 ROOT = Path(__file__).parents[1]
 WIDTHS = {"desktop": 1280, "phone": 390}
@@ -205,3 +207,27 @@ def test_all_pages_are_whole_offline_at_every_width(browser, address, site, page
     names = [path.relative_to(site).as_posix() for path in pages]
     wrong = {name: look(browser, address, name, width) for name in names}
     assert {name: problems for name, problems in wrong.items() if problems} == {}
+
+
+def test_settings_to_start_from_are_those_of_the_recipes():
+    """docs/transformers.md: lr, output lr, alpha, C² and the decay it means, row by row."""
+    text = (ROOT / "docs" / "transformers.md").read_text()
+    rows = {name.strip(): cells.split("|") for name, cells in re.findall(r"^\| ([^|]*) \|(.*)\|$", text, re.MULTILINE)}
+    scionc = sn.ScionC([torch.nn.Parameter(torch.zeros(2, 2))], lmo="spectral").defaults
+    default = Optim(
+        "scionc", scionc["lr"], 20 * scionc["lr"], None, None, scionc["steady_norm_sq"], alpha=scionc["alpha"]
+    )
+    expected = {"default": default, "the paper's NanoGPT": GPT_124M.optim, "our desk GPT ([training](training.md))": GPT_DESK.optim}  # fmt: skip
+    for name, optim in expected.items():
+        lr, output_lr, alpha, target, decay = (
+            cell.strip().replace("2⁻¹² · 50", "0.01220703125") for cell in rows[name]
+        )
+        assert float(lr) == optim.lr
+        assert optim.output_lr == pytest.approx(
+            float(output_lr.removesuffix(" lr")) * (optim.lr if "lr" in output_lr else 1)
+        )
+        assert float(alpha) == optim.alpha
+        assert float(target) == pytest.approx(optim.steady_norm_sq, rel=1e-3)
+        assert float(decay) == pytest.approx(
+            sn.theory.weight_decay_for(optim.steady_norm_sq, optim.lr, optim.alpha), rel=0.01
+        )
