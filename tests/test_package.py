@@ -101,3 +101,16 @@ def test_clean_environment_needs_torch_and_numpy_alone(built, tmp_path):
         assert python(f"import importlib.util as u; print(u.find_spec('{module}'))", program) == "None"
     done = subprocess.run([tmp_path / "bin" / "steadynorm", "demo"], capture_output=True, text=True, timeout=300)
     assert done.returncode != 0 and "steadynorm[report,train]" in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["train", "gpt", "--help"], ["paper", "list"]], ids=" ".join)
+def test_a_reader_that_has_seen_enough_gets_no_traceback(arguments):
+    """`steadynorm ... | head -1`; rich says 1, we 141."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "steadynorm.cli", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as run:
+        assert run.stdout is not None and run.stderr is not None
+        run.stdout.close()
+        errors = run.stderr.read().decode()
+    assert run.returncode in (1, 141)
+    assert errors == ""

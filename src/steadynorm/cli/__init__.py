@@ -22,14 +22,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv == ["--version"]:
         print(f"steadynorm {__version__}")
         return 0
-    command = tyro.cli(
-        Command,
-        prog="steadynorm",
-        description="Corrected decoupled weight decay: the norm stays where you put it.",
-        args=argv or ["--help"],
-    )
     try:
-        return execute(command) or 0
+        command = tyro.cli(
+            Command,
+            prog="steadynorm",
+            description="Corrected decoupled weight decay: the norm stays where you put it.",
+            args=argv or ["--help"],
+        )
+        status = execute(command) or 0
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # `steadynorm ... | head` has seen enough; what is left must not fail at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt as stop:
         print(f"steadynorm: {stop or 'interrupted'}", file=sys.stderr)
         return 130
