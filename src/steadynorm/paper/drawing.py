@@ -19,6 +19,10 @@ Paper = Mapping[tuple[str, int], tuple[float, float]]  # arm, budget -> mean, sa
 LABELS = {
     "hidden_norm": "Norm of all layers but the output",
     "hidden_forecast": "Forecast norm of all layers but the output",
+    "matrix_norm": "Norm of all matrices but the output",
+    "matrix_forecast": "Forecast norm of all matrices but the output",
+    "vector_norm": "Norm of biases and gains",
+    "vector_forecast": "Forecast norm of biases and gains",
 }
 
 

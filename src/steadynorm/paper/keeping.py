@@ -13,14 +13,19 @@ POINTS = 64  # records kept of each run
 DIGITS = 6  # of a number
 ALWAYS = ("val_loss", "val_accuracy")
 OUTPUTS = ("head.weight", "embedding.weight")  # the output layer's weight: ViT, GPT (tied)
-DERIVED = {"hidden_norm": "norm", "hidden_forecast": "forecast"}  # of over_hidden
+# column -> quantity and layers of over_hidden
+DERIVED = {
+    f"{layers}_{name}": (quantity, layers)
+    for layers in ("hidden", "matrix", "vector")
+    for name, quantity in (("norm", "norm"), ("forecast", "forecast"))
+}
 VECTOR_DECAY = "weight_decay/vector"  # what gains and biases decay by, where they are a group of their own
 
 
 def keep(run: Run, path: Path, name: str, columns: Sequence[str], layers: Sequence[str] = ()) -> None:
     """Write a run's slim records: `columns`, the validation, and these quantities of every layer."""
     wanted = {key: run.columns[key] for key in (*columns, *ALWAYS) if key in run.columns}
-    wanted |= {key: over_hidden(run, DERIVED[key]) for key in columns if key in DERIVED}
+    wanted |= {key: over_hidden(run, *DERIVED[key]) for key in columns if key in DERIVED}
     parts = {layer: {q: each[q] for q in layers if q in each} for layer, each in run.layers.items()} if layers else {}
     everything = [*wanted.values(), *(values for part in parts.values() for values in part.values())]
     rows = np.flatnonzero(np.isfinite(np.array(everything)).any(axis=0)) if everything else np.arange(0)
@@ -34,16 +39,25 @@ def keep(run: Run, path: Path, name: str, columns: Sequence[str], layers: Sequen
             recorder.write({"step": step, **_at(slim.columns, i), **extra})
 
 
-def over_hidden(run: Run, quantity: str) -> np.ndarray:
-    """l2 norm over all layers but the output's weight, at every step; without vectors that are not decayed.
+def over_hidden(run: Run, quantity: str, layers: str = "hidden") -> np.ndarray:
+    """l2 norm over all layers but the output's weight, at every step; of "matrix" or "vector" ones alone, where asked.
 
-    Gains of normalisation layers start at one and stay near it: undecayed, they would hide what the matrices do.
+    "hidden" leaves out vectors that are not decayed: gains of normalisation layers start at one and stay near it, and
+    would hide what the matrices do.
     """
     decay = run.columns.get(VECTOR_DECAY)
-    matrices_only = decay is not None and not (decay > 0).any()
-    hidden = [each for layer, each in run.layers.items() if layer not in OUTPUTS and quantity in each]
-    parts = [each[quantity] for each in hidden if not matrices_only or np.isfinite(each.get("spectral", np.nan)).any()]
+    if layers == "hidden" and decay is not None and not (decay > 0).any():
+        layers = "matrix"
+    parts = [
+        each[quantity]
+        for name, each in run.layers.items()
+        if name not in OUTPUTS and quantity in each and layers in ("hidden", _kind(each))
+    ]
     return np.sqrt(sum(np.square(part) for part in parts)) if parts else np.full(len(run.steps), np.nan)
+
+
+def _kind(layer: Mapping[str, np.ndarray]) -> str:
+    return "matrix" if np.isfinite(layer.get("spectral", np.nan)).any() else "vector"
 
 
 def _time(run: Run) -> dict[str, np.ndarray]:
