@@ -670,3 +670,35 @@ def test_checkpoint_of_another_optimizer_is_refused():
         optimizer.load_state_dict(saved.state_dict())
     assert_same(snapshot(optimizer, params), before)
     assert optimizer.param_groups[0]["lmo"] == "spectral"
+
+
+# --- large numbers
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("shape", [(), (1,), (3,)])
+def test_adam_skips_a_gradient_whose_square_overflows(shape, foreach):
+    """A single element too: its 2-norm takes no square, so that alone does not tell."""
+    p = nn.Parameter(torch.ones(shape))
+    optimizer = sn.AdamC([p], lr=0.1, foreach=foreach)
+    p.grad = torch.full(shape, 1e30)
+    optimizer.step()
+    assert torch.equal(p, torch.ones(shape))
+    assert optimizer.skipped_steps().item() == 1
+    assert all(value.isfinite().all() for value in optimizer.state[p].values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_renormalized_weights_and_gradients_may_be_too_large_to_square(dtype):
+    """The norm obeys the algorithm where |theta|^2 is no fp32 number, and a huge gradient is a direction."""
+    p = nn.Parameter(torch.tensor([3e30, 4e30], dtype=dtype))
+    optimizer = sn.RenormalizedAdamW([p], lr=0.1, weight_decay=0.5)
+    p.grad = torch.tensor([-4.0, 3.0], dtype=dtype)
+    optimizer.step()
+    assert p.double().norm().item() == pytest.approx(0.95 * 5e30, rel=0.01)
+    p = nn.Parameter(torch.tensor([3.0, 4.0], dtype=dtype))
+    optimizer = sn.RenormalizedAdamW([p], lr=0.1, weight_decay=0.0)
+    p.grad = torch.tensor([-4e30, 3e30], dtype=dtype)  # u = (-1, 1), along the weights 0.2
+    optimizer.step()
+    assert p.double().norm().item() == pytest.approx(5 - 0.1 * 0.2, rel=0.01)
+    assert all(value.isfinite().all() for value in optimizer.state[p].values())

@@ -213,9 +213,9 @@ def _adamw_step() -> Callable[[torch.optim.AdamW], Any]:
 
 def _finite(grads: list[Tensor], dtype: torch.dtype) -> Tensor:
     """Whether each gradient is finite, (gradients,). By the 2-norm, the fast one: where the sum of squares overflows,
-    Adam's second moment would too."""
+    Adam's second moment would too. Squared, because the norm of a single element takes no square."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    return torch.stack(torch._foreach_norm(grads, 2.0, dtype=wide)).isfinite()
+    return torch.stack(torch._foreach_norm(grads, 2.0, dtype=wide)).square().isfinite()
 
 
 def _alike(params: list[Tensor]) -> dict[tuple[torch.device, torch.dtype], list[Tensor]]:
