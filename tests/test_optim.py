@@ -702,3 +702,12 @@ def test_renormalized_weights_and_gradients_may_be_too_large_to_square(dtype):
     optimizer.step()
     assert p.double().norm().item() == pytest.approx(5 - 0.1 * 0.2, rel=0.01)
     assert all(value.isfinite().all() for value in optimizer.state[p].values())
+
+
+def test_renormalized_step_at_lr_zero_changes_no_bit_in_fp64():
+    """The algorithm divides by |theta| + eps, which in fp64 is not |theta|."""
+    p = nn.Parameter(torch.tensor([3.0, 4.0], dtype=FP64))
+    optimizer = sn.RenormalizedAdamW([p], lr=0.0)
+    p.grad = torch.tensor([1.0, 2.0], dtype=FP64)
+    optimizer.step()
+    assert torch.equal(p, torch.tensor([3.0, 4.0], dtype=FP64))

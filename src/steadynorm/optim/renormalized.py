@@ -34,7 +34,7 @@ def renormalized_rule(batch: Batch, scalars: Scalars, settings: Any) -> None:
     decay_and_step_(theta, u, eta, gamma, batch.products)
     (after,) = _layer_sums(batch, (theta / unit).square())
     scale = (size - gamma * along).abs() / (after.sqrt() * unit + eps)
-    theta.mul_(torch.where((size >= eps) & (live > 0), scale, 1.0))
+    theta.mul_(torch.where((size >= eps) & (gamma > 0), scale, 1.0))  # lr = 0: not one bit, for all eps
 
 
 def _squarable(grad: Tensor) -> Tensor:
