@@ -711,3 +711,33 @@ def test_renormalized_step_at_lr_zero_changes_no_bit_in_fp64():
     p.grad = torch.tensor([1.0, 2.0], dtype=FP64)
     optimizer.step()
     assert torch.equal(p, torch.tensor([3.0, 4.0], dtype=FP64))
+
+
+# --- torch's fused kernel goes by memory, not by strides
+
+
+def test_fused_adam_refuses_a_view_with_gaps_and_leaves_them_alone():
+    """torch's own AdamW(fused=True) writes over what lies between the elements (2.13, CPU)."""
+    base = torch.randn(4, 3, 2)
+    before = base.clone()
+    with pytest.raises(ValueError, match=r"group 0: 'view' is a view with gaps.*fused"):
+        sn.AdamC([("view", nn.Parameter(base[..., 0]))], fused=True)
+    p = nn.Parameter(base[..., 0])
+    optimizer = sn.AdamC([p])
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert torch.equal(base[..., 1], before[..., 1])
+    assert not torch.equal(base[..., 0], before[..., 0])
+
+
+def test_fused_adam_takes_gradients_of_other_strides():
+    values = torch.randn(5, 4)
+    turned, plain = nn.Parameter(values.mT.contiguous().mT), nn.Parameter(values.clone())
+    for p, fused in ((turned, True), (plain, False)):
+        optimizer = sn.AdamC([p], lr=0.1, fused=fused)
+        for t in range(3):
+            p.grad = noise("p", t, p.shape).float()
+            given = p.grad
+            optimizer.step()
+            assert p.grad is given
+    torch.testing.assert_close(turned, plain)
