@@ -66,7 +66,8 @@ def test_the_paper_s_gain_is_the_linear_kernel_s(alpha, nesterov):
 
 
 @prop(
-    fast=150,
+    fast=100,
+    slow=FEWER,
     kind=st.sampled_from(["ema", "nesterov", "trace", "lion"]),
     one=st.floats(0, 0.99),
     two=st.floats(0, 0.99),
