@@ -741,3 +741,14 @@ def test_fused_adam_takes_gradients_of_other_strides():
             optimizer.step()
             assert p.grad is given
     torch.testing.assert_close(turned, plain)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.5, math.nan])
+def test_a_bad_alpha_at_step_time_is_refused_with_trace_too(alpha):
+    p = nn.Parameter(torch.ones(2))
+    optimizer = sn.SGDC([p], trace=True)
+    optimizer.param_groups[0]["alpha"] = alpha
+    p.grad = torch.ones(2)
+    with pytest.raises(ValueError, match=r"group 0: alpha="):
+        optimizer.step()
+    assert torch.equal(p, torch.ones(2))
