@@ -32,8 +32,8 @@ $(VENV)/.chromium: $(STAMP)
 test: $(VENV)/.chromium ## the test suite without the slow part
 	$(BIN)/python -m pytest -m 'not slow'
 
-test-all: $(VENV)/.chromium test-integrations ## the whole test suite
-	$(BIN)/python -m pytest
+test-all: $(VENV)/.chromium test-integrations ## the whole test suite, properties on 20,000 examples
+	HYPOTHESIS_PROFILE=slow $(BIN)/python -m pytest --hypothesis-seed=0
 
 # Their dependencies are many and narrow: an environment of its own keeps them away from the main one.
 $(OTHERS)/.installed: pyproject.toml constraints.txt

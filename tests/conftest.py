@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,3 +25,12 @@ def browser():
         running = playwright.chromium.launch(executable_path=program, args=flags)
         yield running
         running.close()
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """How many examples the properties were tried on, if they were."""
+    trying = sys.modules.get("trying")  # tests/properties/trying.py
+    if trying is not None and trying.TRIED:
+        total, properties = sum(trying.TRIED.values()), len(trying.TRIED)
+        line = f"properties: {total:,} examples of {properties} properties (profile {trying.PROFILE})"
+        terminalreporter.write_line(line)

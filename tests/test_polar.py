@@ -62,6 +62,13 @@ def test_scale_of_the_input_does_not_matter(method, shape):
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("power", [-1000, -500, -130, 130, 500, 1000])
+def test_scale_of_an_fp64_input_does_not_matter_at_all(method, power):
+    x = torch.randn(2, 5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    assert torch.allclose(polar(x * 2.0**power, method=method), polar(x, method=method), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_transpose_of_a_matrix_gives_the_transpose(method):
     x = torch.randn(3, 10, 24, dtype=torch.float64)
     assert torch.allclose(polar(x.mT, method=method), polar(x, method=method).mT, atol=1e-12)

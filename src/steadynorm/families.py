@@ -17,6 +17,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from steadynorm import theory
+from steadynorm.theory.momentum import check_alpha
 
 Group = dict[str, Any]
 Momentum = float | list[float]
@@ -82,7 +83,7 @@ def _ema_target(target: float, lr: float, group: Group, kernel: theory.Overlap |
 
 ADAM = Family("adam", target=lambda target, lr, *_: theory.adam_weight_decay_for(target, lr))
 OTHER = Family("other")
-SGD = Family("sgd", _alpha, lambda alpha, group: alpha**-2 if group.get("trace") else 1.0)
+SGD = Family("sgd", _alpha, lambda alpha, group: check_alpha(alpha) ** -2 if group.get("trace") else 1.0)
 MUON = Family("muon", _alpha, _ema_gain, _ema_target, lmo="spectral")
 SCION = Family("scion", _alpha, _ema_gain, _ema_target)
 LION = Family(

@@ -114,7 +114,8 @@ def _polar(x: Tensor, quintics: Sequence[Quintic], working: torch.dtype, out: Te
 
 def _scaled(x: Tensor, working: torch.dtype, exact: torch.dtype) -> Tensor:
     """A copy in the working dtype, times the power of two that brings the largest entry to [0.5, 1): no rounding."""
-    power = torch.exp2(-torch.frexp(_largest(x).to(exact)).exponent.clamp(min=-120).to(exact))
+    least = -1000 if exact == torch.float64 else -120  # 2^-least is a number
+    power = torch.exp2(-torch.frexp(_largest(x).to(exact)).exponent.clamp(min=least).to(exact))
     return x.to(working, copy=True).mul_(power.to(working))
 
 

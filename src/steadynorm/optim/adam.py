@@ -20,7 +20,7 @@ from steadynorm.optim.checks import (
     refuse_unknown,
     refuse_unused,
 )
-from steadynorm.optim.layout import local
+from steadynorm.optim.layout import is_dtensor, local
 from steadynorm.optim.loading import load_exactly
 from steadynorm.optim.parameters import check_parameter, check_unchanged, name_of
 from steadynorm.optim.relative import base_from_plain_checkpoint
@@ -102,6 +102,11 @@ class AdamC(torch.optim.AdamW):
             group.update(group_keys(group, ADAM))
             for k, p in enumerate(group["params"]):
                 check_parameter(p, name_of(group, k))
+                if group["fused"] and _has_gaps(p):
+                    raise ValueError(
+                        f"{name_of(group, k)} is a view with gaps, over which torch's fused kernel writes; make it "
+                        "contiguous or leave fused= out"
+                    )
         except ValueError as error:
             self.param_groups.pop()
             raise ValueError(f"AdamC, {group_label(len(self.param_groups), group)}: {error}") from None
@@ -143,7 +148,8 @@ class AdamC(torch.optim.AdamW):
 
     @torch._disable_dynamo
     def _withhold_non_finite(self) -> list[tuple[Tensor, Tensor]]:
-        """Take non-finite gradients away, so that torch's step leaves those parameters alone; returns them."""
+        """Take non-finite gradients away, so that torch's step leaves those parameters alone, and those of other strides
+        than a fused step can read; returns them."""
         check_dense_gradients(self)
         for index, group in enumerate(self.param_groups):
             for k, p in enumerate(group["params"]):
@@ -170,6 +176,11 @@ class AdamC(torch.optim.AdamW):
             torch._foreach_add_([self.state[p]["skipped"] for p in params], list(finite.logical_not().long().unbind(0)))
         for p, _ in withheld:
             p.grad = None
+        for group in self.param_groups:
+            for p in group["params"] if group["fused"] else ():
+                if p.grad is not None and not is_dtensor(p) and p.grad.stride() != p.stride():
+                    withheld.append((p, p.grad))  # torch's fused kernel goes by memory, not by strides
+                    p.grad = torch.empty_like(p).copy_(p.grad)
         return withheld
 
     def _agreed(self, found: list[_Found]) -> list[_Found]:
@@ -203,6 +214,13 @@ class AdamC(torch.optim.AdamW):
         base_from_plain_checkpoint(self, state_dict)
 
 
+def _has_gaps(p: Tensor) -> bool:
+    """Its elements lie further apart in memory than they need to."""
+    if is_dtensor(p) or p.is_contiguous():
+        return False
+    return sum((side - 1) * stride for side, stride in zip(p.shape, p.stride(), strict=True)) >= p.numel()
+
+
 def _adamw_step() -> Callable[[torch.optim.AdamW], Any]:
     """torch's own step without the wrapper that runs step hooks: ours runs them already."""
     step: Any = torch.optim.AdamW.step
@@ -213,9 +231,9 @@ def _adamw_step() -> Callable[[torch.optim.AdamW], Any]:
 
 def _finite(grads: list[Tensor], dtype: torch.dtype) -> Tensor:
     """Whether each gradient is finite, (gradients,). By the 2-norm, the fast one: where the sum of squares overflows,
-    Adam's second moment would too."""
+    Adam's second moment would too. Squared, because the norm of a single element takes no square."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    return torch.stack(torch._foreach_norm(grads, 2.0, dtype=wide)).isfinite()
+    return torch.stack(torch._foreach_norm(grads, 2.0, dtype=wide)).square().isfinite()
 
 
 def _alike(params: list[Tensor]) -> dict[tuple[torch.device, torch.dtype], list[Tensor]]:

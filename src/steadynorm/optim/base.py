@@ -17,7 +17,7 @@ from steadynorm.groups import settled
 from steadynorm.optim import distributed
 from steadynorm.optim.agreement import Agreement, Member
 from steadynorm.optim.buckets import Bucket, Parts, Rule, Work, finite_gradients, no_products, run
-from steadynorm.optim.checks import NonFiniteGradientError, check_dense_gradients, check_lr, refuse_unused
+from steadynorm.optim.checks import NonFiniteGradientError, check_dense_gradients, check_lr, check_one, refuse_unused
 from steadynorm.optim.layout import is_dtensor, layout_of
 from steadynorm.optim.loading import load_exactly
 from steadynorm.optim.parameters import check_parameter, check_unchanged, name_of
@@ -76,6 +76,7 @@ class SteadyOptimizer(Optimizer, ABC):
         try:
             for k, p in enumerate(group["params"]):
                 check_parameter(p, name_of(group, k))
+            check_one(group["lr"])
             check_lr(float(group["lr"]))
             self.check_group(group)
             for p in group["params"]:
@@ -246,7 +247,7 @@ class SteadyOptimizer(Optimizer, ABC):
         self._buckets = {}
         self._agreement = Agreement()
         for p, values in self.state.items():  # torch keeps only state and groups: the mesh is in the state
-            for value in values.values() if not is_dtensor(p) else ():
+            for value in values.values() if isinstance(p, Tensor) and not is_dtensor(p) else ():
                 self.mesh = getattr(value, "device_mesh", self.mesh)
 
 

@@ -35,6 +35,7 @@ class Batch(NamedTuple):
     scratch: Tensor  # like theta, of no value: where grad() goes, and what comes of it may
     products: Tensor | None = None  # (3, batch), for decay_and_step_: gains <theta, u>, |u|^2, |theta|^2
     total: Callable[[Tensor], Tensor] | None = None  # where theta is a shard: sums over all shards, in place
+    most: Callable[[Tensor], Tensor] | None = None  # and the largest of all shards
 
     def grad(self) -> Tensor:
         """The gradient to descend along: a copy in `scratch`, finite throughout."""
@@ -168,6 +169,7 @@ def _run_piece(piece: Piece) -> None:
             _scratch(theta),
             products,
             None if layout is None else layout.total,
+            None if layout is None else layout.largest,
         )
         work.rule(batch, work.scalars, work.bucket.settings)
         write_back(params, batch.theta)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Never
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from steadynorm.decay import group_label
@@ -63,6 +64,12 @@ def refuse_unused(optimizer: type[Optimizer], params: Any, given: Mapping[str, A
             )
 
 
+def check_one(lr: float | Tensor) -> None:
+    """A tensor lr must have one element; in torch's words."""
+    if isinstance(lr, Tensor) and lr.numel() != 1:
+        raise ValueError("Tensor lr must be 1-element")
+
+
 def check_lr(lr: float) -> None:
     """lr must be finite and not negative."""
     if not (lr >= 0 and math.isfinite(lr)):
@@ -77,7 +84,9 @@ def check_range(name: str, value: float, *, above: float = 0.0, most: float = ma
 
 
 def check_betas(betas: tuple[float, float]) -> None:
-    """Both must be in [0, 1)."""
+    """There must be two, both in [0, 1)."""
+    if len(betas) != 2:
+        raise ValueError(f"betas={betas} must be two numbers")
     for k, beta in enumerate(betas):
         if not 0 <= beta < 1:
             raise ValueError(f"betas[{k}]={beta} is outside [0, 1)")

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -35,11 +36,16 @@ def load_exactly(
         for key, value in old.items():
             group.setdefault(key, value)
         for p, index in zip(group["params"], saved["params"], strict=True):
-            values = loaded["state"].get(index, {})
+            values = _tensors(loaded["state"].get(index, {}))
             optimizer.state[p] = {
                 key: placed_like(values[key], fresh) if key in values else fresh
                 for key, fresh in fresh_state(group, p).items()
             }
+
+
+def _tensors(values: dict[str, Any]) -> dict[str, Any]:
+    """State of one parameter; torch once saved Adam's step as a plain number."""
+    return {key: torch.tensor(value) if isinstance(value, int | float) else value for key, value in values.items()}
 
 
 def _check_fits(
@@ -47,7 +53,7 @@ def _check_fits(
 ) -> None:
     for index, (group, saved) in enumerate(zip(optimizer.param_groups, state_dict["param_groups"], strict=False)):
         for k, (p, key) in enumerate(zip(group["params"], saved["params"], strict=False)):
-            values = state_dict["state"].get(key)
+            values = _tensors(state_dict["state"].get(key, {}))
             for name, fresh in fresh_state(group, p).items() if values else ():
                 shape = tuple(values[name].shape) if name in values else None
                 if shape != tuple(fresh.shape) and not (shape is None and name == "skipped"):

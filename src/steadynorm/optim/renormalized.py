@@ -17,7 +17,7 @@ def renormalized_rule(batch: Batch, scalars: Scalars, settings: Any) -> None:
 
     |theta_t| = | |theta_{t-1}| - gamma u_par |,   u_par = <theta_{t-1}, u_t> / |theta_{t-1}|,  theta_{t-1} decayed
     """
-    theta, grad, state, live = batch.theta, batch.grad(), batch.state, batch.live
+    theta, grad, state, live = batch.theta, _squarable(batch.grad()), batch.state, batch.live
     eps, gamma, eta = scalars["eps"], scalars["gamma"] * live, scalars["eta"] * live
     state["step"] += live.flatten()  # (batch,)
     moments = []
@@ -28,14 +28,30 @@ def renormalized_rule(batch: Batch, scalars: Scalars, settings: Any) -> None:
         )  # 1 - beta^t; 0 before the first update
         moments.append(state[key] / torch.where(bias > 0, bias, 1.0))
     u = moments[0] / (moments[1].sqrt() + eps)
-    decayed = theta * (1 - eta)
+    unit = _unit(batch, theta)
+    decayed = theta * ((1 - eta) / unit)
     square, along = _layer_sums(batch, decayed * decayed, decayed * u)
     size = square.sqrt()
-    along = along / torch.where(size > 0, size, 1.0)
+    along, size = along / torch.where(size > 0, size, 1.0), size * unit
     decay_and_step_(theta, u, eta, gamma, batch.products)
-    (after,) = _layer_sums(batch, theta * theta)
-    scale = (size - gamma * along).abs() / (after.sqrt() + eps)
-    theta.mul_(torch.where((size >= eps) & (live > 0), scale, 1.0))
+    (after,) = _layer_sums(batch, (theta / unit).square())
+    scale = (size - gamma * along).abs() / (after.sqrt() * unit + eps)
+    theta.mul_(torch.where((size >= eps) & (gamma > 0), scale, 1.0))  # lr = 0: not one bit, for all eps
+
+
+def _squarable(grad: Tensor) -> Tensor:
+    """In place: what would overflow when squared counts as the largest that does not, as Adam's step has no scale."""
+    most = 2.0 ** (511 if grad.dtype == torch.float64 else 63)
+    return grad.clamp_(-most, most)
+
+
+def _unit(batch: Batch, theta: Tensor) -> Tensor:
+    """A power of two, 1 or more, near the layer's largest weight, (batch, 1, ...): over it, squares do not overflow."""
+    largest = theta.reshape(len(theta), math.prod(theta.shape[1:])).abs()
+    largest = largest.amax(1) if largest.shape[1] else largest.new_zeros(len(theta))
+    largest = largest if batch.most is None else batch.most(largest)
+    exponent = torch.frexp(largest).exponent.clamp(min=0).to(theta.dtype)
+    return torch.exp2(exponent - 1).clamp(min=1.0).view(batch.live.shape)
 
 
 def _layer_sums(batch: Batch, *values: Tensor) -> Tensor:
