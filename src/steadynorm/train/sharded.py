@@ -45,9 +45,8 @@ class Reader(dcp.FileSystemReader):
         index = _Index(io.BytesIO((Path(self.path) / ".metadata").read_bytes())).load()
         if not isinstance(index, Metadata):
             raise pickle.UnpicklingError(f"the index is a {type(index).__name__}")
-        if getattr(index, "storage_meta", None) is None:
-            index.storage_meta = StorageMeta()
-        index.storage_meta.load_id = self.load_id
+        held = getattr(index, "storage_meta", None) or StorageMeta()
+        held.load_id, index.storage_meta = self.load_id, held
         return index
 
 
