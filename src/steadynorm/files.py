@@ -109,10 +109,12 @@ def read_json(path: PathLike) -> dict[str, Any]:
         raise ValueError(f"{path}: not whole ({error})") from None
     if not isinstance(held, dict):
         raise ValueError(f"{path}: not whole (a {type(held).__name__}, not an object)")
-    rest = {key: each for key, each in held.items() if key != SEAL}
-    if SEAL in held and held[SEAL] != sealed(rest)[SEAL]:
+    name = next(reversed(held), "")
+    rest = {key: each for key, each in held.items() if key not in (SEAL, name)}
+    agrees = bool(held) and held[name] == sealed(rest)[SEAL]
+    if agrees != (name == SEAL) or (SEAL in held and name != SEAL):  # the name itself may be what is damaged
         raise ValueError(f"{path}: damaged (its checksum differs)")
-    return rest
+    return rest if agrees else held
 
 
 def make_folder(path: PathLike) -> Path:

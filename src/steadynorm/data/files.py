@@ -8,6 +8,7 @@ import lzma
 import os
 import shutil
 import socket
+import struct
 import tarfile
 import time
 import urllib.error
@@ -26,6 +27,7 @@ from steadynorm.files import full_disk, is_full, sha256
 
 _BLOCK = 1 << 20  # bytes
 _LARGEST = 1 << 26  # bytes of a file taken out of an archive: none of ours is larger
+_BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, UnicodeError)
 _MOST = 1 << 29  # bytes of a whole archive, unpacked
 _PAUSE = 1.0  # seconds before a connection is tried again, doubled each time
 
@@ -143,7 +145,7 @@ def unpack(archive: Path, folder: Path, wanted: set[str]) -> Path:
                 raise DataError(f"{path}: {size} bytes; no file of this data set is that large")
             with opened() as source, (folder / name).open("wb") as target:
                 shutil.copyfileobj(source, target)
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, lzma.LZMAError, UnicodeError) as error:
+    except (*_BROKEN, RuntimeError) as error:  # zipfile's for encrypted members, and methods it does not know
         said = str(error).partition("\n")[0]
         raise DataError(f"not a whole tar or zip archive ({said})") from error
     except OSError as error:

@@ -219,8 +219,8 @@ class _Meter:
 
     def _tell(self, start: str) -> None:
         self._told = time.monotonic()
-        gone = self._at - (self._first or 0)
-        left = (self._told - self._began) * (self._steps - self._at) / gone / 60 if gone > 0 else None
+        gone, took = self._at - (self._first or 0), self._told - self._began
+        left = took * (self._steps - self._at) / gone / 60 if gone > 0 and took > 0 else None
         time_left = "" if left is None else f", about {left:.0f} min left"
         share = 100 * self._at / max(self._steps, 1)
         print(

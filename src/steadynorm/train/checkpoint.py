@@ -8,6 +8,7 @@ A folder gets its name when everything in it is on the disk. Nothing that is loa
 with weights_only=True, shards by `sharded`.
 """
 
+import contextlib
 import io
 import os
 import re
@@ -41,13 +42,27 @@ class CheckpointError(ValueError):
 
 
 def begin(folder: Path, step: int, *, fresh: bool) -> Path:
-    """Where the files of a new checkpoint go until it is whole; `fresh`: cleared first, of what was never finished too."""
+    """Where the files of a new checkpoint go until it is whole; `fresh`: cleared first."""
     made = folder / f".step-{step:06d}.tmp"
     if fresh:
-        for left in [each for each in make_folder(folder).iterdir() if _UNFINISHED.fullmatch(each.name)]:
-            shutil.rmtree(left, ignore_errors=True)
+        tidy(make_folder(folder))
         make_folder(made)
     return made
+
+
+def tidy(folder: Path) -> None:
+    """Remove what a process that was killed has left: checkpoints half written or half removed."""
+    for left in folder.iterdir() if folder.is_dir() else ():
+        if _UNFINISHED.fullmatch(left.name):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _drop(path: Path) -> None:
+    """Remove a checkpoint; stopped on the way, none is left that looks whole."""
+    hidden = path.with_name(f".{path.name}.tmp")
+    with contextlib.suppress(OSError):
+        path.replace(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
 
 
 def save(folder: Path, step: int, state: Mapping[str, Any], model: Mapping[str, Tensor] | None, *, keep: int) -> Path:
@@ -68,7 +83,7 @@ def save(folder: Path, step: int, state: Mapping[str, Any], model: Mapping[str, 
         for path in files:
             _sync(path)
         write_json(made / _MANIFEST, manifest)
-        shutil.rmtree(target, ignore_errors=True)
+        shutil.rmtree(target, ignore_errors=True)  # damaged, or the run would not be here again
         made.replace(target)
         sync_folder(folder)
     except BaseException as error:
@@ -78,7 +93,7 @@ def save(folder: Path, step: int, state: Mapping[str, Any], model: Mapping[str, 
         raise
     past = [path for path in found(folder) if step_of(path) <= step]
     for dropped in {*found(folder)} - {*past[-keep:]}:
-        shutil.rmtree(dropped, ignore_errors=True)
+        _drop(dropped)
     return target
 
 

@@ -54,6 +54,7 @@ def _lead(config: Config, team: Team, quiet: bool) -> Result:
     busy = f"another process is training in {config.out}; wait for it, or choose another --out"
     with lock(config.out, busy=busy):
         _keep_config(config)
+        checkpoint.tidy(config.out / "checkpoints")
         team.wait()
         with Trainer(config, team, quiet) as trainer, _signals(trainer):
             return trainer.run()
