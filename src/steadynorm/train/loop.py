@@ -85,6 +85,7 @@ class Trainer:
         self.parts = Parts(model, pairs, [Monitor(each, model, every=config.monitor_every) for each, _ in pairs], task)
         progress = restore(config.out / "checkpoints", self.parts, team) or Progress()
         self.step, self.seconds, self.final = progress.step, progress.seconds, dict(progress.final)
+        self.flushed = self.step, self.seconds  # records reach up to here
         name = config.name or config.out.name
         self.display = Display(config.steps, name, quiet)
         self.recorder = self.writer = None
@@ -184,9 +185,11 @@ class Trainer:
             taken[-1] |= evaluated
         elif evaluated:
             taken.append({"step": self.step, **evaluated})
-        for record in taken:
+        (step, seconds), self.flushed = self.flushed, (self.step, self.seconds)
+        for record in taken:  # the time between two flushes is shared evenly by their steps
+            share = (record["step"] - step) / (self.step - step)
             record |= {
-                "seconds": self.seconds * record["step"] / self.step,
+                "seconds": seconds + (self.seconds - seconds) * share,
                 "tokens": self.parts.task.tokens() * record["step"],
             }
             if self.recorder is not None:
