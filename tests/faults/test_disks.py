@@ -44,8 +44,10 @@ def jobs(folder: Path, other: Path) -> dict[str, Job]:
     """Everything that writes."""
     model = {"w": torch.arange(3000.0)}
 
-    def save(step: int) -> None:
+    def save(step: int, model: dict[str, torch.Tensor] = model) -> None:
         checkpoint.save(folder / "checkpoints", step, {"step": step, "m": torch.arange(3000.0)}, model, keep=3)
+
+    small = {"w": torch.ones(3)}
 
     def whole(path: Path, content: bytes) -> None:
         with atomic_write(path) as file:
@@ -53,6 +55,7 @@ def jobs(folder: Path, other: Path) -> dict[str, Job]:
 
     return {
         "checkpoint": Job(partial(save, 2), partial(save, 1)),
+        "state": Job(partial(save, 2, small), partial(save, 1, small)),
         "records": Job(partial(record, folder / "records.jsonl"), lambda: None),
         "shard": Job(partial(write_shard, folder / "a.bin", range(9000)), partial(write_shard, folder / "a.bin", [1])),
         "json": Job(
@@ -69,7 +72,7 @@ def jobs(folder: Path, other: Path) -> dict[str, Job]:
     }
 
 
-NAMES = ("checkpoint", "records", "shard", "json", "tokens", "data", "page", "whole file")
+NAMES = ("checkpoint", "state", "records", "shard", "json", "tokens", "data", "page", "whole file")
 
 
 @pytest.fixture(autouse=True)
@@ -112,7 +115,7 @@ def test_a_file_that_may_not_grow(tmp_path: Path, registered: Path, name: str):
     check(with_small_files(job.needs, job.action), job, folder, before)
     ours, theirs = files_in(folder), files_in(expected)
     assert ours.keys() == theirs.keys()
-    if name not in ("checkpoint", "records", "data"):  # those hold times and paths
+    if name not in ("checkpoint", "state", "records", "data"):  # those hold times and paths
         assert ours == theirs
 
 

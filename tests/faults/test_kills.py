@@ -1,6 +1,9 @@
 """kill -9 at any instant: the next start goes on, ends the same, and leaves nothing behind."""
 
+import contextlib
+import os
 import random
+import signal
 import time
 import warnings
 from functools import partial
@@ -10,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from brittle import DATA, archive, config, recorded, texts, tokens
-from injecting import files_in, killed_after, killed_at_line, lines_of
+from injecting import child, ended, files_in, injected, killed_after, killed_at_line, lines_of
 from safetensors.torch import load_file
 
 from steadynorm import records, report
@@ -90,6 +93,27 @@ def test_saving_a_checkpoint_at_any_time(tmp_path: Path, times: int):
     assert len(list(folder.iterdir())) == 2
 
 
+def test_a_kill_while_an_old_checkpoint_is_removed_leaves_none_that_looks_whole(tmp_path: Path):
+    save_all(tmp_path, 2)
+
+    def half(path: Path, **_: object) -> None:
+        for file in sorted(path.iterdir())[:1] if path.exists() else []:
+            file.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def save() -> None:
+        checkpoint.shutil.rmtree = half
+        model = {"w": torch.randn(64, 64, generator=torch.Generator().manual_seed(3))}
+        with contextlib.suppress(OSError):
+            checkpoint.save(tmp_path, 3, {"step": 3, "momentum": model["w"] * 2}, model, keep=2)
+
+    injected()
+    assert ended(child(save)) == -signal.SIGKILL
+    assert len(list(tmp_path.glob(".step-*.tmp"))) == 1
+    for path in checkpoint.found(tmp_path):
+        assert_right(checkpoint.load(path))
+
+
 # Training
 
 
@@ -141,6 +165,40 @@ def test_training_at_any_time(tmp_path: Path, data: Path, unbroken: Config, time
         killed_after(generator.uniform(0.2, 1) * length, partial(loop.train, made, quiet=True))
     assert loop.train(made, quiet=True).finished
     assert_same_run(made.out, unbroken.out)
+
+
+def test_records_are_on_the_disk_before_the_checkpoint_that_goes_on_from_them(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A power cut loses what was not synced: a checkpoint ahead of its records would leave a gap in them for good."""
+    made, synced = config(data, tmp_path / "run", steps=6), []
+    sync, save = os.fsync, checkpoint.save
+
+    def noted(handle: int) -> None:
+        if Path(f"/proc/self/fd/{handle}").readlink().name == records.FILE:
+            synced.append(records.last_step(made.out / records.FILE))
+        sync(handle)
+
+    def saves(folder: Path, step: int, *rest: object, **options: object) -> Path:
+        assert synced[-1] == step
+        return save(folder, step, *rest, **options)  # pyright: ignore
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(checkpoint, "save", saves)
+    injected()
+    assert loop.train(made, quiet=True).finished
+    assert synced == [3, 6]
+
+
+def test_what_a_kill_left_is_removed_when_a_finished_run_is_started_again(tmp_path: Path, data: Path):
+    made = config(data, tmp_path / "run", steps=3)
+    loop.train(made, quiet=True)
+    left = made.out / "checkpoints" / ".step-000002.tmp"
+    left.mkdir()
+    (left / "state.pt").write_bytes(b"half")
+    injected()
+    assert loop.train(made, quiet=True).finished
+    assert [path.name for path in left.parent.iterdir()] == ["step-000003"]
 
 
 # Data
