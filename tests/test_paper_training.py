@@ -350,7 +350,7 @@ def test_two_commands_on_one_folder(tmp_path: Path):
     ("summary", "said"),
     [
         ('{"experiment": "tiny"}', "another version of steadynorm"),
-        ("not json", "another version of steadynorm"),
+        ("not json", "summary.json: not whole .*remove it: finished runs are kept"),
         ('{"schema": "steadynorm-experiment", "version": 99, "experiment": "tiny"}', "version 99"),
         ('{"schema": "steadynorm-experiment", "version": 1, "experiment": "fig-x"}', "holds fig-x, not tiny"),
     ],

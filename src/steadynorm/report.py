@@ -371,13 +371,23 @@ def _numbers(columns: Mapping[str, np.ndarray]) -> dict[str, list[float | None]]
     return {key: page.rounded(values, _DIGITS) for key, values in columns.items()}
 
 
+def _cell(name: str) -> str:
+    """A name that a spreadsheet takes for text, not for a formula to carry out.
+
+    >>> _cell("=1+1"), _cell("run 1")
+    ("'=1+1", 'run 1')
+    """
+    return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else name
+
+
 def _csv(header: Sequence[str], tables: Sequence[tuple[tuple[str, ...], np.ndarray, Mapping[str, np.ndarray]]]) -> str:
     keys = list(dict.fromkeys(key for _, _, columns in tables for key in columns))
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
-    rows.writerow([*header, *keys])
+    rows.writerow([*header, *map(_cell, keys)])
     for names, steps, columns in tables:
         missing = [None] * len(steps)
         lists = [page.rounded(columns[key], _DIGITS) if key in columns else missing for key in keys]
-        rows.writerows([*names, step, *values] for step, *values in zip(steps.tolist(), *lists, strict=True))
+        cells = [_cell(name) for name in names]
+        rows.writerows([*cells, step, *values] for step, *values in zip(steps.tolist(), *lists, strict=True))
     return text.getvalue()

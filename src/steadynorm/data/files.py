@@ -1,18 +1,24 @@
 """Data on its way here: resumable downloads; archives that cannot write where they like."""
 
+import bz2
+import gzip
+import io
+import ipaddress
+import lzma
 import os
 import shutil
 import socket
+import struct
 import tarfile
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from http.client import HTTPException
-from lzma import LZMAError
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -21,6 +27,8 @@ from steadynorm.files import full_disk, is_full, sha256
 
 _BLOCK = 1 << 20  # bytes
 _LARGEST = 1 << 26  # bytes of a file taken out of an archive: none of ours is larger
+_BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, UnicodeError)
+_MOST = 1 << 29  # bytes of a whole archive, unpacked
 _PAUSE = 1.0  # seconds before a connection is tried again, doubled each time
 
 
@@ -47,10 +55,13 @@ def download(
 ) -> Path:
     """Fetch `url` into `part` and check it; a part that is there already is continued (HTTP Range).
 
-    A connection that breaks is taken up again, up to `retries` times in a row without a new byte; a host that cannot
+    Over https; plain http is for this very machine. A connection that breaks is taken up again, up to `retries` times in a row without a new byte; a host that cannot
     be found or refuses fails at once. A whole file with a wrong checksum is removed; if it had been continued, the
     download begins anew once.
     """
+    where = urllib.parse.urlsplit(url)
+    if where.scheme != "https" and not (where.scheme == "http" and _this_machine(where.hostname or "")):
+        raise DataError(f"{url}: data is fetched over https alone; bring the file here and pass it as source")
     continued = _size(part) > 0
     with bars.bar(size, url.rsplit("/", 1)[-1], shown=progress, size=True) as advance:
         advance(_size(part))
@@ -75,6 +86,13 @@ def download(
     if not continued:
         raise DataError(f"{url}: sha256 {found}, expected {sha256_hex}; the file there is damaged or another one")
     return download(url, part, size=size, sha256_hex=sha256_hex, timeout=timeout, retries=retries, progress=progress)
+
+
+def _this_machine(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _size(path: Path) -> int:
@@ -111,21 +129,29 @@ def unpack(archive: Path, folder: Path, wanted: set[str]) -> Path:
     """Copy the files with these names out of a tar or zip archive, flat into `folder`.
 
     Nothing else is written, and names in the archive are only compared, so nothing can leave the folder; an archive
-    that tries (`..`, an absolute path, a link, a device) is refused whole.
+    that tries (`..`, an absolute path, a link, a device) is refused whole, and so is one that unpacks to more than any
+    of ours does.
     """
+    total = 0
     folder.mkdir()
     try:
         for path, size, opened in _members(archive):
             name = PurePosixPath(path).name
+            if (total := total + size) > _MOST:
+                raise _too_much()
             if name not in wanted:
                 continue
             if size > _LARGEST:
                 raise DataError(f"{path}: {size} bytes; no file of this data set is that large")
             with opened() as source, (folder / name).open("wb") as target:
                 shutil.copyfileobj(source, target)
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, LZMAError, UnicodeError) as error:
+    except (*_BROKEN, RuntimeError) as error:  # zipfile's for encrypted members, and methods it does not know
         said = str(error).partition("\n")[0]
         raise DataError(f"not a whole tar or zip archive ({said})") from error
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise DataError(f"not a whole tar or zip archive ({error})") from error  # gzip and bz2 say it so
     return folder
 
 
@@ -138,13 +164,50 @@ def _members(archive: Path) -> Iterator[tuple[str, int, Callable[[], IO[bytes]]]
                 if not each.is_dir():
                     yield each.filename, each.file_size, partial(book.open, each)
         return
-    with tarfile.open(archive) as tape:
+    with _decompressed(archive) as plain, tarfile.open(fileobj=_Bounded(plain), mode="r:") as tape:
         for each in tape:
             _check_path(each.name)
             if not (each.isfile() or each.isdir()):
                 raise DataError(f"member {each.name!r} is a link or a device; the archive is refused")
             if each.isfile():
                 yield each.name, each.size, partial(_required, tape.extractfile, each)
+
+
+def _too_much() -> DataError:
+    return DataError(f"more than {_MOST} bytes when unpacked; no archive of this data set is that large")
+
+
+def _decompressed(archive: Path) -> gzip.GzipFile | IO[bytes]:
+    with archive.open("rb") as file:
+        start = file.read(6)
+    if start.startswith(b"\x1f\x8b"):
+        return gzip.open(archive)
+    if start.startswith(b"BZh"):
+        return bz2.open(archive)
+    return lzma.open(archive) if start == b"\xfd7zXZ\0" else archive.open("rb")
+
+
+class _Bounded(io.RawIOBase):
+    """A tar stream that is read up to `_MOST`, at most `_BLOCK` at once: tarfile itself believes any size it is told."""
+
+    def __init__(self, plain: gzip.GzipFile | IO[bytes]) -> None:
+        self.plain = plain
+
+    def read(self, size: int = -1, /) -> bytes:
+        if not 0 <= size <= _BLOCK or self.plain.tell() + size > _MOST + tarfile.RECORDSIZE:
+            raise _too_much()
+        return self.plain.read(size)
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        if whence != 0 or offset > _MOST + tarfile.RECORDSIZE:
+            raise _too_much()
+        return self.plain.seek(offset)
+
+    def tell(self) -> int:
+        return self.plain.tell()
+
+    def seekable(self) -> bool:
+        return True
 
 
 def _required(extract: Callable[[tarfile.TarInfo], IO[bytes] | None], member: tarfile.TarInfo) -> IO[bytes]:

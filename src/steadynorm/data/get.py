@@ -19,7 +19,7 @@ from typing import Protocol
 
 from steadynorm.data.files import DataError, cache_dir, download, publish, unpack
 from steadynorm.data.sotu import sotu
-from steadynorm.files import PathLike, full_disk, is_full, lock, sha256, write_json
+from steadynorm.files import PathLike, full_disk, is_full, lock, make_folder, sha256, write_json
 
 MANIFEST = "complete.json"
 _WORK, _DOWNLOADS = ".work", ".downloads"
@@ -176,7 +176,7 @@ def get(name: str, out_dir: PathLike | None = None, *, source: PathLike | None =
     if _holds(folder, data):
         _tidy(name, data, folder)
         return folder
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with lock(folder):
         if _holds(folder, data):  # another process got it while this one waited
             return folder

@@ -3,7 +3,6 @@
 A shard is 256 little-endian int32 (magic 20240520, version 1, number of tokens, zeros) and then uint16 tokens.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from steadynorm.data.files import DataError
-from steadynorm.files import PathLike, atomic_write, sha256
+from steadynorm.files import PathLike, atomic_write, read_json, sha256
 
 MAGIC, VERSION = 20240520, 1
 HEADER_BYTES = 4 * 256
@@ -100,6 +99,13 @@ def shard_paths(folder: PathLike, split: str) -> list[Path]:
     return found
 
 
+def shard_checksums(folder: PathLike) -> dict[Path, str]:
+    """sha256 of every shard in a folder, by its `meta.json`; none where shards come without one."""
+    if not (Path(folder) / "meta.json").exists():
+        return {}
+    return {Path(folder) / each.name: each.sha256 for each in read_token_set(folder).shards}
+
+
 @dataclass(frozen=True)
 class Shard:
     """A shard of a set: file name, "val" or "train", tokens, checksum of the file."""
@@ -121,6 +127,7 @@ class TokenSet:
     documents: int
     key: str  # of inputs and settings
     shards: tuple[Shard, ...]
+    definition_sha256: str = ""  # of tokenizer.json; sets made by earlier versions, and of bytes, have none
 
     @property
     def train(self) -> list[Path]:
@@ -144,13 +151,16 @@ class TokenSet:
                 checksums and sha256(self.folder / each.name) != each.sha256
             ):
                 raise DataError(f"{self.folder / each.name}: not as meta.json says; remove the folder, tokenise again")
+        own = self.folder / "tokenizer.json"
+        if self.definition_sha256 and (not own.is_file() or sha256(own) != self.definition_sha256):
+            raise DataError(f"{own}: not as meta.json says; remove the folder, tokenise again")
 
 
 def read_token_set(folder: PathLike) -> TokenSet:
     """The set a folder of shards holds."""
     path = Path(folder) / "meta.json"
     try:
-        meta = json.loads(path.read_bytes())
+        meta = read_json(path)
         shards = tuple(Shard(**each) for each in meta.pop("shards"))
         return TokenSet(Path(folder), shards=shards, **meta)
     except FileNotFoundError:
@@ -179,6 +189,7 @@ class TokenLoader:
         shuffle: a seed; sequences come in a random order that depends on the seed and the pass alone
             (8 bytes of memory a sequence). None: in order.
         repeat: begin again after a pass; otherwise the iteration stops.
+        checksums: sha256 by path (`shard_checksums`); a shard that is there is verified when it is first used.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -205,6 +216,7 @@ class TokenLoader:
         vocab: int | None = None,
         shuffle: int | None = None,
         repeat: bool = True,
+        checksums: Mapping[Path, str] | None = None,
     ) -> None:
         self.paths = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
         if not self.paths:
@@ -230,9 +242,21 @@ class TokenLoader:
                 f"{self.paths[0]} and on: {self.tokens} tokens are less than one batch of {batch} x {length} + 1; lower "
                 "batch or length, or add shards"
             )
-        self._shard = lru_cache(_MAPPED)(lambda index: open_shard(self.paths[index]))
+        self._unverified = dict(checksums or {})
+        self._shard = lru_cache(_MAPPED)(self._open)
         self._order = lru_cache(1)(self._permutation)
         self.epoch, self._sequence = 0, 0
+
+    def _open(self, index: int) -> Tokens:
+        path = self.paths[index]
+        expected = self._unverified.get(path)
+        if expected is not None and (found := sha256(path)) != expected:
+            raise DataError(
+                f"{path}: damaged: sha256 {found}, meta.json says {expected}; copy it again, or remove the folder and "
+                "tokenise again"
+            )
+        self._unverified.pop(path, None)
+        return open_shard(path)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -315,6 +339,7 @@ def validation_batches(
     rank: int = 0,
     world: int = 1,
     vocab: int | None = None,
+    checksums: Mapping[Path, str] | None = None,
 ) -> Iterator[Batch]:
     """One pass in order over the first `max_tokens` tokens (None: all), in whole batches: the same at every call.
 
@@ -323,7 +348,9 @@ def validation_batches(
     >>> len(list(validation_batches([path], batch=2, length=8, max_tokens=50)))
     3
     """
-    loader = TokenLoader(paths, batch=batch, length=length, rank=rank, world=world, vocab=vocab, repeat=False)
+    loader = TokenLoader(
+        paths, batch=batch, length=length, rank=rank, world=world, vocab=vocab, repeat=False, checksums=checksums
+    )
     steps = loader.steps_per_epoch if max_tokens is None else max_tokens // (batch * length)
     if steps < 1:
         raise ValueError(f"validation_batches: max_tokens={max_tokens} is less than a batch of {batch} x {length}")

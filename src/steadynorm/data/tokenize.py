@@ -28,10 +28,10 @@ from steadynorm import progress as bars
 from steadynorm.data.documents import Unit, documents, input_files, units
 from steadynorm.data.encoders import Encoder, make_encoder, saved_encoder, train_bpe
 from steadynorm.data.files import DataError, cache_dir
-from steadynorm.data.shards import Shard, Tokens, TokenSet, count_tokens, read_token_set, shard_bytes
+from steadynorm.data.shards import Shard, Tokens, TokenSet, read_token_set, shard_bytes
 from steadynorm.data.sotu import SHA256 as SOTU_SHA256
 from steadynorm.data.sotu import sotu_split
-from steadynorm.files import PathLike, atomic_write, lock, write_json
+from steadynorm.files import PathLike, atomic_write, lock, make_folder, read_json, sha256, write_json
 
 _BATCH_CHARS = 1 << 20  # encoded at once: what a tokeniser returns takes much more memory than its text
 _TRAIN_CHARS = 1 << 30  # a BPE is trained on the first GiB
@@ -92,7 +92,7 @@ def tokenize_files(
     key = _key(of_files, of_tokenizer, prefix, text_key, shard_tokens, held_out)
     if (done := _finished(out, key)) is not None:
         return done
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     with lock(out):
         if (done := _finished(out, key)) is not None:
             return done
@@ -119,6 +119,7 @@ def sotu_shards(
 
     >>> import tempfile
     >>> train, validation = sotu_shards(tempfile.mkdtemp())
+    >>> from steadynorm.data.shards import count_tokens
     >>> count_tokens(train[0]), count_tokens(validation[0])
     (9785579, 976067)
     """
@@ -128,7 +129,7 @@ def sotu_shards(
     with contextlib.suppress(DataError):
         if (made := _finished(out, key, checksums=True)) is not None:
             return made.train, made.validation
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     with lock(out):
         try:
             made = _finished(out, key, checksums=True)
@@ -220,12 +221,12 @@ class _Work:
 
     def _resume(self) -> bool:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            noted = json.loads((self.folder / "progress.json").read_bytes())
+            noted = read_json(self.folder / "progress.json")
             shards = [Shard(**each) for each in noted["shards"]]
-            for each in shards:
-                count_tokens(self._where(each.name))
-            if noted["key"] == self.key:
-                name, vocab_size, end = noted["encoder"]
+            whole = all(sha256(self._where(each.name)) == each.sha256 for each in shards)
+            name, vocab_size, end, definition = noted["encoder"]
+            whole = whole and (not definition or sha256(self._where("tokenizer.json")) == definition)
+            if whole and noted["key"] == self.key:
                 self.encoder = saved_encoder(name, vocab_size, end, self._where("tokenizer.json"))
                 self.unit, self.skip, self.documents = noted["unit"], noted["skip"], noted["documents"]
                 self.shards = shards
@@ -239,9 +240,14 @@ class _Work:
     def _note(self, skip: int) -> None:
         assert self.encoder is not None
         noted = {"key": self.key, "unit": self.unit, "skip": skip, "documents": self.documents}
-        encoder = [self.encoder.name, self.encoder.vocab_size, self.encoder.end_of_text]
+        encoder = [self.encoder.name, self.encoder.vocab_size, self.encoder.end_of_text, self._definition()]
         shards = [asdict(each) for each in self.shards]
         write_json(self.folder / "progress.json", noted | {"encoder": encoder, "shards": shards})
+
+    def _definition(self) -> str:
+        """Checksum of the tokenizer.json to be."""
+        assert self.encoder is not None
+        return hashlib.sha256(self.encoder.definition.encode()).hexdigest() if self.encoder.definition else ""
 
     def begin(self, encoder: Encoder) -> Encoder:
         """Keep the encoder, which may have taken long to train."""
@@ -294,6 +300,7 @@ class _Work:
             "end_of_text": self.encoder.end_of_text,
             "documents": self.documents,
             "key": self.key,
+            "definition_sha256": self._definition(),
             "shards": [asdict(each) for each in self.shards],
         }
         write_json(self.out / "meta.json", meta)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from steadynorm.files import atomic_write
+from steadynorm.files import atomic_write, make_folder
 from steadynorm.page.blocks import STYLES, Block, Cell, HeatMap, Page, Plot, Series, Table, Text
 
 _COLOURS = 8  # --c0 to --c7 in page.css
@@ -32,7 +32,7 @@ def write(page: Page, path: str | Path) -> Path:
     """Write the page as one HTML file, whole or not at all; returns its path."""
     path = Path(path)
     text = render(page)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with atomic_write(path) as file:
         file.write(text.encode("utf-8", "replace"))
     return path

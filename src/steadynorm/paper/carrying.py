@@ -15,7 +15,7 @@ import torch
 import steadynorm
 from steadynorm import page, records
 from steadynorm.data import get
-from steadynorm.files import lock, write_json
+from steadynorm.files import lock, make_folder, read_json, write_json
 from steadynorm.paper import keeping, pool
 from steadynorm.paper.commands import train_command
 from steadynorm.paper.experiment import Context, Experiment, Outcome
@@ -50,7 +50,7 @@ def carry_out(
 ) -> Done:
     """Run, judge, write summary.json and the page. Finished runs are used again; failed ones make claims untestable."""
     means = means or Means()
-    context.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(context.folder)
     busy = f"another command is writing {context.folder}; wait for it, or choose another --out"
     with lock(context.folder, busy=busy):
         before = check_folder(context.folder, experiment.name)
@@ -95,6 +95,8 @@ def read(experiment: Training, context: Context) -> Runs:
             continue
         if dict(run.config) != _as_recorded(config):
             missing[key] = "the kept records are of another configuration"
+        elif not len(run.steps) or run.steps[-1] != config.steps:
+            missing[key] = f"the kept records end at step {max(run.steps, default=0)} of {config.steps}"
         else:
             found[key] = run
     return Runs(plan, found, missing)
@@ -110,10 +112,10 @@ def check_folder(folder: Path, name: str) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        held = json.loads(path.read_text())
-        schema, version, other = held.get("schema"), held.get("version"), held.get("experiment")
-    except (ValueError, AttributeError):
-        held, schema, version, other = {}, None, None, None
+        held = read_json(path)
+    except ValueError as error:
+        raise ValueError(f"{error}; remove it: finished runs are kept, and the same command writes it again") from None
+    schema, version, other = held.get("schema"), held.get("version"), held.get("experiment")
     if schema != SCHEMA or version != VERSION:
         raise ValueError(
             f"{path}: written by another version of steadynorm ({schema or 'no schema'}, version {version}; this one "
@@ -220,7 +222,7 @@ def verdicts(outcome: Outcome) -> page.Table:
 
 def context_of(folder: Path) -> tuple[str, Context]:
     """The experiment's name, and the context in which a finished folder can be judged again without running anything."""
-    held = json.loads((folder / SUMMARY).read_text())
+    held = read_json(folder / SUMMARY)
     context = Context(
         folder, held["quick"], held["seeds_asked"], held["seed"], tuple(held["only"]), held["scale"], kept_only=True
     )

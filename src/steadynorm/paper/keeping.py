@@ -31,12 +31,15 @@ def keep(run: Run, path: Path, name: str, columns: Sequence[str], layers: Sequen
     rows = np.flatnonzero(np.isfinite(np.array(everything)).any(axis=0)) if everything else np.arange(0)
     rows = np.union1d(rows, [len(run.steps) - 1])
     slim = records.thin(_rows(run, wanted | _time(run), parts, rows), POINTS)
-    path.unlink(missing_ok=True)
-    with records.Recorder(path, name=name, config=run.config, created=run.created) as recorder:
+    whole = path.with_name(f".{path.name}.new")  # half of a run must not pass for the run
+    whole.unlink(missing_ok=True)
+    with records.Recorder(whole, name=name, config=run.config, created=run.created) as recorder:
         for i, step in enumerate(slim.steps.tolist()):
             by_layer = {layer: _at(part, i) for layer, part in slim.layers.items()}
             extra = {"layers": by_layer} if any(by_layer.values()) else {}
             recorder.write({"step": step, **_at(slim.columns, i), **extra})
+        recorder.sync()
+    whole.replace(path)
 
 
 def over_hidden(run: Run, quantity: str, layers: str = "hidden") -> np.ndarray:

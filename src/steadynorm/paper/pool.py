@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from steadynorm import progress, records
-from steadynorm.files import BusyError, lock
+from steadynorm.files import BusyError, lock, make_folder, read_json
 from steadynorm.train.config import Config, plain, training_part
 
 LOG = "log.txt"
@@ -50,7 +50,7 @@ class _State:
 def finished(config: Config) -> bool:
     """Whether the run's folder holds this configuration, trained to its last step."""
     try:
-        held = json.loads((config.out / "config.json").read_text())
+        held = read_json(config.out / "config.json")
     except (OSError, ValueError):
         return False
     same = training_part(held) == json.loads(json.dumps(training_part(plain(config))))
@@ -104,7 +104,7 @@ def _start(state: _State, count: int, one_thread: bool) -> None:
 
 def _claim(folder: Path) -> ExitStack | None:
     """This command's right to train in the folder, unless another has it or a run still goes on there."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with ExitStack() as held:
         try:
             held.enter_context(lock(folder, busy="claimed", name=".claim"))
@@ -219,8 +219,8 @@ class _Meter:
 
     def _tell(self, start: str) -> None:
         self._told = time.monotonic()
-        gone = self._at - (self._first or 0)
-        left = (self._told - self._began) * (self._steps - self._at) / gone / 60 if gone > 0 else None
+        gone, took = self._at - (self._first or 0), self._told - self._began
+        left = took * (self._steps - self._at) / gone / 60 if gone > 0 and took > 0 else None
         time_left = "" if left is None else f", about {left:.0f} min left"
         share = 100 * self._at / max(self._steps, 1)
         print(

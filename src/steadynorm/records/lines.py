@@ -3,7 +3,8 @@
 import json
 import os
 import re
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -12,6 +13,24 @@ from steadynorm.records.schema import FILE, SCHEMA, VERSION, RecordError
 HEADER_LIMIT = 1 << 24  # bytes; a foreign file may have no newline at all
 STEP = re.compile(rb'\{"step": ?(\d{1,18})[,}]')  # what Recorder writes: the step comes first
 _NOT_JSON = (ValueError, RecursionError)  # what json.loads raises
+_CRC = re.compile(rb', "crc": (\d{1,10})\}\s*')  # the end of a line that Recorder wrote
+
+
+def sealed(line: bytes) -> bytes:
+    """A line, a JSON object, with its checksum at the end.
+
+    >>> sealed(b'{"step": 1}')
+    b'{"step": 1, "crc": 1034584890}\\n'
+    """
+    body = line.rstrip()[:-1]
+    return body + b', "crc": %d}\n' % zlib.crc32(body)
+
+
+def intact(line: bytes, *, required: bool = False) -> bool:
+    """Whether a line is what was written; one without a checksum only where it is not required."""
+    at = line.rfind(b', "crc": ')
+    found = _CRC.fullmatch(line, at) if at >= 0 else None
+    return not required if found is None else zlib.crc32(line[:at]) == int(found[1])
 
 
 def read_header(file: IO[bytes], where: Path) -> dict[str, Any]:
@@ -34,6 +53,8 @@ def read_header(file: IO[bytes], where: Path) -> dict[str, Any]:
         )
     if version != VERSION or not isinstance(header.get("config"), dict) or not isinstance(header.get("name"), str):
         raise RecordError(f"{where}: line 1 is damaged (version, name or config is missing); restore it from a copy")
+    if not intact(line, required="crc" in header):
+        raise RecordError(f"{where}: line 1 is damaged (its checksum differs); restore it from a copy")
     return header
 
 
@@ -56,8 +77,9 @@ def end_of_lines(file: IO[bytes]) -> tuple[int, int]:
     return (size, 0) if whole else (at + begin, 1)
 
 
-def steps(file: IO[bytes], where: Path, end: int) -> Iterator[tuple[int, int, bytes]]:
+def steps(file: IO[bytes], where: Path, end: int, header: Mapping[str, Any]) -> Iterator[tuple[int, int, bytes]]:
     """(line number, step, line) of every record up to `end`; steps rise. Only lines of unusual form are parsed."""
+    required = "crc" in header
     at, previous = file.tell(), -1
     for number, line in enumerate(file, 2):
         if at >= end:
@@ -70,6 +92,11 @@ def steps(file: IO[bytes], where: Path, end: int) -> Iterator[tuple[int, int, by
             continue
         else:
             step = parse(line, where, number)["step"]
+        if required and not intact(line, required=True):
+            raise RecordError(
+                f"{where}: line {number} is damaged (its checksum differs); cut the file before it "
+                f"(head -n {number - 1}) or restore it from a copy"
+            )
         if step <= previous:
             raise RecordError(
                 f"{where}: line {number}: step {step} after step {previous}, steps must rise; two runs wrote into one "
@@ -90,4 +117,5 @@ def parse(line: bytes, where: Path, number: int) -> dict[str, Any]:
             f'{where}: line {number} is damaged: no {{"step": ...}} object; cut the file before it (head -n {number - 1}) '
             "or restore it from a copy"
         )
+    record.pop("crc", None)
     return record

@@ -9,7 +9,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from steadynorm.records.lines import STEP, end_of_lines, parse, read_header, steps
+from steadynorm.records.lines import STEP, end_of_lines, intact, parse, read_header, steps
 from steadynorm.records.schema import FILE, RecordError, Run
 
 _LARGEST = sys.float_info.max
@@ -41,7 +41,7 @@ def last_step(path: str | Path) -> int:
             for block in (1 << 16, 1 << 20, 1 << 24):
                 file.seek(max(0, where.stat().st_size - block))
                 for line in reversed(file.read().split(b"\n")[:-1]):
-                    if (match := STEP.match(line)) is not None:
+                    if (match := STEP.match(line)) is not None and intact(line):
                         return int(match[1])
     except OSError:
         pass
@@ -87,7 +87,7 @@ def _read(file: IO[bytes], where: Path, max_points: int | None) -> Run:
     header, start = read_header(file, where), file.tell()
     end, dropped = end_of_lines(file)
     numbers, kinds = array("q"), array("q")
-    for number, _, line in steps(file, where, end):
+    for number, _, line in steps(file, where, end, header):
         numbers.append(number)
         kinds.append(0 if max_points is None else line.count(b'":') - line.count(b"null"))
     kept = np.arange(len(numbers)) if max_points is None else _choose(np.array(kinds, np.int64), max_points)

@@ -10,8 +10,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from steadynorm.files import atomic_write, full_disk, is_full
-from steadynorm.records.lines import HEADER_LIMIT, end_of_lines, read_header, steps
+from steadynorm.files import atomic_write, make_folder, told
+from steadynorm.records.lines import end_of_lines, read_header, sealed, steps
 from steadynorm.records.schema import SCHEMA, VERSION, RecordError, flatten
 
 
@@ -43,7 +43,7 @@ class Recorder:
         self.path = Path(path)
         self._last = -1
         plain = _plain(config, "config")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         if self.path.exists() and self.path.stat().st_size and resume_at is not None:
             _same_config(self.path, plain)
             with atomic_write(self.path) as file:
@@ -78,10 +78,22 @@ class Recorder:
                     }
                     for layer, values in value.items()
                 }
+            elif key == "crc":
+                raise RecordError(f"{self.path}: step {step}: crc is the checksum of a line; give it another name")
             elif key != "step":
                 line[str(key)] = _number(value, f"step {step}: {key}")
         _append(self._file, _line(line), self.path)
         self._last = int(step)
+
+    def sync(self) -> None:
+        """Until what was written is on the disk: before a checkpoint that goes on from it."""
+        if self._file is not None:
+            os.fsync(self._file)
+
+    @property
+    def last(self) -> int:
+        """The last step in the file; -1: none."""
+        return self._last
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -96,17 +108,23 @@ class Recorder:
         self.close()
 
     def _kept(self, resume_at: int) -> Iterator[bytes]:
+        """The lines that stay; those of earlier versions get their checksums."""
         with self.path.open("rb") as file:
-            yield file.readline(HEADER_LIMIT).rstrip() + b"\n"
-            for _, step, line in steps(file, self.path, end_of_lines(file)[0]):
+            header = read_header(file, self.path)
+            seal = (lambda line: line.rstrip() + b"\n") if "crc" in header else sealed
+            file.seek(0)
+            yield seal(file.readline())
+            for _, step, line in steps(file, self.path, end_of_lines(file)[0], header):
                 if step >= resume_at:
                     return
                 self._last = step
-                yield line.rstrip() + b"\n"
+                yield seal(line)
+                if step == resume_at - 1:  # what follows is written again, whatever it is
+                    return
 
 
 def _line(values: Mapping[str, Any]) -> bytes:
-    return json.dumps(values, allow_nan=False).encode() + b"\n"
+    return sealed(json.dumps(values, allow_nan=False).encode())
 
 
 def _append(file: int, line: bytes, path: Path) -> None:
@@ -116,8 +134,8 @@ def _append(file: int, line: bytes, path: Path) -> None:
             left = left[os.write(file, left) :]
     except OSError as error:
         os.ftruncate(file, start)  # no torn line in the middle if the caller goes on
-        if is_full(error):
-            raise full_disk(error, path) from error
+        if (better := told(error, path)) is not error:
+            raise better from error
         raise
 
 

@@ -4,28 +4,35 @@
         model.safetensors, state.pt    of one process: weights; optimizer, schedules, data position, RNG
         shards/, state.pt              of many: weights and optimizer by DCP; the rest
 
-A folder gets its name when everything in it is on the disk. state.pt loads with weights_only=True.
+A folder gets its name when everything in it is on the disk. Nothing that is loaded from one can run code: state.pt loads
+with weights_only=True, shards by `sharded`.
 """
 
+import contextlib
 import io
-import json
 import os
 import re
 import shutil
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from steadynorm.files import full_disk, is_full, sha256, sync_folder
+from steadynorm.files import full_disk, is_full, make_folder, read_json, sha256, sync_folder, write_json
 
 SHARDS = "shards"
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")  # how safetensors tells of the disk
+_UNFINISHED = re.compile(r"\.step-\d{6,}\.tmp")
 _NAME = re.compile(r"step-(\d{6,})")
 _MODEL, _STATE, _MANIFEST = "model.safetensors", "state.pt", "manifest.json"
+
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError)
 
 Saved = tuple[Path, dict[str, Tensor] | None, dict[str, Any]]
 
@@ -38,13 +45,30 @@ def begin(folder: Path, step: int, *, fresh: bool) -> Path:
     """Where the files of a new checkpoint go until it is whole; `fresh`: cleared first."""
     made = folder / f".step-{step:06d}.tmp"
     if fresh:
-        shutil.rmtree(made, ignore_errors=True)
-        made.mkdir(parents=True)
+        tidy(make_folder(folder))
+        make_folder(made)
     return made
+
+
+def tidy(folder: Path) -> None:
+    """Remove what a process that was killed has left: checkpoints half written or half removed."""
+    for left in folder.iterdir() if folder.is_dir() else ():
+        if _UNFINISHED.fullmatch(left.name):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _drop(path: Path) -> None:
+    """Remove a checkpoint; stopped on the way, none is left that looks whole."""
+    hidden = path.with_name(f".{path.name}.tmp")
+    with contextlib.suppress(OSError):
+        path.replace(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
 
 
 def save(folder: Path, step: int, state: Mapping[str, Any], model: Mapping[str, Tensor] | None, *, keep: int) -> Path:
     """Write a checkpoint beside the older ones, then drop all but the newest `keep`.
+
+    Those of later steps go too: the run came back from before them because they are damaged.
 
     Without `model` its shards have been written into the folder that `begin` gave.
     """
@@ -52,25 +76,36 @@ def save(folder: Path, step: int, state: Mapping[str, Any], model: Mapping[str, 
     try:
         if model is not None:
             save_file(dict(model), made / _MODEL)
-        torch.save(dict(state), made / _STATE)
+        with (made / _STATE).open("wb") as file:  # not the path: torch would not tell that the disk is full
+            torch.save(dict(state), file)
         files = sorted(path for path in made.rglob("*") if path.is_file())
         manifest = {"step": step, "sha256": {path.relative_to(made).as_posix(): sha256(path) for path in files}}
-        (made / _MANIFEST).write_text(json.dumps(manifest))
-        for path in (*files, made / _MANIFEST):
+        for path in files:
             _sync(path)
-        sync_folder(made)
-        shutil.rmtree(target, ignore_errors=True)
+        write_json(made / _MANIFEST, manifest)
+        shutil.rmtree(target, ignore_errors=True)  # damaged, or the run would not be here again
         made.replace(target)
         sync_folder(folder)
-    except (OSError, RuntimeError) as error:  # torch.save and safetensors raise RuntimeError for a full disk
+    except BaseException as error:
         shutil.rmtree(made, ignore_errors=True)
-        cause = error if isinstance(error, OSError) else error.__cause__ or error
-        if is_full(cause) or "No space left" in str(error):
-            raise full_disk(error, target) from error
+        if full := _of_full_disk(error):
+            raise full_disk(full, target) from error
         raise
-    for old in found(folder)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+    past = [path for path in found(folder) if step_of(path) <= step]
+    for dropped in {*found(folder)} - {*past[-keep:]}:
+        _drop(dropped)
     return target
+
+
+def _of_full_disk(error: BaseException | None) -> OSError | None:
+    """The full disk behind an error: torch and safetensors raise others for it."""
+    while error is not None:
+        told = _OS_ERROR.search(str(error))
+        cause = OSError(int(told[1]), "") if told else error
+        if isinstance(cause, OSError) and is_full(cause):
+            return cause
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _sync(path: Path) -> None:
@@ -100,7 +135,7 @@ def step_of(path: Path) -> int:
 def load(path: Path) -> Saved:
     """(path, model, state) of one checkpoint, once every checksum agrees; model is None where it is in shards."""
     try:
-        expected: dict[str, str] = json.loads((path / _MANIFEST).read_text())["sha256"]
+        expected: dict[str, str] = read_json(path / _MANIFEST)["sha256"]
         for name, digest in expected.items():
             if Path(name).is_absolute() or ".." in Path(name).parts or sha256(path / name) != digest:
                 raise CheckpointError(f"{path / name}: damaged (checksum differs)")
@@ -110,8 +145,8 @@ def load(path: Path) -> Saved:
         return path, load_file(path / _MODEL) if _MODEL in expected else None, state
     except CheckpointError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error})") from error
+    except (*_UNREADABLE, SafetensorError, UnpicklingError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({str(error).partition(chr(10))[0]})") from error
 
 
 def latest(folder: Path) -> Saved | None:

@@ -17,14 +17,16 @@ class Display:
 
         self._progress = progress.bars(TextColumn("{task.fields[note]}"), shown=not quiet)
         self._steps, self._quiet, self._live = steps, quiet, not self._progress.disable
-        self._said, self._began, self._first = 0.0, time.monotonic(), None
+        self._said, self._began, self._first = time.monotonic() - _EVERY, 0.0, None
         self._name = name
         self._progress.start()
         self._task = self._progress.add_task(name, total=steps, note="")
 
     def update(self, step: int, record: dict[str, Any], evaluated: dict[str, float]) -> None:
         """After step `step`, with its record and the last evaluation."""
-        self._first = step if self._first is None else self._first
+        now = time.monotonic()
+        if self._first is None:  # the time before tells nothing of speed: a resumed run began long ago
+            self._first, self._began = step, now
         shown = {
             "loss": record.get("loss"),
             "|w|": record.get("weight_norm"),
@@ -33,12 +35,11 @@ class Display:
         }
         note = "  ".join(f"{key} {value:.4g}" for key, value in shown.items() if value is not None)
         self._progress.update(self._task, completed=step, note=note)
-        now = time.monotonic()
-        if not self._live and not self._quiet and (now - self._said > _EVERY or step == self._steps):
+        if not self._live and not self._quiet and (now - self._said >= _EVERY or step == self._steps):
             self._said = now
-            done = max(step - self._first, 1)
-            left = (self._steps - step) * (now - self._began) / done if step > self._first else float("nan")
-            self.say(f"{self._name}: step {step}/{self._steps}  {note}  {left:.0f} s left")
+            done, gone = step - self._first, now - self._began
+            left = f"  {(self._steps - step) * gone / done:.0f} s left" if done > 0 and gone > 0 else ""
+            self.say(f"{self._name}: step {step}/{self._steps}  {note}{left}")
 
     def say(self, text: str) -> None:
         """A line of its own."""

@@ -2,11 +2,11 @@
 
 import contextlib
 import gc
-import json
 import math
 import random
 import signal
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from steadynorm import records
-from steadynorm.files import lock, write_json
+from steadynorm.files import lock, make_folder, read_json, write_json
 from steadynorm.monitor import Monitor, log_records
 from steadynorm.train import checkpoint, optimizers, parallel, tasks
 from steadynorm.train.config import Config, plain, training_part
@@ -50,10 +50,11 @@ def train(config: Config, *, quiet: bool = False) -> Result:
 
 
 def _lead(config: Config, team: Team, quiet: bool) -> Result:
-    config.out.mkdir(parents=True, exist_ok=True)
+    make_folder(config.out)
     busy = f"another process is training in {config.out}; wait for it, or choose another --out"
     with lock(config.out, busy=busy):
         _keep_config(config)
+        checkpoint.tidy(config.out / "checkpoints")
         team.wait()
         with Trainer(config, team, quiet) as trainer, _signals(trainer):
             return trainer.run()
@@ -84,6 +85,7 @@ class Trainer:
         self.parts = Parts(model, pairs, [Monitor(each, model, every=config.monitor_every) for each, _ in pairs], task)
         progress = restore(config.out / "checkpoints", self.parts, team) or Progress()
         self.step, self.seconds, self.final = progress.step, progress.seconds, dict(progress.final)
+        self.flushed = self.step, self.seconds  # records reach up to here
         name = config.name or config.out.name
         self.display = Display(config.steps, name, quiet)
         self.recorder = self.writer = None
@@ -91,6 +93,12 @@ class Trainer:
             self.recorder = records.Recorder(
                 config.out / records.FILE, name=name, config=training_part(plain(config)), resume_at=self.step + 1
             )
+            if max(self.recorder.last, 0) < self.step - self.step % config.monitor_every:
+                warnings.warn(
+                    f"{self.recorder.path}: ends at step {max(self.recorder.last, 0)}, the checkpoint is of step "
+                    f"{self.step}: what lies between was lost; remove {config.out} to train it again",
+                    stacklevel=2,
+                )
             self.writer = _tensorboard(config, self.step)
 
     def __enter__(self) -> "Trainer":
@@ -116,6 +124,8 @@ class Trainer:
             if evaluates or saves or self.step % _FLUSH == 0:
                 self._flush(loss, self._evaluate() if evaluates else {})
             if saves:
+                if self.recorder is not None:
+                    self.recorder.sync()  # a power cut must not leave a checkpoint that is ahead of the records
                 progress = Progress(self.step, self.seconds, self.final)
                 store(config.out / "checkpoints", self.parts, progress, self.team, keep=config.keep)
             if stops and not last:
@@ -175,9 +185,11 @@ class Trainer:
             taken[-1] |= evaluated
         elif evaluated:
             taken.append({"step": self.step, **evaluated})
-        for record in taken:
+        (step, seconds), self.flushed = self.flushed, (self.step, self.seconds)
+        for record in taken:  # the time between two flushes is shared evenly by their steps
+            share = (record["step"] - step) / (self.step - step)
             record |= {
-                "seconds": self.seconds * record["step"] / self.step,
+                "seconds": seconds + (self.seconds - seconds) * share,
                 "tokens": self.parts.task.tokens() * record["step"],
             }
             if self.recorder is not None:
@@ -211,9 +223,11 @@ def _keep_config(config: Config) -> None:
     path, now = config.out / "config.json", plain(config)
     if path.exists():
         try:
-            before = json.loads(path.read_text())
-        except ValueError:
-            raise ValueError(f"{path}: not readable; remove the folder or choose another --out") from None
+            before = read_json(path)
+        except ValueError as error:
+            raise ValueError(
+                f"{error}; restore it from a copy, or remove it alone if the folder is of this very configuration"
+            ) from None
         old, new = (records.flatten(training_part(each)) for each in (before, now))
         if differing := sorted(key for key in {*old, *new} if old.get(key) != new.get(key)):
             changes = ", ".join(f"{key} {old.get(key)!r} -> {new.get(key)!r}" for key in differing[:5])

@@ -6,6 +6,7 @@ Whichever it was saved by, any number of processes can go on from it, with DDP o
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from steadynorm.scheduler import Scheduler
 from steadynorm.train import checkpoint
 from steadynorm.train.checkpoint import CheckpointError
 from steadynorm.train.parallel import Team
+from steadynorm.train.sharded import Planner, Reader
 from steadynorm.train.tasks import Task
 
 
@@ -65,7 +67,10 @@ def store(folder: Path, parts: Parts, progress: Progress, team: Team, *, keep: i
         return
     made = checkpoint.begin(folder, progress.step, fresh=team.leads)
     team.wait()
-    dcp.save(_sharded(parts), checkpoint_id=made / checkpoint.SHARDS)
+    try:
+        dcp.save(_sharded(parts), checkpoint_id=made / checkpoint.SHARDS)
+    except dcp.CheckpointException as error:  # no Exception of Python's: it would pass every handler
+        raise CheckpointError(f"{made}: cannot be written ({error}); the checkpoints before it are whole") from error
     if team.leads:
         checkpoint.save(folder, progress.step, rest, None, keep=keep)
     team.wait()
@@ -80,7 +85,8 @@ def restore(folder: Path, parts: Parts, team: Team) -> Progress | None:
     try:
         if whole is None:
             sharded = _sharded(parts)
-            dcp.load(sharded, checkpoint_id=path / checkpoint.SHARDS, no_dist=team.mesh is None)
+            reader = Reader(path / checkpoint.SHARDS)
+            dcp.load(sharded, storage_reader=reader, planner=Planner(), no_dist=team.mesh is None)
             _set(parts, sharded["model"], [sharded[f"optimizer{k}"] for k in range(len(parts.optimizers))])
         elif team.mesh is None:
             parts.model.load_state_dict(whole)
@@ -92,7 +98,7 @@ def restore(folder: Path, parts: Parts, team: Team) -> Progress | None:
                 for (optimizer, _), state in zip(parts.optimizers, rest["optimizers"], strict=True)
             ]
             _set(parts, whole, named, StateDictOptions(full_state_dict=True))
-    except (RuntimeError, dcp.CheckpointException, KeyError) as error:
+    except (RuntimeError, dcp.CheckpointException, KeyError, UnpicklingError) as error:
         raise CheckpointError(f"{path}: does not fit this model ({error})") from error
     for (_, scheduler), state in zip(parts.optimizers, rest["schedulers"], strict=True):
         scheduler.load_state_dict(state)

@@ -64,13 +64,15 @@ class GptTask:
         if self.task.length > self.task.model.context:
             raise ValueError(f"length={self.task.length} exceeds the model's context={self.task.model.context}")
         if self.task.data is None:
-            train, self.validation = sotu_shards()
+            (train, self.validation), checksums = sotu_shards(), {}
         else:
             train, self.validation = (shards.shard_paths(self.task.data, split) for split in ("train", "val"))
+            checksums = shards.shard_checksums(self.task.data)
+        self.unverified = {path: checksums[path] for path in self.validation if path in checksums}
         self.rank, self.world = rank, world
         self.loader = shards.TokenLoader(
             train, batch=config.batch, length=self.task.length, rank=rank, world=world, vocab=self.task.model.vocab,
-            shuffle=config.seed if self.task.shuffle else None,
+            shuffle=config.seed if self.task.shuffle else None, checksums=checksums,
         )  # fmt: skip
 
     def model(self, generator: torch.Generator) -> nn.Module:
@@ -89,10 +91,11 @@ class GptTask:
         micro = self.config.micro_batch or self.config.batch // self.world
         for inputs, targets in shards.validation_batches(
             self.validation, batch=micro * self.world, length=self.task.length, max_tokens=self.task.eval_tokens,
-            rank=self.rank, world=self.world, vocab=self.task.model.vocab,
+            rank=self.rank, world=self.world, vocab=self.task.model.vocab, checksums=self.unverified,
         ):  # fmt: skip
             total += model(inputs.to(device), targets.to(device)).double() * targets.numel()
             count += targets.numel()
+        self.unverified = {}
         return {"count": torch.tensor(float(count), dtype=torch.float64, device=device), "val_loss": total}
 
     def position(self) -> dict[str, int]:

@@ -1,0 +1,171 @@
+"""Faults, counted: processes killed at chosen instants, damaged bytes, disks without room, folders that refuse."""
+
+import os
+import random
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+COUNT = 0
+PACKAGE = f"{os.sep}steadynorm{os.sep}"
+Action = Callable[[], object]
+
+
+def injected(number: int = 1) -> None:
+    """Count faults; the terminal summary tells how many there were."""
+    global COUNT
+    COUNT += number
+
+
+def child(action: Action) -> int:
+    """Run this in a process of its own, whose id is given; 0 if it went well, 1 if it raised, which is printed."""
+    if (pid := os.fork()) == 0:
+        code = 1
+        try:
+            action()
+            code = 0
+        except BaseException as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        finally:
+            os._exit(code)
+    return pid
+
+
+def ended(pid: int) -> int:
+    """The exit code of a process, or minus the signal that ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def answer(action: Action) -> str:
+    """What an action in a process of its own returned, or the error it raised, as text."""
+    read, write = os.pipe()
+
+    def reply() -> None:
+        try:
+            said = f"{action()}"
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        os.write(write, said.encode())
+
+    pid = child(reply)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        said = pipe.read()
+    assert ended(pid) == 0
+    return said
+
+
+class Lines:
+    """Calls `at(n)` before the n-th line of this package's code is executed."""
+
+    def __init__(self, at: Callable[[int], object]):
+        self.seen, self._at = 0, at
+
+    def _trace(self, frame: Any, event: str, _: object) -> Any:
+        if PACKAGE not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            self.seen += 1
+            self._at(self.seen)
+        return self._trace
+
+    def run(self, action: Action) -> int:
+        """How many lines it took."""
+        sys.settrace(self._trace)
+        try:
+            action()
+        finally:
+            sys.settrace(None)
+        return self.seen
+
+
+def lines_of(action: Action) -> int:
+    """How many of the package's lines an action executes."""
+    return int(answer(lambda: Lines(lambda _: None).run(action)))
+
+
+def killed_at_line(number: int, action: Action) -> bool:
+    """Run an action in a process that is killed (SIGKILL) before this line; False if it ended before."""
+
+    def kill(line: int) -> None:
+        if line == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    injected()
+    code = ended(child(lambda: Lines(kill).run(action)))
+    assert code in (0, -signal.SIGKILL)
+    return code != 0
+
+
+def killed_after(seconds: float, action: Action) -> bool:
+    """Run an action in a process that is killed after so long, in the middle of whatever it does; False: it had ended."""
+    pid = child(action)
+    time.sleep(seconds)
+    os.kill(pid, signal.SIGKILL)
+    injected()
+    code = ended(pid)
+    assert code in (0, -signal.SIGKILL)
+    return code != 0
+
+
+def damages(content: bytes, seed: int, flips: int, cuts: int = 3) -> Iterator[tuple[str, bytes]]:
+    """The content cut at every kind of place, and with single bits flipped at random ones."""
+    generator = random.Random(seed)
+    size = len(content)
+    places = {0, 1, min(8, size - 1), min(100, size - 1), size // 2, size - 1}
+    places |= {generator.randrange(size) for _ in range(cuts)}
+    for place in sorted(places):
+        injected()
+        yield f"cut at {place} of {size}", content[:place]
+    for _ in range(flips):
+        place, bit = generator.randrange(size), generator.randrange(8)
+        changed = bytearray(content)
+        changed[place] ^= 1 << bit
+        injected()
+        yield f"bit {bit} of byte {place} of {size} flipped", bytes(changed)
+
+
+def with_small_files(size: int, action: Action) -> str:
+    """What an action says where no file may grow beyond so many bytes: a full disk that needs no root."""
+
+    def limited() -> object:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+        return action()
+
+    injected()
+    return answer(limited)
+
+
+def without_rights(folder: Path, action: Action) -> str:
+    """What an action says in a folder (then the working folder) that may be read but not written, root or not."""
+
+    def powerless() -> object:
+        os.chdir(folder)
+        if os.geteuid() == 0:
+            os.setgid(65534)
+            os.setuid(65534)
+        return action()
+
+    injected()
+    paths = [folder, *folder.rglob("*")]
+    modes = {path: path.stat().st_mode for path in paths}
+    try:
+        for path in paths:
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        return answer(powerless)
+    finally:
+        for path, mode in modes.items():
+            path.chmod(mode)
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, but locks."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name not in (".lock", ".claim")
+    }

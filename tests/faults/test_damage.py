@@ -1,0 +1,344 @@
+"""Files cut short and bits flipped: told by name and with a remedy, or without consequence; never taken for data."""
+
+import json
+import shutil
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from brittle import DATA, archive, config, recorded, texts, tokens
+from injecting import damages, files_in, injected
+
+from steadynorm import records
+from steadynorm.data import shards, sotu
+from steadynorm.data.files import DataError
+from steadynorm.data.get import DATA_SETS, get
+from steadynorm.files import read_json, write_json
+from steadynorm.paper import carrying, pool
+from steadynorm.records import RecordError
+from steadynorm.train import checkpoint, loop
+from steadynorm.train.checkpoint import CheckpointError
+
+much = pytest.mark.parametrize("flips", [25, pytest.param(400, marks=pytest.mark.slow)])
+
+
+def examine(
+    path: Path, use: Callable[[], Any], errors: type[Exception], flips: int, names: str | None = None, seed: int = 0
+) -> int:
+    """Damage a file in every way: `use` must raise an error that names it, or give what it gave before. How often it raised."""
+    whole, expected, raised = path.read_bytes(), use(), 0
+    for label, content in damages(whole, seed, flips):
+        path.write_bytes(content)
+        try:
+            assert use() == expected, f"{path.name}, {label}: taken for the real thing"
+        except errors as error:
+            raised += 1
+            assert (names or path.name) in str(error), label
+    path.write_bytes(whole)
+    assert use() == expected
+    return raised
+
+
+# Checkpoints
+
+
+def saved(folder: Path) -> Path:
+    for step in (1, 2):
+        model = {"w": torch.arange(300.0) * step, "b": torch.ones(7)}
+        state = {"step": step, "momentum": torch.arange(200.0), "rng": torch.get_rng_state()[:50], "name": "x"}
+        checkpoint.save(folder, step, state, model, keep=2)
+    return folder / "step-000002"
+
+
+def loaded(path: Path) -> Any:
+    _, model, state = checkpoint.load(path)
+    plain = {key: each.tolist() if isinstance(each, torch.Tensor) else each for key, each in state.items()}
+    return plain, {key: each.tolist() for key, each in (model or {}).items()}
+
+
+@much
+@pytest.mark.parametrize("name", ["model.safetensors", "state.pt", "manifest.json"])
+def test_a_damaged_checkpoint(tmp_path: Path, name: str, flips: int):
+    newest = saved(tmp_path)
+    raised = examine(newest / name, lambda: loaded(newest), CheckpointError, flips, names="step-000002")
+    assert raised >= flips if name != "manifest.json" else raised > flips // 2  # its spaces do not matter
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "state.pt", "manifest.json"])
+def test_the_checkpoint_before_a_damaged_one_is_used(tmp_path: Path, name: str):
+    newest = saved(tmp_path)
+    for place in (0, 10, (newest / name).stat().st_size - 2):
+        content = (newest / name).read_bytes()
+        (newest / name).write_bytes(content[:place])
+        injected()
+        with pytest.warns(UserWarning, match="step-000002.*; going on from the one before"):
+            found = checkpoint.latest(tmp_path)
+        assert found is not None
+        assert found[2]["step"] == 1
+        (newest / name).write_bytes(content)
+
+
+def test_a_good_checkpoint_does_not_give_way_to_a_damaged_newer_one(tmp_path: Path):
+    """keep=1: the run came back to step 1, because 3 is damaged, and saved step 2."""
+    state, model = {"step": 1}, {"w": torch.ones(3)}
+    checkpoint.save(tmp_path, 1, state, model, keep=2)
+    checkpoint.save(tmp_path, 3, {"step": 3}, model, keep=2)
+    (tmp_path / "step-000003" / "state.pt").write_bytes(b"")
+    injected()
+    checkpoint.save(tmp_path, 2, {"step": 2}, model, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000002"]
+    assert checkpoint.load(tmp_path / "step-000002")[2] == {"step": 2}
+
+
+def test_a_damaged_checkpoint_of_many_processes(tmp_path: Path):
+    made = checkpoint.begin(tmp_path, 1, fresh=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch: there is one process only
+        dcp.save({"model": {"w": torch.arange(500.0)}}, checkpoint_id=made / checkpoint.SHARDS, no_dist=True)
+    newest = checkpoint.save(tmp_path, 1, {"step": 1}, None, keep=1)
+    for path in sorted((newest / checkpoint.SHARDS).iterdir()):
+        assert examine(path, lambda: loaded(newest), CheckpointError, 10, names="step-000001") >= 15
+
+
+# Shards
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    return tokens(texts(folder), folder / "shards").folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(made, tmp_path / "shards")
+
+
+def read_all(folder: Path, split: str = "train") -> list[Any]:
+    paths, sums = shards.shard_paths(folder, split), shards.shard_checksums(folder)
+    loader = shards.TokenLoader(paths, batch=2, length=8, repeat=False, checksums=sums)
+    return [inputs.tolist() for inputs, _ in loader]
+
+
+@much
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_damaged_shard(folder: Path, split: str, flips: int):
+    path = shards.shard_paths(folder, split)[0]
+    assert examine(path, lambda: read_all(folder, split), DataError, flips) >= flips
+
+
+@much
+def test_a_damaged_meta_json_or_tokenizer(folder: Path, flips: int):
+    def use() -> Any:
+        made = shards.read_token_set(folder)
+        made.check()
+        return asdict(made)
+
+    assert examine(folder / "meta.json", use, DataError, flips, names=str(folder)) > flips // 2
+    assert examine(folder / "tokenizer.json", use, DataError, flips) >= flips
+
+
+def test_training_names_the_damaged_shard_and_touches_nothing(folder: Path, tmp_path: Path):
+    path = shards.shard_paths(folder, "train")[0]
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 4
+    path.write_bytes(content)
+    injected()
+    with pytest.raises(DataError, match=rf"{path.name}: damaged: sha256 .*tokenise again"):
+        loop.train(config(folder, tmp_path / "run"), quiet=True)
+    assert not list((tmp_path / "run").glob("checkpoints/*"))
+
+
+def test_shards_without_meta_json_are_read_without_a_checksum(folder: Path):
+    expected = read_all(folder)
+    (folder / "meta.json").unlink()
+    assert read_all(folder) == expected
+
+
+def test_tokenising_goes_on_only_from_whole_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    source = texts(tmp_path)
+    expected = files_in(tokens(source, tmp_path / "unbroken").folder)
+    write = write_json
+
+    def stop(path: Path, value: Any) -> None:
+        if path.name == "meta.json":
+            raise KeyboardInterrupt
+        write(path, value)
+
+    for number, name in enumerate(("text_val_000000.bin", "text_train_000002.bin", "tokenizer.json", "progress.json")):
+        out = tmp_path / f"out{number}"
+        with monkeypatch.context() as patch:
+            patch.setattr("steadynorm.data.tokenize.write_json", stop)
+            patch.setattr(
+                Path, "replace", lambda self, target: None if ".partial" not in str(target) else self.rename(target)
+            )
+            with pytest.raises(KeyboardInterrupt):
+                tokens(source, out)
+        path = out / ".partial" / name
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+        injected()
+        assert files_in(tokens(source, out).folder) == expected, name
+
+
+# Records
+
+
+def as_read(path: Path) -> tuple[Any, ...]:
+    run = records.read(path)
+    layers = {name: {key: each.tolist() for key, each in layer.items()} for name, layer in run.layers.items()}
+    return run.name, dict(run.config), run.steps.tolist(), run.columns["loss"].tolist(), layers
+
+
+@much
+def test_damaged_records(tmp_path: Path, flips: int):
+    """What is read is what was written; a torn end is dropped and counted; else the line is named."""
+    path = recorded(tmp_path, steps=8)
+    whole, expected, raised = path.read_bytes(), as_read(path), 0
+    for label, content in damages(whole, seed=1, flips=3 * flips):
+        path.write_bytes(content)
+        try:
+            run, seen = records.read(path), as_read(path)
+        except (RecordError, KeyError) as error:  # KeyError: cut after the header, there is no loss
+            raised += 1
+            assert isinstance(error, KeyError) or f"{path}: " in str(error), label
+            assert isinstance(error, KeyError) or ";" in str(error), label
+            continue
+        count = len(run.steps)
+        assert seen[2] == expected[2][:count], label
+        assert seen[3] == expected[3][:count], label
+        assert count == 8 or run.dropped or label.startswith("cut"), f"{label}: lines are missing and nothing says so"
+    assert raised > flips
+    path.write_bytes(whole)
+
+
+def test_a_flipped_digit_is_found(tmp_path: Path):
+    """Valid JSON, a plausible number: only a checksum can tell."""
+    path = recorded(tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b'"loss": 0.25', b'"loss": 0.26'))
+    injected()
+    with pytest.raises(RecordError, match=r"line 5 is damaged \(its checksum differs\); cut the file before it"):
+        records.read(path)
+    path.write_bytes(whole.replace(b'"lr": 0.1', b'"lr": 0.2'))
+    injected()
+    with pytest.raises(RecordError, match="line 1 is damaged"):
+        records.read(path)
+
+
+def test_records_of_earlier_versions_are_read_and_sealed_when_a_run_goes_on(tmp_path: Path):
+    path = recorded(tmp_path, steps=4)
+    sealed, expected = path.read_bytes(), as_read(path)
+    plain = [{k: v for k, v in json.loads(line).items() if k != "crc"} for line in sealed.splitlines()]
+    path.write_text("".join(json.dumps(line) + "\n" for line in plain))
+    assert as_read(path) == expected
+    config = {"lr": 0.1, "steps": 4}
+    records.Recorder(path, name="run", config=config, resume_at=9).close()
+    assert path.read_bytes() == sealed
+
+
+def test_a_run_whose_records_end_before_its_checkpoint_says_so(made: Path, tmp_path: Path):
+    whole = config(made, tmp_path / "run", steps=6)
+    loop.train(whole, quiet=True)
+    path = whole.out / records.FILE
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:4]))
+    injected()
+    with pytest.warns(UserWarning, match=r"records\.jsonl: ends at step 3, the checkpoint is of step 6"):
+        loop.train(whole, quiet=True)
+
+
+def test_a_run_whose_last_line_is_damaged_is_not_finished(made: Path, tmp_path: Path):
+    whole = config(made, tmp_path / "run", steps=4)
+    loop.train(whole, quiet=True)
+    assert pool.finished(whole)
+    path = whole.out / records.FILE
+    content = path.read_bytes()
+    at = content.rindex(b'"loss": ') + 9
+    path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+    injected()
+    assert not pool.finished(whole)
+
+
+# Data sets
+
+
+@much
+@pytest.mark.parametrize("kind", ["tar.gz", "tar.xz", "tar.bz2", "zip"])
+def test_a_damaged_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, flips: int):
+    monkeypatch.setitem(DATA_SETS, "tiny", DATA)
+    source, number = archive(tmp_path / f"set.{kind}"), iter(range(10**6))
+
+    def use() -> dict[str, bytes]:
+        out = tmp_path / f"out{next(number)}"
+        try:
+            found = files_in(get("tiny", out, source=source))
+        except DataError:
+            assert files_in(out) == {}
+            raise
+        return {name: found[name] for name in DATA.files()}
+
+    assert examine(source, use, DataError, flips) > flips // 4  # some bits do not matter: times, owners
+
+
+@much
+def test_a_damaged_data_set_is_got_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flips: int):
+    monkeypatch.setitem(DATA_SETS, "tiny", DATA)
+    out = get("tiny", tmp_path / "out", source=archive(tmp_path / "set.zip"))
+    expected = files_in(out)
+    for name in DATA.files():
+        for label, content in damages(expected[name], seed=2, flips=flips):
+            (out / name).write_bytes(content)
+            assert files_in(get("tiny", out, source=tmp_path / "set.zip")) == expected, label
+
+
+def test_the_embedded_texts_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    whole = Path(sotu.__file__).with_name("sotu.json.xz").read_bytes()
+    monkeypatch.setattr(sotu.resources, "files", lambda _: tmp_path)
+    for label, content in damages(whole, seed=3, flips=3, cuts=0):
+        (tmp_path / "sotu.json.xz").write_bytes(content)
+        with pytest.raises(DataError, match=r"sotu\.json\.xz: .*install steadynorm again"):
+            sotu._load.__wrapped__()
+            pytest.fail(label)
+
+
+# JSON
+
+
+@much
+def test_a_damaged_summary(tmp_path: Path, flips: int):
+    path = tmp_path / "summary.json"
+    held = {"schema": carrying.SCHEMA, "version": carrying.VERSION, "experiment": "tiny", "numbers": {"a": [0.1, 2]}}
+    write_json(path, held)
+    assert examine(path, lambda: carrying.check_folder(tmp_path, "tiny"), ValueError, flips) > flips // 2
+
+
+@much
+def test_a_damaged_configuration(made: Path, tmp_path: Path, flips: int):
+    run = config(made, tmp_path / "run")
+    run.out.mkdir()
+    loop._keep_config(run)
+    path = run.out / "config.json"
+
+    def use() -> Any:
+        return read_json(path)
+
+    assert examine(path, use, ValueError, flips) > flips // 2
+    path.write_text("[1, 2]")
+    injected()
+    assert not pool.finished(run)
+    with pytest.raises(ValueError, match=r"config\.json: not whole .*restore it from a copy, or remove it alone"):
+        loop._keep_config(run)
+
+
+def test_json_without_a_checksum_is_read_as_it_is(tmp_path: Path):
+    (tmp_path / "old.json").write_text('{"a": 1}')
+    assert read_json(tmp_path / "old.json") == {"a": 1}
+    write_json(tmp_path / "new.json", {"a": np.float64(0.1).item(), "b": None})
+    assert read_json(tmp_path / "new.json") == {"a": 0.1, "b": None}

@@ -1,0 +1,219 @@
+"""No room, no rights: the error names the file and the remedy, what was there stays, and with room again it goes on."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from brittle import DATA, A, B, archive, config, recorded, texts, tokens
+from injecting import Action, answer, files_in, injected, with_small_files, without_rights
+
+from steadynorm import report
+from steadynorm.cli import main
+from steadynorm.data.get import DATA_SETS, get
+from steadynorm.data.shards import write_shard
+from steadynorm.files import atomic_write, make_folder, write_json
+from steadynorm.page import rendering
+from steadynorm.records import Recorder
+from steadynorm.train import checkpoint, loop
+
+FULL = ("the disk is full", "larger than the disk or ulimit -f allows")
+
+
+@dataclass(frozen=True)
+class Job:
+    """Something that writes into a folder; `before` puts there what must survive; `needs` bytes are more than there is."""
+
+    action: Action
+    before: Action
+    needs: int = 3000
+
+
+def record(path: Path) -> None:
+    with Recorder(path, name="run", config={}, resume_at=1) as out:
+        for step in range(1, 200):
+            out.write({"step": step, "loss": 1 / step})
+
+
+def jobs(folder: Path, other: Path) -> dict[str, Job]:
+    """Everything that writes."""
+    model = {"w": torch.arange(3000.0)}
+
+    def save(step: int, model: dict[str, torch.Tensor] = model) -> None:
+        checkpoint.save(folder / "checkpoints", step, {"step": step, "m": torch.arange(3000.0)}, model, keep=3)
+
+    small = {"w": torch.ones(3)}
+
+    def whole(path: Path, content: bytes) -> None:
+        with atomic_write(path) as file:
+            file.write(content)
+
+    return {
+        "checkpoint": Job(partial(save, 2), partial(save, 1)),
+        "state": Job(partial(save, 2, small), partial(save, 1, small)),
+        "records": Job(partial(record, folder / "records.jsonl"), lambda: None),
+        "shard": Job(partial(write_shard, folder / "a.bin", range(9000)), partial(write_shard, folder / "a.bin", [1])),
+        "json": Job(
+            partial(write_json, folder / "a.json", {"a": list(range(9000))}),
+            partial(write_json, folder / "a.json", {"a": 1}),
+        ),
+        "tokens": Job(partial(tokens, other / "text.jsonl", folder / "tokens"), lambda: None),
+        "data": Job(partial(get, "tiny", folder / "data", source=other / "set.zip"), lambda: None),
+        "page": Job(
+            partial(report.report, other / "run", folder / "page.html", title="new"),
+            partial(report.report, other / "run", folder / "page.html", title="old"),
+        ),
+        "whole file": Job(partial(whole, folder / "b", b"x" * 9000), partial(whole, folder / "b", b"old")),
+    }
+
+
+NAMES = ("checkpoint", "state", "records", "shard", "json", "tokens", "data", "page", "whole file")
+
+
+@pytest.fixture(autouse=True)
+def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Inputs, where there is room."""
+    monkeypatch.setitem(DATA_SETS, "tiny", DATA)
+    monkeypatch.setattr(rendering, "_plotly", lambda: "")
+    other = tmp_path / "other"
+    other.mkdir()
+    texts(other)
+    archive(other / "set.zip")
+    recorded(other / "run")
+    return other
+
+
+def settled(folder: Path) -> dict[str, bytes]:
+    """Files that a later call will find: those that are whole."""
+    return {name: content for name, content in files_in(folder).items() if ".partial" not in name}
+
+
+def check(said: str, job: Job, folder: Path, before: dict[str, bytes]) -> None:
+    assert any(each in said for each in FULL), said
+    assert "files already there are untouched" in said
+    assert str(folder) in said
+    now = settled(folder)
+    assert {name: now[name] for name in before} == before
+    assert not [name for name in now if name.endswith(".tmp") or "/.step" in f"/{name}"]
+    job.action()  # there is room again
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_that_may_not_grow(tmp_path: Path, registered: Path, name: str):
+    """RLIMIT_FSIZE: the kernel refuses in the middle of a write, as a full disk does; no root is needed."""
+    expected, folder = tmp_path / "expected", tmp_path / "folder"
+    for each in (expected, folder):
+        each.mkdir()
+        jobs(each, registered)[name].before()
+    jobs(expected, registered)[name].action()
+    before, job = files_in(folder), jobs(folder, registered)[name]
+    check(with_small_files(job.needs, job.action), job, folder, before)
+    ours, theirs = files_in(folder), files_in(expected)
+    assert ours.keys() == theirs.keys()
+    if name not in ("checkpoint", "state", "records", "data"):  # those hold times and paths
+        assert ours == theirs
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real disk of 100 KiB, where this user may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    program = shutil.which("mount")
+    command = [program or "", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(folder)]
+    if program is None or os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("no disk can be mounted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("room", [0, 9000])
+def test_a_disk_that_is_full(small_disk: Path, registered: Path, name: str, room: int):
+    job, filler = jobs(small_disk, registered)[name], small_disk / "filler"
+    job.before()
+    before = files_in(small_disk)
+    free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
+    filler.write_bytes(b"x" * max(free - room, 0))
+    injected()
+    said = answer(job.action)
+    if room and not said.startswith("OSError"):
+        return  # it was enough
+    filler.unlink()
+    check(said, job, small_disk, before)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_folder_that_may_not_be_written(tmp_path: Path, registered: Path, name: str):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    job = jobs(folder, registered)[name]
+    job.before()
+    shutil.copytree(registered, folder / "other")
+    before = files_in(folder)
+    here = jobs(Path(), Path("other"))  # by relative paths: the folders above are closed to others
+    said = without_rights(folder, here[name].action)
+    assert "cannot be written (Permission denied); choose another folder, or make it writable" in said
+    assert files_in(folder) == before
+    job.action()
+
+
+def test_training_where_nothing_may_be_written_or_a_file_is_in_the_way(tmp_path: Path, registered: Path):
+    made = tokens(registered / "text.jsonl", tmp_path / "shards").folder
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    said = without_rights(folder, lambda: loop.train(config(made, Path("run")), quiet=True))
+    assert "run: cannot be written (Permission denied); choose another folder" in said
+    (folder / "run").write_text("mine")
+    injected()
+    with pytest.raises(OSError, match=r"run: cannot be a folder, a file is in its place; remove it or choose another"):
+        loop.train(config(made, folder / "run"), quiet=True)
+    injected()
+    with pytest.raises(OSError, match="cannot be a folder, a file is in its place"):
+        make_folder(folder / "run" / "below")
+    assert (folder / "run").read_text() == "mine"
+
+
+@pytest.mark.parametrize("room", [2000, 20_000, 60_000])
+def test_training_into_a_full_disk_loses_nothing(tmp_path: Path, registered: Path, room: int):
+    """Whatever it was writing: the last checkpoint is whole, and with room again the run ends as if nothing had been."""
+    made = tokens(registered / "text.jsonl", tmp_path / "shards").folder
+    expected, run = (config(made, tmp_path / name) for name in ("expected", "run"))
+    loop.train(expected, quiet=True)
+    said = with_small_files(room, lambda: loop.train(run, quiet=True))
+    assert any(each in said for each in FULL) or "finished=True" in said
+    assert not list(run.out.rglob("*.tmp"))
+    assert loop.train(run, quiet=True).finished
+    one, two = (checkpoint.latest(each.out / "checkpoints") for each in (expected, run))
+    assert one is not None
+    assert two is not None
+    assert one[1] is not None
+    assert two[1] is not None
+    assert all(torch.equal(one[1][key], two[1][key]) for key in one[1])
+
+
+def test_data_in_a_read_only_folder_is_used_as_it_is(tmp_path: Path, registered: Path):
+    """A shared cache that others fill."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    (folder / "a.bin").write_bytes(A)
+    (folder / "b.bin").write_bytes(B)
+    assert without_rights(folder, lambda: get("tiny", Path())) == "."
+
+
+def test_the_command_line_says_it_in_one_line(
+    tmp_path: Path, registered: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("STEADYNORM_TRACEBACK", raising=False)
+    (tmp_path / "out").write_text("mine")
+    injected()
+    assert main(["report", str(registered / "run"), "--out", str(tmp_path / "out" / "page.html")]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "cannot be a folder, a file is in its place" in said
+    assert (tmp_path / "out").read_text() == "mine"

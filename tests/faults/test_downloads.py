@@ -1,0 +1,133 @@
+"""A server that stalls and cuts, a client that is killed: what arrives in the end is the file, byte for byte."""
+
+import contextlib
+import hashlib
+import http.server
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from brittle import DATA, archive
+from injecting import child, damages, ended, files_in, injected, killed_after, killed_at_line
+
+from steadynorm.data import files
+from steadynorm.data.files import DataError, download
+from steadynorm.data.get import DATA_SETS, Address, DataSet, get
+
+BIG = np.random.default_rng(0).bytes(1_000_000)
+SHA256 = hashlib.sha256(BIG).hexdigest()
+
+
+class Unreliable(http.server.BaseHTTPRequestHandler):
+    """/stall: sends a little, then waits for longer than anybody; /cut: up to a third; /slow: all, bit by bit; /archive."""
+
+    archive = b""
+    generator = random.Random(0)
+
+    def do_GET(self) -> None:
+        content = self.archive if self.path == "/archive" else BIG
+        asked = self.headers.get("Range")
+        start = int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(content) - start))
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        self.end_headers()
+        end = (
+            start + self.generator.randrange(1, len(content) // 3) if self.path in ("/cut", "/stall") else len(content)
+        )
+        for at in range(start, min(end, len(content)), 20_000):
+            self.wfile.write(content[at : min(at + 20_000, end)])
+            if self.path == "/slow":
+                time.sleep(0.002)
+        if self.path == "/stall" and end < len(content):
+            time.sleep(1.0)
+
+    def handle(self) -> None:
+        with contextlib.suppress(OSError):  # the client is gone
+            super().handle()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    """Its address; it runs in a process of its own, so that clients may be forked from this one, which has no threads."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(files, "_PAUSE", 0.0)
+    monkeypatch.setattr(files, "_BLOCK", 10_000)
+    Unreliable.archive = archive(tmp_path / "set.tar.gz").read_bytes()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Unreliable) as running:
+        pid = child(running.serve_forever)
+        yield f"http://127.0.0.1:{running.server_port}"
+        os.kill(pid, signal.SIGKILL)
+        assert ended(pid) == -signal.SIGKILL
+
+
+def fetch(url: str, part: Path, **options: object) -> Path:
+    how = {"size": len(BIG), "sha256_hex": SHA256, "progress": False, "timeout": 0.2} | options
+    return download(url, part, **how)  # pyright: ignore
+
+
+@pytest.mark.parametrize("path", ["/cut", "/stall"])
+def test_a_server_that_cuts_or_stalls_gives_the_file_in_the_end(server: str, tmp_path: Path, path: str):
+    injected(3)  # at least so many connections end early
+    assert fetch(server + path, tmp_path / "big.part").read_bytes() == BIG
+
+
+@pytest.mark.parametrize("times", [8, pytest.param(100, marks=pytest.mark.slow)])
+def test_a_client_killed_while_downloading(server: str, tmp_path: Path, times: int):
+    generator, part = random.Random(1), tmp_path / "big.part"
+    for k in range(times):
+        if killed_after(generator.uniform(0, 0.12), partial(fetch, server + ("/slow", "/cut")[k % 2], part)):
+            have = part.read_bytes() if part.exists() else b""
+            assert have == BIG[: len(have)]  # what is there is the beginning of the file
+        else:
+            assert part.read_bytes() == BIG
+            part.unlink()
+    assert fetch(server + "/slow", part).read_bytes() == BIG
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".gz"] == ["big.part"]
+
+
+@pytest.mark.parametrize("flips", [5, pytest.param(60, marks=pytest.mark.slow)])
+def test_a_damaged_part_is_never_taken_for_the_file(server: str, tmp_path: Path, flips: int):
+    part = tmp_path / "big.part"
+    for label, content in damages(BIG[:700_000], seed=2, flips=flips):
+        part.write_bytes(content)
+        assert fetch(server + "/slow", part, timeout=5.0).read_bytes() == BIG, label
+    for label, content in damages(BIG, seed=3, flips=flips, cuts=0):
+        part.write_bytes(content)
+        assert fetch(server + "/slow", part, timeout=5.0).read_bytes() == BIG, label
+
+
+@pytest.mark.parametrize("times", [10, pytest.param(120, marks=pytest.mark.slow)])
+def test_getting_a_data_set_from_its_address(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int):
+    content = Unreliable.archive
+    origin = Address({"set.tar.gz": (f"{server}/archive", len(content), hashlib.sha256(content).hexdigest())})
+    monkeypatch.setitem(DATA_SETS, "tiny", DataSet(DATA.files, (origin,), DATA.remedy))
+    expected = files_in(get("tiny", tmp_path / "unbroken", progress=False))
+    generator = random.Random(4)
+    for k in range(times):
+        out = tmp_path / f"out{k}"
+        killed_at_line(generator.randrange(1, 260), partial(get, "tiny", out, progress=False))
+        assert files_in(get("tiny", out, progress=False)).keys() == expected.keys()
+        assert all((out / name).read_bytes() == expected[name] for name in DATA.files())
+
+
+def test_a_server_with_another_file_is_refused_and_nothing_is_left(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    content = Unreliable.archive
+    origin = Address({"set.tar.gz": (f"{server}/archive", len(content), "0" * 64)})
+    monkeypatch.setitem(DATA_SETS, "tiny", DataSet(DATA.files, (origin,), DATA.remedy))
+    injected()
+    with pytest.raises(DataError, match=r"/archive: sha256 .*damaged or another one[\s\S]*Bring a\.bin"):
+        get("tiny", tmp_path / "out", progress=False)
+    assert files_in(tmp_path / "out") == {}

@@ -1,0 +1,300 @@
+"""kill -9 at any instant: the next start goes on, ends the same, and leaves nothing behind."""
+
+import contextlib
+import os
+import random
+import signal
+import time
+import warnings
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from brittle import DATA, archive, config, recorded, texts, tokens
+from injecting import child, ended, files_in, injected, killed_after, killed_at_line, lines_of
+from safetensors.torch import load_file
+
+from steadynorm import records, report
+from steadynorm.data.get import DATA_SETS, get
+from steadynorm.page import rendering
+from steadynorm.paper import carrying, keeping
+from steadynorm.paper.experiment import Context, Experiment, Outcome, judged
+from steadynorm.train import checkpoint, loop
+from steadynorm.train.config import Config
+
+FAST, SLOW = 12, 150
+HOW_OFTEN = [FAST, pytest.param(SLOW, marks=pytest.mark.slow)]
+often = pytest.mark.parametrize("times", HOW_OFTEN)
+
+
+def instants(times: int, last: int, seed: int) -> list[int]:
+    """Random lines, the last few always among them: there files take their names and leftovers are removed."""
+    generator = random.Random(seed)
+    return sorted({generator.randrange(1, last + 1) for _ in range(times)} | {max(last - k, 1) for k in range(3)})
+
+
+# Checkpoints
+
+
+def save_all(folder: Path, last: int = 4) -> None:
+    """Go on from the newest checkpoint and save every step up to the last, as a run does."""
+    checkpoint.tidy(folder)
+    saved = checkpoint.latest(folder)
+    for step in range(1 if saved is None else saved[2]["step"] + 1, last + 1):
+        generator = torch.Generator().manual_seed(step)
+        model = {"w": torch.randn(64, 64, generator=generator)}
+        checkpoint.save(folder, step, {"step": step, "momentum": model["w"] * 2}, model, keep=2)
+
+
+def assert_right(saved: checkpoint.Saved) -> None:
+    """Weights and state of one and the same step."""
+    path, model, state = saved
+    assert model is not None
+    step = checkpoint.step_of(path)
+    expected = torch.randn(64, 64, generator=torch.Generator().manual_seed(step))
+    assert state["step"] == step
+    assert torch.equal(model["w"], expected)
+    assert torch.equal(state["momentum"], 2 * expected)
+
+
+@often
+def test_saving_a_checkpoint(tmp_path: Path, times: int):
+    save_all(tmp_path / "unbroken")
+    last = lines_of(partial(save_all, tmp_path / "counted"))
+    for number in instants(times, last, seed=1):
+        folder = tmp_path / f"at{number}"
+        killed_at_line(number, partial(save_all, folder))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # none looks whole and is not
+            saved = checkpoint.latest(folder)
+        if saved is not None:
+            assert_right(saved)
+        save_all(folder)
+        assert_right(checkpoint.load(folder / "step-000004"))
+        assert not list(folder.glob(".*"))
+        assert 2 <= len(checkpoint.found(folder)) <= 3  # a kill before the oldest went
+        save_all(folder, 5)
+        assert [path.name for path in checkpoint.found(folder)] == ["step-000004", "step-000005"]
+
+
+@often
+def test_saving_a_checkpoint_at_any_time(tmp_path: Path, times: int):
+    """In the middle of a write, too: by the clock, not by the line."""
+    start = time.perf_counter()
+    save_all(tmp_path / "unbroken")
+    length, generator, folder = time.perf_counter() - start, random.Random(2), tmp_path / "run"
+    for last in range(4, 4 + times):
+        killed_after(generator.uniform(0, length), partial(save_all, folder, last))
+        if (saved := checkpoint.latest(folder)) is not None:
+            assert_right(saved)
+    save_all(folder, 4 + times)
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_a_kill_while_an_old_checkpoint_is_removed_leaves_none_that_looks_whole(tmp_path: Path):
+    save_all(tmp_path, 2)
+
+    def half(path: Path, **_: object) -> None:
+        for file in sorted(path.iterdir())[:1] if path.exists() else []:
+            file.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def save() -> None:
+        checkpoint.shutil.rmtree = half
+        model = {"w": torch.randn(64, 64, generator=torch.Generator().manual_seed(3))}
+        with contextlib.suppress(OSError):
+            checkpoint.save(tmp_path, 3, {"step": 3, "momentum": model["w"] * 2}, model, keep=2)
+
+    injected()
+    assert ended(child(save)) == -signal.SIGKILL
+    assert len(list(tmp_path.glob(".step-*.tmp"))) == 1
+    for path in checkpoint.found(tmp_path):
+        assert_right(checkpoint.load(path))
+
+
+# Training
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shards")
+    return tokens(texts(folder), folder / "made").folder
+
+
+@pytest.fixture(scope="module")
+def unbroken(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Config:
+    made = config(data, tmp_path_factory.mktemp("unbroken") / "run", steps=12)
+    assert loop.train(made, quiet=True).finished
+    return made
+
+
+def assert_same_run(out: Path, expected: Path) -> None:
+    one, two = (load_file(checkpoint.found(each / "checkpoints")[-1] / "model.safetensors") for each in (out, expected))
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[key], two[key]) for key in one)
+    a, b = (records.read(each) for each in (out, expected))
+    assert a.steps.tolist() == b.steps.tolist()
+    assert a.columns.keys() == b.columns.keys()
+    for key in a.columns.keys() - {"seconds"}:
+        np.testing.assert_array_equal(a.columns[key], b.columns[key], key)
+    kept = {name for name in files_in(out) if not name.startswith("checkpoints/")}
+    assert kept == {name for name in files_in(expected) if not name.startswith("checkpoints/")}
+    assert not list(out.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("times", [4, pytest.param(40, marks=pytest.mark.slow)])
+def test_training(tmp_path: Path, data: Path, unbroken: Config, times: int):
+    made = config(data, tmp_path / "run")
+    last = lines_of(partial(loop.train, config(data, tmp_path / "counted"), quiet=True))
+    generator = random.Random(3)
+    for _ in range(times):
+        killed_at_line(generator.randrange(last // 10, last), partial(loop.train, made, quiet=True))
+    assert loop.train(made, quiet=True).finished
+    assert_same_run(made.out, unbroken.out)
+
+
+@pytest.mark.parametrize("times", [3, pytest.param(30, marks=pytest.mark.slow)])
+def test_training_at_any_time(tmp_path: Path, data: Path, unbroken: Config, times: int):
+    made, generator = config(data, tmp_path / "run"), random.Random(4)
+    start = time.perf_counter()
+    assert loop.train(config(data, tmp_path / "timed"), quiet=True).finished
+    length = time.perf_counter() - start
+    for _ in range(times):
+        killed_after(generator.uniform(0.2, 1) * length, partial(loop.train, made, quiet=True))
+    assert loop.train(made, quiet=True).finished
+    assert_same_run(made.out, unbroken.out)
+
+
+def test_records_are_on_the_disk_before_the_checkpoint_that_goes_on_from_them(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A power cut loses what was not synced: a checkpoint ahead of its records would leave a gap in them for good."""
+    made, synced = config(data, tmp_path / "run", steps=6), []
+    sync, save = os.fsync, checkpoint.save
+
+    def noted(handle: int) -> None:
+        if Path(f"/proc/self/fd/{handle}").readlink().name == records.FILE:
+            synced.append(records.last_step(made.out / records.FILE))
+        sync(handle)
+
+    def saves(folder: Path, step: int, *rest: object, **options: object) -> Path:
+        assert synced[-1] == step
+        return save(folder, step, *rest, **options)  # pyright: ignore
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(checkpoint, "save", saves)
+    injected()
+    assert loop.train(made, quiet=True).finished
+    assert synced == [3, 6]
+
+
+def test_what_a_kill_left_is_removed_when_a_finished_run_is_started_again(tmp_path: Path, data: Path):
+    made = config(data, tmp_path / "run", steps=3)
+    loop.train(made, quiet=True)
+    left = made.out / "checkpoints" / ".step-000002.tmp"
+    left.mkdir()
+    (left / "state.pt").write_bytes(b"half")
+    injected()
+    assert loop.train(made, quiet=True).finished
+    assert [path.name for path in left.parent.iterdir()] == ["step-000003"]
+
+
+# Data
+
+
+@often
+def test_tokenising(tmp_path: Path, times: int):
+    """Killed again and again in one folder, each time a little later or earlier."""
+    source = texts(tmp_path)
+    expected = files_in(tokens(source, tmp_path / "unbroken").folder)
+    last = lines_of(partial(tokens, source, tmp_path / "counted"))
+    chosen = instants(times, last, seed=5)
+    for batch in np.array_split(chosen, max(1, times // 4)):
+        out = tmp_path / f"out{batch[0]}"
+        for number in batch:
+            killed_at_line(int(number), partial(tokens, source, out))
+        assert files_in(tokens(source, out).folder) == expected
+
+
+@often
+def test_getting_data_from_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int):
+    monkeypatch.setitem(DATA_SETS, "tiny", DATA)
+    source = archive(tmp_path / "set.tar.gz")
+    expected = files_in(get("tiny", tmp_path / "unbroken", source=source))
+    last = lines_of(partial(get, "tiny", tmp_path / "counted", source=source))
+    for number in instants(times, last, seed=6):
+        out = tmp_path / f"out{number}"
+        killed_at_line(number, partial(get, "tiny", out, source=source))
+        whole = {name: content for name, content in files_in(out).items() if name in expected} if out.exists() else {}
+        assert whole.items() <= expected.items()
+        found = files_in(get("tiny", out, source=source))
+        assert {**found, "complete.json": b""} == {**expected, "complete.json": b""}
+
+
+# Reports
+
+
+@pytest.fixture
+def light(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page without the 4 MB of plotly, which has nothing to do with kills."""
+    monkeypatch.setattr(rendering, "_plotly", lambda: "")
+
+
+@often
+def test_reporting(tmp_path: Path, light: None, times: int):
+    run = recorded(tmp_path / "run")
+    (tmp_path / "out").mkdir()
+    page = tmp_path / "out" / "report.html"
+    report.report(run, page, title="old")
+    old = page.read_bytes()
+    last = lines_of(partial(report.report, run, tmp_path / "counted.html", title="new"))
+    new = (tmp_path / "counted.html").read_bytes()
+    for number in [*instants(times, last, seed=7), *range(max(last - 25, 1), last)]:  # the writing is at the end
+        page.write_bytes(old)
+        killed_at_line(number, partial(report.report, run, page, title="new"))
+        assert page.read_bytes() in (old, new)
+        report.report(run, page, title="new")
+        assert files_in(page.parent) == {"report.html": new}
+
+
+def experiment(context: Context) -> Outcome:
+    return Outcome([], [judged("1 < 2", True, "1 and 2")], {"seed": context.seed})
+
+
+@often
+def test_summary_and_page_of_an_experiment(tmp_path: Path, light: None, monkeypatch: pytest.MonkeyPatch, times: int):
+    monkeypatch.setattr(carrying, "commit", lambda: None)
+    tiny = Experiment("tiny", "Tiny", "nothing", experiment, {"desk": 1.0, "paper": 1.0})
+
+    def carry(folder: Path) -> None:
+        carrying.carry_out(tiny, Context(folder))
+
+    last = lines_of(partial(carry, tmp_path / "unbroken"))
+    expected = files_in(tmp_path / "unbroken")
+    assert expected.keys() == {"summary.json", "report.html"}
+    for number in instants(2 * times, last, seed=8):
+        folder = tmp_path / f"at{number}"
+        killed_at_line(number, partial(carry, folder))
+        if (folder / "summary.json").exists():
+            assert carrying.check_folder(folder, "tiny")["numbers"] == {"seed": 0}
+        carry(folder)
+        assert files_in(folder) == expected
+
+
+@often
+def test_kept_records_of_an_experiment(tmp_path: Path, times: int):
+    """Half of a run would pass for one that ended early: its verdicts would rest on nothing."""
+    run = records.read(recorded(tmp_path / "run", steps=30))
+    keeping.keep(run, tmp_path / "unbroken" / records.FILE, "slim", ["loss"])
+    expected = files_in(tmp_path / "unbroken")
+    path = tmp_path / "kept" / records.FILE
+    last = lines_of(partial(keeping.keep, run, tmp_path / "counted" / records.FILE, "slim", ["loss"]))
+    for number in instants(times, last, seed=9):
+        path.unlink(missing_ok=True)
+        killed_at_line(number, partial(keeping.keep, run, path, "slim", ["loss"]))
+        if path.exists():
+            assert records.read(path).steps[-1] == 30
+        keeping.keep(run, path, "slim", ["loss"])
+        assert files_in(path.parent) == expected
