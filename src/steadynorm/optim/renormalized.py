@@ -20,12 +20,10 @@ def renormalized_rule(batch: Batch, scalars: Scalars, settings: Any) -> None:
     theta, grad, state, live = batch.theta, _squarable(batch.grad()), batch.state, batch.live
     eps, gamma, eta = scalars["eps"], scalars["gamma"] * live, scalars["eta"] * live
     state["step"] += live.flatten()  # (batch,)
-    moments = []
+    steps, moments = state["step"].to(live.dtype), []
     for key, value, beta in (("exp_avg", grad, scalars["beta1"]), ("exp_avg_sq", grad * grad, scalars["beta2"])):
         state[key].lerp_(value, (1 - beta) * live)
-        bias = -torch.expm1(state["step"].to(live.dtype) * beta.log()).view(
-            live.shape
-        )  # 1 - beta^t; 0 before the first update
+        bias = -torch.expm1(steps * beta.log()).view(live.shape)  # 1 - beta^t; 0 before the first update
         moments.append(state[key] / torch.where(bias > 0, bias, 1.0))
     u = moments[0] / (moments[1].sqrt() + eps)
     unit = _unit(batch, theta)
