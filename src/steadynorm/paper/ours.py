@@ -196,7 +196,7 @@ def _forecast(runs: Runs) -> Outcome:
         curves(runs, "matrix_norm", FORECAST, dashed="matrix_forecast", log_y=True, label="Measured norm and forecast, matrices",
                caption="Dashed: computed from the schedule alone, as if gradients were independent of the weights."),
         curves(runs, "vector_norm", FORECAST, dashed="vector_forecast", log_y=True, label="Biases and gains"),
-        curves(runs, VECTOR_EXCESS, scion, caption="Above 0 updates pull biases inward, beyond what momentum explains."),
+        curves(runs, VECTOR_EXCESS, scion, label="Excess alignment of biases", caption="Above 0 updates pull biases inward, beyond what momentum explains."),
         measured(runs, measures, FORECAST),
     ]  # fmt: skip
     return Outcome(blocks, claims, numbers(runs, measures, FORECAST))
