@@ -42,6 +42,11 @@ class Batch(NamedTuple):
         torch.nan_to_num(self.raw_grad.to(self.scratch.dtype), 0.0, 0.0, 0.0, out=self.scratch)
         return self.scratch.neg_() if self.maximize else self.scratch
 
+    def wide_state(self) -> State:
+        """The state, from now on in the dtype that is computed in; written back, it is rounded to what it is kept in."""
+        self.state.update({key: value.to(self.theta.dtype) for key, value in self.state.items()})
+        return self.state
+
     def descend(self, u: Tensor, scalars: Scalars) -> None:
         """Write the weights: decay and step with this update."""
         decay_and_step_(self.theta, u, scalars["eta"] * self.live, scalars["gamma"] * self.live, self.products)

@@ -16,7 +16,7 @@ from steadynorm.optim.relative import RelativelyCorrected
 
 def _direction(batch: Batch, scalars: Scalars, settings: Any) -> Tensor:
     """x = b1 m + (1-b1) g;  m_t = b2 m + (1-b2) g."""
-    m, grad, ones = batch.state["momentum_buffer"], batch.grad(), batch.live.new_ones(())
+    m, grad, ones = batch.wide_state()["momentum_buffer"], batch.grad(), batch.live.new_ones(())
     x = torch.lerp(grad, m, scalars["beta1"] * ones)
     m.lerp_(grad, (1 - scalars["beta2"]) * batch.live)
     return x

@@ -17,13 +17,13 @@ def renormalized_rule(batch: Batch, scalars: Scalars, settings: Any) -> None:
 
     |theta_t| = | |theta_{t-1}| - gamma u_par |,   u_par = <theta_{t-1}, u_t> / |theta_{t-1}|,  theta_{t-1} decayed
     """
-    theta, grad, state, live = batch.theta, _squarable(batch.grad()), batch.state, batch.live
+    theta, grad, state, live = batch.theta, _squarable(batch.grad()), batch.wide_state(), batch.live
     eps, gamma, eta = scalars["eps"], scalars["gamma"] * live, scalars["eta"] * live
     state["step"] += live.flatten()  # (batch,)
-    steps, moments = state["step"].to(live.dtype), []
+    moments = []
     for key, value, beta in (("exp_avg", grad, scalars["beta1"]), ("exp_avg_sq", grad * grad, scalars["beta2"])):
         state[key].lerp_(value, (1 - beta) * live)
-        bias = -torch.expm1(steps * beta.log()).view(live.shape)  # 1 - beta^t; 0 before the first update
+        bias = -torch.expm1(state["step"] * beta.log()).view(live.shape)  # 1 - beta^t; 0 before the first update
         moments.append(state[key] / torch.where(bias > 0, bias, 1.0))
     u = moments[0] / (moments[1].sqrt() + eps)
     unit = _unit(batch, theta)
