@@ -1,0 +1,158 @@
+"""`make mutants`: break each formula on purpose, in a copy of src/, and see that the tests notice.
+
+python tests/mutants.py [--jobs 2] [--limit 300] [--only TEXT] [--out docs/out/mutants.json]
+
+Every selection of tests must pass on an unbroken copy first. Ends with 1 if a mutant survives, or a test takes too long.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from mutants_table import MUTANTS, Mutant
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "out" / "mutants.json"
+
+# The package is installed in the environment, too: make sure that it is the copy that is tested.
+RUN = """
+import os, sys
+import steadynorm
+if not os.path.realpath(steadynorm.__file__).startswith(os.path.realpath(os.environ["STEADYNORM_COPY"]) + os.sep):
+    print("imported from", steadynorm.__file__)
+    sys.exit(70)
+import pytest
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+KILLED, SURVIVED, SLOW, BROKEN = "killed", "survived", "timed out", "did not run"
+_PASSED, _FAILED, _UNCOLLECTED = 0, 1, 2  # pytest's exit codes; the last: a test module failed while it was imported
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one mutant, or of the unbroken copy."""
+
+    file: str
+    breaks: str
+    outcome: str
+    by: str  # the test that noticed
+    seconds: float
+
+
+def mutated(mutant: Mutant, source: Path = ROOT / "src") -> str:
+    """The text of the broken file; ValueError if there is not exactly one place to break."""
+    text = (source / "steadynorm" / mutant.file).read_text()
+    if (count := text.count(mutant.old)) != 1:
+        raise ValueError(f"{mutant.file}: {mutant.breaks}: its text occurs {count} times, not once: {mutant.old!r}")
+    return text.replace(mutant.old, mutant.new)
+
+
+def attempt(mutant: Mutant | None, tests: Sequence[str], limit: float, root: Path = ROOT) -> Outcome:
+    """Run tests on a copy of src/ with this mutant, or none, in it."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        copy = Path(folder) / "src"
+        shutil.copytree(root / "src", copy, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        if mutant is not None:
+            (copy / "steadynorm" / mutant.file).write_text(mutated(mutant, root / "src"))
+        options = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "--tb=no", "--no-header"]
+        environment = os.environ | {
+            "PYTHONPATH": str(copy), "STEADYNORM_COPY": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1",
+            "HYPOTHESIS_STORAGE_DIRECTORY": str(Path(folder) / "hypothesis"),
+        }  # fmt: skip
+        command = [sys.executable, "-c", RUN, *options, *(str(root / "tests" / each) for each in tests)]
+        try:
+            done = subprocess.run(
+                command, cwd=root, env=environment, timeout=limit, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                text=True, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            outcome, by = SLOW, ""
+        else:
+            outcome = {_PASSED: SURVIVED, _FAILED: KILLED, _UNCOLLECTED: KILLED}.get(done.returncode, BROKEN)
+            found = re.search(r"^(?:FAILED|ERROR) tests/(\S+)", done.stdout, re.M)
+            by = found[1] if found else done.stdout[-500:] if outcome != SURVIVED else ""
+    seconds = round(time.monotonic() - started, 1)
+    what = ("", "nothing") if mutant is None else (mutant.file, mutant.breaks)
+    return Outcome(*what, outcome, by, seconds)
+
+
+def selections(mutants: Iterable[Mutant]) -> list[str]:
+    """Every test file or id that is needed; ids of a file that is needed whole are left out."""
+    wanted = {test for mutant in mutants for test in mutant.tests}
+    return sorted(test for test in wanted if "::" not in test or test.split("::")[0] not in wanted)
+
+
+def check(mutants: Sequence[Mutant], *, jobs: int, limit: float, report: Callable[[str], object]) -> list[Outcome]:
+    """The unbroken copy first; then every mutant, in the order of the table."""
+    by_file: dict[str, list[str]] = {}
+    for test in selections(mutants):
+        by_file.setdefault(test.split("::")[0], []).append(test)
+    with ThreadPoolExecutor(jobs) as pool:
+        for file, outcome in _all(pool, {f: (None, tests, 4 * limit) for f, tests in by_file.items()}):
+            report(
+                f"unbroken: {file} {'passed' if outcome.outcome == SURVIVED else outcome.outcome}, {outcome.seconds} s"
+            )
+            if outcome.outcome != SURVIVED:
+                raise RuntimeError(f"{file} must pass on the unbroken copy: {outcome.outcome}, {outcome.by}")
+        found: dict[Mutant, Outcome] = {}
+        for mutant, outcome in _all(pool, {each: (each, each.tests, limit) for each in mutants}):
+            found[mutant] = outcome
+            report(f"{len(found):>3} of {len(mutants)}: {outcome.outcome}: {mutant.file}: {mutant.breaks} ({outcome.seconds} s) {outcome.by}")  # fmt: skip
+    return [found[each] for each in mutants]
+
+
+def _all(pool: ThreadPoolExecutor, jobs: dict) -> Iterable[tuple]:
+    waiting = {pool.submit(attempt, *arguments): key for key, arguments in jobs.items()}
+    try:
+        for done in as_completed(waiting):
+            yield waiting[done], done.result()
+    finally:
+        for each in waiting:
+            each.cancel()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 if all are killed."""
+    parser = argparse.ArgumentParser(prog="python tests/mutants.py", description=__doc__.splitlines()[0])
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="tests run at the same time")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds for one mutant")
+    parser.add_argument(
+        "--only", default="", help="mutants whose file or description has this in it; writes no results"
+    )
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args(arguments)
+    mutants = [each for each in MUTANTS if given.only in f"{each.file}: {each.breaks}"]
+    started = time.monotonic()
+    outcomes = check(mutants, jobs=given.jobs, limit=given.limit, report=lambda text: print(text, flush=True))
+    killed = sum(each.outcome == KILLED for each in outcomes)
+    for each in outcomes:
+        if each.outcome != KILLED:
+            print(f"{each.outcome.upper()}: {each.file}: {each.breaks}")
+    print(f"{killed} of {len(outcomes)} mutants killed")
+    if not given.only:
+        summary = {
+            "killed": killed,
+            "mutants": len(outcomes),
+            "seconds": round(time.monotonic() - started),
+            "jobs": given.jobs,
+            "python": platform.python_version(),
+        }
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(json.dumps({**summary, "outcomes": [asdict(each) for each in outcomes]}, indent=1) + "\n")
+    return 0 if killed == len(outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
