@@ -179,13 +179,14 @@ MUTANTS = (
     Mutant("moving/official_scion.py", "math.sqrt(math.prod(shape[2:])) / taps)", "1.0)", "published convolution taken to be as large as ours", ("test_moving.py",)),
     Mutant("simulate.py", "addcmul_(u, -lr[step] / length)", "addcmul_(u, -lr[step])", "simulated updates not of unit length", ("test_simulate.py",)),
     # training
-    Mutant("train/state.py", '    torch.set_rng_state(rest["rng"])', '    _ = rest["rng"]', "resuming loses the random state", ("test_train.py",)),
+    Mutant("train/state.py", '    torch.set_rng_state(rest["rng"])', '    _ = rest["rng"]', "resuming loses the random state", ("test_train_wiring.py",)),
     Mutant("train/state.py", '    parts.task.go_to(rest["data"])', '    _ = rest["data"]', "resuming starts the data again", (DIES,)),
     Mutant("train/state.py", 'return Progress(rest["step"],', 'return Progress(rest["step"] - 1,', "resuming loses a step", (DIES,)),
     Mutant("train/state.py", "        scheduler.load_state_dict(state)", "        _ = state", "resuming starts the schedule again", (DIES,)),
-    Mutant("train/loop.py", "part) / len(parts)", "part)", "micro-batches add up instead of averaging", ("test_train.py::test_micro_batches_give_the_same_update",)),
+    Mutant("train/loop.py", "part) / len(parts)", "part)", "micro-batches add up instead of averaging", ("test_train_wiring.py",)),
     Mutant("train/loop.py", 'extra["grad_norm"] = ', 'extra["clipped"] = ', "gradient norm after clipping", ("test_train.py::test_clipping_records_the_norm_before_it",)),
     Mutant("train/optimizers.py", "theory.momentum_gain(alpha(step), nesterov=optim.nesterov) / start", "start / theory.momentum_gain(alpha(step), nesterov=optim.nesterov)", "the third arm's target upside down", ("test_train.py::test_the_third_arm_leaves_the_momentum_factor_out_of_the_decay",)),
-    Mutant("train/optimizers.py", "momentum=1 - optim.alpha", "momentum=optim.alpha", "Muon's momentum is alpha", ("test_train.py",)),
+    Mutant("train/optimizers.py", "betas = (1 - optim.alpha, optim.betas[1])", "betas = optim.betas", "Lion's beta1 is not 1 - alpha", ("test_train_wiring.py",)),
+    Mutant("train/optimizers.py", "momentum=1 - optim.alpha", "momentum=optim.alpha", "Muon's momentum is alpha", ("test_train_wiring.py",)),
 )
 # fmt: on
