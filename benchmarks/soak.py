@@ -7,6 +7,7 @@ Both exit with 1 where a limit is passed.
 """
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -116,7 +117,10 @@ def problem(seed: int = 0) -> tuple[nn.ParameterDict, ScionC, Scheduler]:
 def soak_steps(
     steps: int, *, report: Callable[[str], object] = print, after: Callable[[int], object] | None = None
 ) -> dict[str, Any]:
-    """Run, measure and judge. after: called with the number of every step (a test lets it leak)."""
+    """Run, measure and judge; Ctrl-C ends it early, and what was done is judged.
+
+    after: called with the number of every step (a test lets it leak).
+    """
     model, optimizer, scheduler = problem()
     generator = torch.Generator().manual_seed(1)
     settled = min(10_000, steps // 4)  # from zero weights; before that a forecast of next to nothing is all noise
@@ -126,7 +130,8 @@ def soak_steps(
     power = np.full(steps // between, np.nan)
     ratios = {name: np.full(steps // EVERY, np.nan) for name in model}
     started = told = time.monotonic()
-    with Monitor(optimizer, model, every=EVERY) as monitor:
+    done = 0  # steps of whole stretches
+    with contextlib.suppress(KeyboardInterrupt), Monitor(optimizer, model, every=EVERY) as monitor:
         for step in range(1, steps + 1):
             for name, p in model.items():
                 if name == "spectral" and step % EVERY:
@@ -147,7 +152,7 @@ def soak_steps(
             if step > settled:
                 exact = torch.linalg.matrix_norm(model["spectral"].detach(), 2).item()
                 power[step // between - 1] = record["layers"]["spectral"]["spectral"] / exact
-            memory[step // between - 1] = resident()
+            memory[step // between - 1], done = resident(), step
             if (now := time.monotonic()) - told > 30:
                 told, left = now, (now - started) / step * (steps - step)
                 worst = np.nanmax(np.abs(_together(ratios) - 1)) if step > settled + EVERY else 0.0
@@ -155,8 +160,11 @@ def soak_steps(
                     f"{step:>9,} of {steps:,} steps, {duration(left)} left: {memory[step // between - 1] / 2**20:.1f} MiB, "
                     f"norm within {worst:.2%} of its forecast"
                 )
-    seconds = time.monotonic() - started
-    return _judged(steps, seconds, {name: p.numel() for name, p in model.items()}, at, memory, power, ratios)
+    seconds, stretches, seen = time.monotonic() - started, done // between, done // EVERY
+    return _judged(
+        done, seconds, {name: p.numel() for name, p in model.items()}, at[:stretches], memory[:stretches],
+        power[:stretches], {name: each[:seen] for name, each in ratios.items()},
+    ) | {"asked": steps}  # fmt: skip
 
 
 def _together(ratios: dict[str, Floats]) -> Floats:
@@ -289,4 +297,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it early, as Ctrl-C does
     sys.exit(main())

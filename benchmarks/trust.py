@@ -17,8 +17,7 @@ PAGE = ROOT / "docs" / "trust.md"
 def mutants(found: Mapping[str, Any]) -> str:
     """Count and table of the mutation check."""
     lines = [
-        f"**{found['killed']} of {found['mutants']} mutants killed**, in {found['seconds'] / 60:.0f} minutes with "
-        f"{found['jobs']} at a time.",
+        f"**{found['killed']} of {found['mutants']} mutants killed**, by {found['seconds'] / 60:.0f} minutes of tests.",
         "",
         *_table(
             ("file", "what is broken", "noticed by"),
@@ -80,7 +79,8 @@ def _steps(found: Mapping[str, Any]) -> str:
     lines = [
         f"### {found['steps']:,} optimizer steps",
         "",
-        f"`python -m benchmarks.soak steps --steps {found['steps']}`: {found['seconds'] / 60:.0f} minutes, "
+        f"`python -m benchmarks.soak steps --steps {found['asked']}`"
+        f"{'' if found['steps'] == found['asked'] else ', ended early'}: {found['seconds'] / 60:.0f} minutes, "
         f"{found['measurements']:,} measurements, {found['power_checks']:,} comparisons with an SVD.",
         "",
         *_table(("", "measured", "limit", ""), rows),

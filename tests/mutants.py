@@ -1,11 +1,12 @@
 """`make mutants`: break each formula on purpose, in a copy of src/, and see that the tests notice.
 
-python tests/mutants.py [--jobs 2] [--limit 300] [--only TEXT] [--out docs/out/mutants.json]
+python tests/mutants.py [--jobs 2] [--limit 300] [--only TEXT] [--new] [--out docs/out/mutants.json]
 
 Every selection of tests must pass on an unbroken copy first. Ends with 1 if a mutant survives, or a test takes too long.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from mutants_table import MUTANTS, Mutant
 
@@ -48,6 +50,12 @@ class Outcome:
     outcome: str
     by: str  # the test that noticed
     seconds: float
+    digest: str = ""  # of the mutant: an outcome is of this text, and no other
+
+
+def digest(mutant: Mutant) -> str:
+    """Tells whether a mutant has changed since its outcome was written down."""
+    return hashlib.sha256(repr(tuple(mutant[:4])).encode()).hexdigest()[:12]
 
 
 def mutated(mutant: Mutant, source: Path = ROOT / "src") -> str:
@@ -81,11 +89,11 @@ def attempt(mutant: Mutant | None, tests: Sequence[str], limit: float, root: Pat
             outcome, by = SLOW, ""
         else:
             outcome = {_PASSED: SURVIVED, _FAILED: KILLED, _UNCOLLECTED: KILLED}.get(done.returncode, BROKEN)
-            found = re.search(r"^(?:FAILED|ERROR) tests/(\S+)", done.stdout, re.M)
+            found = re.search(r"^(?:FAILED|ERROR) tests/([^\s\[]+)", done.stdout, re.M)
             by = found[1] if found else done.stdout[-500:] if outcome != SURVIVED else ""
     seconds = round(time.monotonic() - started, 1)
     what = ("", "nothing") if mutant is None else (mutant.file, mutant.breaks)
-    return Outcome(*what, outcome, by, seconds)
+    return Outcome(*what, outcome, by, seconds, "" if mutant is None else digest(mutant))
 
 
 def selections(mutants: Iterable[Mutant]) -> list[str]:
@@ -125,33 +133,41 @@ def _all(pool: ThreadPoolExecutor, jobs: dict) -> Iterable[tuple]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 if all are killed."""
-    parser = argparse.ArgumentParser(prog="python tests/mutants.py", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python tests/mutants.py", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="tests run at the same time")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for one mutant")
-    parser.add_argument(
-        "--only", default="", help="mutants whose file or description has this in it; writes no results"
-    )
+    parser.add_argument("--only", default="", help="mutants whose file or description has this in it")
+    parser.add_argument("--new", action="store_true", help="only those that are not yet in the results as killed")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
+    before = _known(given.out)
     mutants = [each for each in MUTANTS if given.only in f"{each.file}: {each.breaks}"]
-    started = time.monotonic()
+    if given.new:
+        mutants = [each for each in mutants if before.get(digest(each), {}).get("outcome") != KILLED]
     outcomes = check(mutants, jobs=given.jobs, limit=given.limit, report=lambda text: print(text, flush=True))
-    killed = sum(each.outcome == KILLED for each in outcomes)
-    for each in outcomes:
-        if each.outcome != KILLED:
-            print(f"{each.outcome.upper()}: {each.file}: {each.breaks}")
-    print(f"{killed} of {len(outcomes)} mutants killed")
-    if not given.only:
-        summary = {
-            "killed": killed,
-            "mutants": len(outcomes),
-            "seconds": round(time.monotonic() - started),
-            "jobs": given.jobs,
-            "python": platform.python_version(),
-        }
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps({**summary, "outcomes": [asdict(each) for each in outcomes]}, indent=1) + "\n")
-    return 0 if killed == len(outcomes) else 1
+    known = before | {each.digest: asdict(each) for each in outcomes}
+    everything = [known[digest(each)] for each in MUTANTS if digest(each) in known]
+    for each in everything:
+        if each["outcome"] != KILLED:
+            print(f"{each['outcome'].upper()}: {each['file']}: {each['breaks']}")
+    if missing := len(MUTANTS) - len(everything):
+        print(f"{missing} not tried yet")
+    killed = sum(each["outcome"] == KILLED for each in everything)
+    print(f"{killed} of {len(MUTANTS)} mutants killed")
+    summary = {
+        "killed": killed,
+        "mutants": len(MUTANTS),
+        "seconds": round(sum(each["seconds"] for each in everything)),
+        "python": platform.python_version(),
+    }
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    given.out.write_text(json.dumps({**summary, "outcomes": everything}, indent=1) + "\n")
+    return 0 if killed == len(MUTANTS) else 1
+
+
+def _known(path: Path) -> dict[str, dict[str, Any]]:
+    """The outcomes written down, by digest."""
+    return {each["digest"]: each for each in json.loads(path.read_text())["outcomes"]} if path.exists() else {}
 
 
 if __name__ == "__main__":

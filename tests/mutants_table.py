@@ -99,7 +99,7 @@ MUTANTS = (
     lmo("U^2 of spectral", "return d_out / d_in * min(d_out, d_in)", "return float(min(d_out, d_in))"),
     lmo("U^2 of sign", "* x.shape[-1],\n            lambda m, n: m / n,", "* x.shape[-1],\n            lambda m, n: float(m * n),"),
     lmo("U^2 of embedding", "lambda x: x.abs().amax((-2, -1)),\n            lambda m, n: float(m * n),", "lambda x: x.abs().amax((-2, -1)),\n            lambda m, n: m / n,"),
-    lmo("U^2 of bias", "lambda _, n: float(n),", "lambda _, n: 1.0,"),
+    lmo("U^2 of bias", 'if self.name == "bias":\n            return float(math.prod(shape))', 'if self.name == "bias":\n            return 1.0'),
     lmo("U^2 of row", "_length(x, -1) * math.sqrt(x.shape[-1]),\n            lambda m, n: m / n,", "_length(x, -1) * math.sqrt(x.shape[-1]),\n            lambda m, n: float(m),"),
     lmo("U^2 of column", "_length(x, -2) / math.sqrt(x.shape[-2]),\n            lambda m, n: float(m * n),", "_length(x, -2) / math.sqrt(x.shape[-2]),\n            lambda m, n: float(n),"),
     lmo("spectral scaled by d_in/d_out", "mul_(math.sqrt(x.shape[-2] / x.shape[-1]))", "mul_(math.sqrt(x.shape[-1] / x.shape[-2]))  #"),

@@ -34,16 +34,22 @@ def test_the_learning_rate_goes_up_and_down():
     assert soak.cycle(soak.CYCLE // 2) == pytest.approx(0.3)
 
 
-def test_a_short_soak_keeps_to_its_forecast_and_is_written_down(tmp_path):
-    found = soak.soak_steps(1200, report=lambda text: None)
+def test_a_soak_that_is_ended_early_keeps_to_its_forecast_and_is_written_down(tmp_path):
+    def ended(step: int) -> None:
+        if step == 1210:
+            raise KeyboardInterrupt
+
+    found = soak.soak_steps(1600, report=lambda text: None, after=ended)
+    assert found["steps"] == 1200 and found["asked"] == 1600
     assert found["checks"]["norm"], found  # too short to judge memory, and drift of the power iteration
-    assert found["measurements"] == 1200 // soak.EVERY - 300 // soak.EVERY
+    assert found["measurements"] == 1200 // soak.EVERY - 400 // soak.EVERY
     assert 0 < found["norm_worst"] < soak.NORM_LIMIT and 0.9 < found["power_least"] <= found["power_most"] < 1.0001
     soak.keep(tmp_path / "soak.json", "steps", found)
     soak.keep(tmp_path / "soak.json", "training", {"minutes": 1})
     held = json.loads((tmp_path / "soak.json").read_text())
     assert held["steps"]["norm_worst"] == found["norm_worst"] and held["training"]["minutes"] == 1
-    assert f"{found['norm_worst']:.2%}" in trust.soak({"steps": held["steps"]})
+    shown = trust.soak({"steps": held["steps"]})
+    assert f"{found['norm_worst']:.2%}" in shown and "ended early" in shown and "Not run yet" in shown
 
 
 def test_weights_that_do_not_decay_and_memory_that_is_kept_are_noticed(monkeypatch, tmp_path):
