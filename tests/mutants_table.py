@@ -36,18 +36,21 @@ decay = _of("decay.py", "test_decay.py")
 families = _of("families.py", "test_decay.py")
 lmo = _of("lmo.py", "test_lmo.py")
 polar = _of("polar.py", "test_polar.py")
-buckets = _of("optim/buckets.py", "test_optim.py")
-scion = _of("optim/scion.py", "test_optim.py")
+TWIN = "test_optim.py::test_scion_equals_its_twin"
+buckets = _of("optim/buckets.py", TWIN)
+scion = _of("optim/scion.py", TWIN)
 lion = _of("optim/lion.py", "test_optim.py::test_lionc_equals_its_twin")
 renormalized = _of("optim/renormalized.py", "test_optim.py::test_renormalized_adamw_equals_its_twin")
 schedule = _of("schedule.py", "test_schedule.py")
 scheduler = _of("scheduler.py", "test_schedule.py")
 roles = _of("roles.py", "test_groups.py")
 groups = _of("groups.py", "test_groups.py")
-measures = _of("monitor/measures.py", "test_monitor.py")
-record = _of("monitor/record.py", "test_monitor_forecast.py", "test_monitor.py")
-course = _of("monitor/forecast.py", "test_monitor_forecast.py")
-convert = _of("moving/convert.py", "test_moving.py")
+SLOWLY = "test_monitor.py::test_spectral_norm_within_a_percent_of_svd_on_a_slowly_changing_matrix"
+FORECAST = "test_monitor_forecast.py::test_forecast_and_expected_alignment_are_the_theorys"
+measures = _of("monitor/measures.py", SLOWLY)
+record = _of("monitor/record.py", FORECAST)
+course = _of("monitor/forecast.py", FORECAST)
+convert = _of("moving/convert.py")
 
 DIES = "test_train.py::test_a_run_that_dies_goes_on_as_if_it_had_not"
 
@@ -122,7 +125,7 @@ MUTANTS = (
     buckets("state of one parameter goes to another", "write_back(tensors, batch.state[key])", "write_back(tensors, batch.state[key].flip(0))", "test_buckets.py"),
     buckets("weights of one parameter go to another", "write_back(params, batch.theta)", "write_back(params, batch.theta.flip(0))", "test_buckets.py"),
     buckets("non-finite gradients not skipped", "finite.to(exact).view(", "torch.ones_like(finite).to(exact).view(", "test_buckets.py"),
-    buckets("products in another order", "(along, along), (before, before)", "(before, before), (along, along)", "test_monitor.py::test_alignment_equals_copies_of_the_weights", "test_monitor_forecast.py"),
+    buckets("alignment with the weights after the step", "    if products is not None:\n        before, along", "    theta.mul_(1 - eta).addcmul_(u, -gamma)\n    eta, gamma = 0 * eta, 0 * gamma\n    if products is not None:\n        before, along", "test_monitor.py::test_alignment_equals_copies_of_the_weights"),
     scion("Nesterov missing", "return grad.lerp_(m, 1 - alpha) if settings.nesterov else m", "return m"),
     scion("momentum keeps alpha instead of 1 - alpha", "m.lerp_(grad, alpha)", "m.lerp_(grad, 1 - alpha)"),
     scion("alpha of construction, not the scheduled one", 'float(group["steady_norm_sq"]), float(group["alpha"])', 'float(group["steady_norm_sq"]), float(self.defaults["alpha"])'),
@@ -137,9 +140,9 @@ MUTANTS = (
     Mutant("optim/sgd.py", "batch.live if settings.trace else alpha", "alpha", "trace momentum damped", ("test_optim.py::test_sgdc_equals_its_twin",)),
     Mutant("optim/adam.py", "        Correction(ADAM)(self)", "        Correction(ADAM)", "AdamC without its correction", ("test_optim.py::test_adamc_equals_its_twin",)),
     Mutant("optim/adam.py", "            p.grad = None\n        return withheld", "            p.grad = p.grad\n        return withheld", "AdamC steps along non-finite gradients", ("test_contract.py::test_non_finite_gradient_skips_that_parameter_only",)),
-    Mutant("optim/relative.py", 'if "base_weight_decay" not in saved:', "if False:", "a plain checkpoint's decay is not the base", ("test_optim.py",)),
+    Mutant("optim/relative.py", 'if "base_weight_decay" not in saved:', "if False:", "a plain checkpoint's decay is not the base", ("test_optim.py::test_plain_adamw_checkpoint_continues_in_adamc",)),
     Mutant("optim/loading.py", "placed_like(values[key], fresh) if key in values else fresh", "fresh", "resuming loses the momentum", ("test_contract.py::test_resumed_run_equals_unbroken_run",)),
-    Mutant("optim/loading.py", "            group.setdefault(key, value)", "            pass", "a checkpoint without the peak lr loses it", ("test_optim.py",)),
+    Mutant("optim/loading.py", "            group.setdefault(key, value)", "            pass", "a checkpoint without the peak lr loses it", ("test_optim.py::test_plain_adamw_checkpoint_continues_in_adamc",)),
     # schedules
     schedule("warmup off by one", "            return (step + 1) / self.warmup", "            return step / self.warmup"),
     schedule("end of the cosine off by one", "min(since / self.decay, 1.0)", "min((since + 1) / self.decay, 1.0)"),
@@ -160,23 +163,23 @@ MUTANTS = (
     # monitor
     measures("power iteration not persisted", "self.vectors = torch.where(z_norm", "_ = torch.where(z_norm"),
     measures("spectral norm over d_in/d_out", "math.sqrt(self.columns / self.rows)", "math.sqrt(self.rows / self.columns)"),
-    measures("sign norm without d_in", 'largest * layer.shape[-1] if', "largest if"),
+    measures("sign norm without d_in", 'largest * layer.shape[-1] if', "largest if", "test_monitor.py::test_role_norms_are_means_of_table_1"),
     record("sign of the excess alignment", "cosine - expected,", "expected - cosine,"),
-    record("cosine over the squared norm", "along / math.sqrt(update * before)", "along / (update * before)"),
+    record("cosine over the squared norm", "along / math.sqrt(update * before)", "along / (update * before)", "test_monitor_forecast.py::test_random_gradients_have_no_excess_alignment"),
     course("forecast forgets the start", "unit * self.norms[at] + start.norm_sq * self.keeps[at])", "unit * self.norms[at])"),
     course("start decays once, not squared", "np.cumprod((1 - eta) ** 2)", "np.cumprod(1 - eta)"),
     course("expected alignment one step late", "norm_sq = self.norms[at - 1] +", "norm_sq = self.norms[at] +"),
-    course("momentum under way taken for none", "if not any(start.warm for start in starts) or r >= 1:", "if True:"),
-    Mutant("monitor/motion.py", "_lr(group) * math.sqrt(theory.lion_gain(*_betas(group)))", "_lr(group) * theory.lion_gain(*_betas(group))", "Lion's effective lr without its root", ("test_monitor.py", "test_monitor_forecast.py")),
+    course("momentum under way taken for none", "if not any(start.warm for start in starts) or r >= 1:", "if True:", "test_monitor_forecast.py::test_attached_to_a_run_under_way_momentum_is_taken_as_settled"),
+    Mutant("monitor/motion.py", "_lr(group) * math.sqrt(theory.lion_gain(*_betas(group)))", "_lr(group) * theory.lion_gain(*_betas(group))", "Lion's effective lr without its root", ("test_monitor_forecast.py::test_forecast_of_lion_and_adam_with_changing_betas",)),
     Mutant("monitor/motion.py", "0.04 * large if", "0.2 * large if", "size of Muon's adjusted update", ("test_monitor_forecast.py::test_size_of_muons_update_is_known",)),
     Mutant("monitor/monitor.py", "u = theta * (1 - eta) - after", "u = theta - after", "decay counted as update", ("test_monitor.py::test_alignment_equals_copies_of_the_weights",)),
     Mutant("monitor/monitor.py", '            power.load(state["power"])', "            power.load({})", "resumed monitor forgets its power vectors", ("test_monitor_forecast.py::test_resumed_run_continues_as_the_unbroken",)),
     # planning, moving over, simulation
     Mutant("predict.py", "square = exact * setting.update_norm_sq", "square = exact", "predicted norm without U^2", ("test_predict.py",)),
-    convert("lr taken over as it is", "same = source.factor(setting) * source.peak", "same = source.peak"),
-    convert("momentum not taken over", "new.state[source.parameter][key].copy_(old)", "new.state[source.parameter][key].copy_(0 * old)"),
-    Mutant("equivalents.py", "ours = lr * muon_factor(adjust, shape) * math.sqrt(min(shape) / unit)", "ours = lr * muon_factor(adjust, shape)", "Muon's lr without the ratio of sizes", ("test_moving.py",)),
-    Mutant("moving/official_scion.py", "math.sqrt(math.prod(shape[2:])) / taps)", "1.0)", "published convolution taken to be as large as ours", ("test_moving.py",)),
+    convert("lr taken over as it is", "same = source.factor(setting) * source.peak", "same = source.peak", "test_moving.py::test_scionc_from_adamw_keeps_half_life_effective_lr_and_steady_rms"),
+    convert("momentum not taken over", "new.state[source.parameter][key].copy_(old)", "new.state[source.parameter][key].copy_(0 * old)", "test_moving.py::test_adamc_goes_on_from_adamw_bit_for_bit_while_lr_is_constant"),
+    Mutant("equivalents.py", "ours = lr * muon_factor(adjust, shape) * math.sqrt(min(shape) / unit)", "ours = lr * muon_factor(adjust, shape)", "Muon's lr without the ratio of sizes", ("test_moving.py::test_scion_goes_on_from_muon",)),
+    Mutant("moving/official_scion.py", "math.sqrt(math.prod(shape[2:])) / taps)", "1.0)", "published convolution taken to be as large as ours", ("test_moving.py::test_the_published_scion_goes_on_exactly",)),
     Mutant("simulate.py", "addcmul_(u, -lr[step] / length)", "addcmul_(u, -lr[step])", "simulated updates not of unit length", ("test_simulate.py",)),
     # training
     Mutant("train/state.py", '    torch.set_rng_state(rest["rng"])', '    _ = rest["rng"]', "resuming loses the random state", ("test_train_wiring.py",)),
