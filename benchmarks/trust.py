@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "trust.md"
 def mutants(found: Mapping[str, Any]) -> str:
     """Count and table of the mutation check."""
     lines = [
-        f"**{found['killed']} of {found['mutants']} mutants killed**, by {found['seconds'] / 60:.0f} minutes of tests.",
+        f"**{found['killed']} of {found['mutants']} mutants killed**, {found['seconds'] / 60:.0f} minutes of wall time summed over them.",
         "",
         *_table(
             ("file", "what is broken", "noticed by"),
