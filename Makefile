@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 OTHERS := .venv-integrations
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all test-integrations lint format bench docs pictures clean
+.PHONY: help venv demo test test-all test-integrations mutants lint format bench soak docs pictures clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -32,8 +32,13 @@ $(VENV)/.chromium: $(STAMP)
 test: $(VENV)/.chromium ## the test suite without the slow part
 	$(BIN)/python -m pytest -m 'not slow'
 
-test-all: $(VENV)/.chromium test-integrations ## the whole test suite, properties on 20,000 examples
+test-all: $(VENV)/.chromium test-integrations ## all of it: slow tests, properties on 20,000 examples, integrations, mutants
 	HYPOTHESIS_PROFILE=slow $(BIN)/python -m pytest --hypothesis-seed=0
+	$(MAKE) mutants
+
+mutants: $(STAMP) ## break each formula on purpose, one at a time, and see that the tests notice
+	$(BIN)/python tests/mutants.py
+	$(BIN)/python -m benchmarks.trust
 
 # Their dependencies are many and narrow: an environment of its own keeps them away from the main one.
 $(OTHERS)/.installed: pyproject.toml constraints.txt
@@ -60,6 +65,11 @@ $(VENV)/.bench: $(STAMP)
 
 bench: $(VENV)/.bench ## step time, memory and accuracy side by side with the peers
 	$(BIN)/python -m benchmarks
+
+soak: $(STAMP) ## a million optimizer steps, then half an hour of training: memory, norms, power iteration
+	$(BIN)/python -m benchmarks.soak steps
+	$(BIN)/python -m benchmarks.soak training
+	$(BIN)/python -m benchmarks.trust
 
 docs: $(STAMP) ## build the documentation into site/, warnings are errors
 	$(BIN)/python docs/experiments.py

@@ -1,0 +1,133 @@
+"""Write the tables of docs/trust.md from docs/out/mutants.json and docs/out/soak.json. No number is typed.
+
+python -m benchmarks.trust
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.pages import fill
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "trust.md"
+
+
+def mutants(found: Mapping[str, Any]) -> str:
+    """Count and table of the mutation check."""
+    lines = [
+        f"**{found['killed']} of {found['mutants']} mutants killed**, {found['seconds'] / 60:.0f} minutes of wall time summed over them.",
+        "",
+        *_table(
+            ("file", "what is broken", "noticed by"),
+            [(f"`{each['file']}`", each["breaks"], _noticed(each)) for each in found["outcomes"]],
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def _noticed(each: Mapping[str, Any]) -> str:
+    if each["outcome"] != "killed":
+        return f"**{each['outcome']}**"
+    file, _, test = each["by"].partition("::")
+    return f"{test.partition('[')[0].removeprefix('test_').replace('_', ' ')} (`{file}`)"
+
+
+def soak(found: Mapping[str, Any]) -> str:
+    """What both parts measured, or that they were not run."""
+    parts = []
+    if (steps := found.get("steps")) is not None:
+        parts += [_steps(steps)]
+    if (training := found.get("training")) is not None:
+        parts += [_training(training)]
+    missing = [name for name in ("steps", "training") if name not in found]
+    return "\n\n".join([*parts, *(f"Not run yet: `python -m benchmarks.soak {name}`." for name in missing)])
+
+
+def _steps(found: Mapping[str, Any]) -> str:
+    limits, held = found["limits"], found["checks"]
+    elements = " and ".join(f"{name} ({found['elements'][name]:,} elements)" for name in found["counted"])
+    worst = ", ".join(f"{name} {value:.2%}" for name, value in sorted(found["norm_worst_of"].items()))
+    mean = ", ".join(f"{name} {value:+.2%}" for name, value in sorted(found["norm_mean_of"].items()))
+    rows = [
+        (
+            "memory, bytes in 1000 steps",
+            f"{found['memory_bytes_per_1000_steps']:.0f} ± {found['memory_error']:.0f}",
+            f"at most {limits['memory']:.0f}",
+            _word(held["memory"]),
+        ),
+        (
+            "norm beside its forecast, worst",
+            f"{found['norm_worst']:.2%}",
+            f"at most {limits['norm']:.0%}",
+            _word(held["norm"]),
+        ),
+        (
+            "persisted power iteration over SVD",
+            f"{found['power_mean']:.4f}, {found['power_least']:.4f} to {found['power_most']:.4f}",
+            "never above 1",
+            _word(held["power iteration"]),
+        ),
+        (
+            "its mean, last third less first",
+            f"{found['power_drift']:+.4f}",
+            f"at most {limits['power iteration']:.2f} either way",
+            _word(held["power iteration"]),
+        ),
+    ]
+    lines = [
+        f"### {found['steps']:,} optimizer steps",
+        "",
+        f"`python -m benchmarks.soak steps --steps {found['asked']}`"
+        f"{'' if found['steps'] == found['asked'] else ', ended early'}: {found['seconds'] / 60:.0f} minutes, "
+        f"{found['measurements']:,} measurements, {found['power_checks']:,} comparisons with an SVD.",
+        "",
+        *_table(("", "measured", "limit", ""), rows),
+        "",
+        f"The norm is judged on {elements} together, at every measurement. Each by itself, worst: {worst}; mean: {mean}. "
+        f"The spectral matrix has {found['elements']['spectral']} elements, too few to be judged at one moment.",
+    ]
+    return "\n".join(lines)
+
+
+def _training(found: Mapping[str, Any]) -> str:
+    rows = [
+        (
+            "memory, KiB in an hour",
+            f"{found['memory_kib_per_hour']:.0f} ± {found['memory_error']:.0f}",
+            f"{found['limits']['memory']:.0%} of {found['resident_mib']:.0f} MiB over the run",
+            _word(found["checks"]["memory"]),
+        ),
+        ("memory, bytes in 1000 steps", f"{found['memory_bytes_per_1000_steps']:.0f}", "", ""),
+    ]
+    lines = [
+        f"### {found['minutes']:.0f} minutes of training",
+        "",
+        f"`python -m benchmarks.soak training --minutes {found['minutes']:.0f}`: {found['steps']:,} steps, "
+        f"{found['evaluations']:,} evaluations, {found['checkpoints']:,} checkpoints, {found['samples']:,} samples of the "
+        "resident memory.",
+        "",
+        *_table(("", "measured", "limit", ""), rows),
+    ]
+    return "\n".join(lines)
+
+
+def _word(held: bool) -> str:
+    return "holds" if held else "**fails**"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [header, ["---"] * len(header), *rows]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+
+
+def write(page: Path = PAGE, out: Path = ROOT / "docs" / "out") -> None:
+    """Both sections, from what is there."""
+    for name, section in (("mutants", mutants), ("soak", soak)):
+        path = out / f"{name}.json"
+        fill(page, name, section(json.loads(path.read_text())) if path.exists() else f"Not run yet: `make {name}`.")
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,195 @@
+"""What tests/mutants.py breaks: one formula each, and the tests that must notice. The text to replace occurs once."""
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    """In src/steadynorm/<file>, `old` becomes `new`; `tests` are files or test ids under tests/."""
+
+    file: str
+    old: str
+    new: str
+    breaks: str
+    tests: tuple[str, ...]
+
+
+def _of(file: str, *tests: str) -> "Maker":
+    return Maker(file, tests)
+
+
+class Maker(NamedTuple):
+    """Mutants of one file, caught by the same tests unless they name their own."""
+
+    file: str
+    tests: tuple[str, ...]
+
+    def __call__(self, breaks: str, old: str, new: str, *tests: str) -> Mutant:
+        return Mutant(self.file, old, new, breaks, tests or self.tests)
+
+
+# fmt: off
+momentum = _of("theory/momentum.py", "test_theory_kernels.py", "test_theory_forecast.py")
+kernels = _of("theory/kernels.py", "test_theory_kernels.py")
+steady = _of("theory/steady.py", "test_theory_steady.py")
+forecast = _of("theory/forecast.py", "test_theory_forecast.py")
+decay = _of("decay.py", "test_decay.py")
+families = _of("families.py", "test_decay.py")
+lmo = _of("lmo.py", "test_lmo.py")
+polar = _of("polar.py", "test_polar.py")
+TWIN = "test_optim.py::test_scion_equals_its_twin"
+buckets = _of("optim/buckets.py", TWIN)
+scion = _of("optim/scion.py", TWIN)
+lion = _of("optim/lion.py", "test_optim.py::test_lionc_equals_its_twin")
+renormalized = _of("optim/renormalized.py", "test_optim.py::test_renormalized_adamw_equals_its_twin")
+schedule = _of("schedule.py", "test_schedule.py")
+scheduler = _of("scheduler.py", "test_schedule.py")
+roles = _of("roles.py", "test_groups.py")
+groups = _of("groups.py", "test_groups.py")
+SLOWLY = "test_monitor.py::test_spectral_norm_within_a_percent_of_svd_on_a_slowly_changing_matrix"
+FORECAST = "test_monitor_forecast.py::test_forecast_and_expected_alignment_are_the_theorys"
+measures = _of("monitor/measures.py", SLOWLY)
+record = _of("monitor/record.py", FORECAST)
+course = _of("monitor/forecast.py", FORECAST)
+convert = _of("moving/convert.py")
+
+DIES = "test_train.py::test_a_run_that_dies_goes_on_as_if_it_had_not"
+
+MUTANTS = (
+    # theory
+    momentum("Nesterov is plain momentum", "Filter(keep * keep, alpha * (2 - alpha), keep, alpha)", "Filter(keep, alpha, keep, alpha)"),
+    momentum("trace Nesterov forgets a gradient", "Filter(mu * mu, 1 + mu, mu, 1.0)", "Filter(mu * mu, 1.0, mu, 1.0)"),
+    momentum("Lion's betas swapped", "Filter(beta1, 1 - beta1, beta2, 1 - beta2)", "Filter(beta2, 1 - beta2, beta1, 1 - beta1)"),
+    momentum("variance of the momentum not squared", "var_m = r * r * var + s * s", "var_m = r * var + s * s"),
+    momentum("the gradient that update and buffer share is left out", "Correlation(p * (p * r * v + q * s) / var_x, r)", "Correlation(p * p * r * v / var_x, r)"),
+    kernels("gain without its factor 2", "return 1.0 + 2.0 * (1.0 - eta)", "return 1.0 + (1.0 - eta)"),
+    kernels("gain without decay", "log_q = math.log1p(-eta) + self.n", "log_q = self.n"),
+    kernels("sign has the linear kernel", "        return _vector(1)\n", "        return _LINEAR\n"),
+    kernels("column has the kernel of a row", "        return _vector(rows)", "        return _vector(columns)"),
+    kernels("vector kernel off by one", "(k + d / 2 + 1) * (k + 1)", "(k + d / 2) * (k + 1)"),
+    kernels("square kernel: a term missing", "(1 / n + 1 / (n + 2)) ** 2", "(1 / n) ** 2"),
+    kernels("flat kernel: c for its square root", "np.sqrt(1 + c + 2 * math.sqrt(c) * np.cos(phi))", "np.sqrt(1 + c + 2 * c * np.cos(phi))"),
+    kernels("mass of the tail lost", "weights[-1] += max(0.0, 1.0 - math.fsum(weights))", "weights[-1] += 0.0"),
+    kernels("blocks do not divide the rows", "return _divided(rows, blocks, shape), columns", "return rows, columns"),
+    steady("momentum gain", "return (2 - a) / denominator", "return 2 / denominator"),
+    steady("the paper's Nesterov factor missing", "if nesterov else a\n", "if False else a\n"),
+    steady("effective lr without its root", "check_lr(lr) * math.sqrt(momentum_gain(alpha, nesterov=nesterov))", "check_lr(lr) * (momentum_gain(alpha, nesterov=nesterov))"),
+    steady("factor 2 in the decay for a target", "/ (2 * target) * lr", "/ target * lr"),
+    steady("linear kernel where the exact one is asked for", "    if isinstance(overlap, Overlap):\n        return _eta_for", "    if False:\n        return _eta_for"),
+    steady("eta squared left out at finite eta", "lr * lr / (eta * (2 - eta))", "lr * lr / (2 * eta)"),
+    steady("half-life by the first order", "math.log(2) / -math.log1p(-eta)", "math.log(2) / eta"),
+    steady("size of Adam's update", "update_sq = (1 - beta1) / (1 + beta1)", "update_sq = 1 - beta1"),
+    steady("factor 2 in Adam's decay for a target", "return check_lr(lr) / (2 * ", "return check_lr(lr) / (1 * "),
+    forecast("overlap of past updates missing", "+ g * g + 2 * g * (1 - e) * cross", "+ g * g"),
+    forecast("recursion off by one: the new update ages at once", "        past *= keep[t]\n        past += add[t]", "        past += add[t]\n        past *= keep[t]"),
+    forecast("forgets where the weights start", "return Walk(float(start),", "return Walk(0.0,"),
+    forecast("warm momentum starts cold", "1.0 if warm_momentum else 0.0", "0.0"),
+    forecast("sign of the expected alignment", "cosines[t] = -cross", "cosines[t] = cross"),
+    forecast("Adam's bias correction off by one", "in enumerate(b1.tolist(), start=1)]", "in enumerate(b1.tolist(), start=2)]"),
+    forecast("linear walk decays once, not squared", "norm = (1 - e) ** 2 * norm + g * g * step.var_x", "norm = (1 - e) * norm + g * g * step.var_x"),
+    # the correction
+    decay("current lr in place of the peak", "(lr / peak) * family.factor(group)", "(lr / lr) * family.factor(group)"),
+    decay("momentum factor missing", "(lr / peak) * family.factor(group)", "(lr / peak)"),
+    decay("peak not remembered", "if group.get(key) is not None}\n    keys.setdefault", 'if group.get(key) is not None and key != "peak_lr"}\n    keys.setdefault'),
+    decay("decay of the decay: based on what was written last", 'return group["base_weight_decay"] *', 'return group["weight_decay"] *'),
+    decay("checkpoint without the keys loses the peak", 'group.update({**known, "base_weight_decay"', 'group.update({"base_weight_decay"'),
+    decay("skipped parameters are corrected", 'part["corrected"] = False', 'part["corrected"] = True'),
+    decay("OneCycle's own peak not taken", 'group["peak_lr"] = float(group["max_lr"])', 'group["peak_lr"] = float(group["peak_lr"])'),
+    families("momentum factor upside down", "self.gain(now, group) / self.gain(initial, group)", "self.gain(initial, group) / self.gain(now, group)"),
+    families("trace SGD's factor not squared", "alpha**-2 if", "alpha**-1 if", "test_optim.py::test_trace_decay_goes_with_the_square_of_alpha"),
+    families("Muon's momentum taken for alpha", 'else 1 - float(group.get("momentum", 0.0))', 'else float(group.get("momentum", 0.0))'),
+    families("coupled decay accepted", "if any(name in _COUPLED for name in names):", "if False:"),
+    # lmo
+    lmo("U^2 of spectral", "return d_out / d_in * min(d_out, d_in)", "return float(min(d_out, d_in))"),
+    lmo("U^2 of sign", "* x.shape[-1],\n            lambda m, n: m / n,", "* x.shape[-1],\n            lambda m, n: float(m * n),"),
+    lmo("U^2 of embedding", "lambda x: x.abs().amax((-2, -1)),\n            lambda m, n: float(m * n),", "lambda x: x.abs().amax((-2, -1)),\n            lambda m, n: m / n,"),
+    lmo("U^2 of bias", 'if self.name == "bias":\n            return float(math.prod(shape))', 'if self.name == "bias":\n            return 1.0'),
+    lmo("U^2 of row", "_length(x, -1) * math.sqrt(x.shape[-1]),\n            lambda m, n: m / n,", "_length(x, -1) * math.sqrt(x.shape[-1]),\n            lambda m, n: float(m),"),
+    lmo("U^2 of column", "_length(x, -2) / math.sqrt(x.shape[-2]),\n            lambda m, n: float(m * n),", "_length(x, -2) / math.sqrt(x.shape[-2]),\n            lambda m, n: float(n),"),
+    lmo("spectral scaled by d_in/d_out", "mul_(math.sqrt(x.shape[-2] / x.shape[-1]))", "mul_(math.sqrt(x.shape[-1] / x.shape[-2]))  #"),
+    lmo("stored transposed, scaled as if it were not", '"""\n    return polar(x, out=out).mul_(math.sqrt(x.shape[-1] / x.shape[-2]))', '"""\n    return polar(x, out=out).mul_(math.sqrt(x.shape[-2] / x.shape[-1]))'),
+    lmo("column normalises rows", "lambda x, *_: _unit(x, -2)", "lambda x, *_: _unit(x, -1)"),
+    lmo("taps of a convolution not counted", "(self._update(matrices, polar, None) / _taps(shape))", "(self._update(matrices, polar, None) / 1)"),
+    lmo("fused q, k, v updated as one matrix", "matrices = _matrices(x, self.name, blocks, batch_ndim)", "matrices = _matrices(x, self.name, 1, batch_ndim)"),
+    # polar
+    polar("no restart in the Gram form", "        gram = _symmetric(y, y.mT)\n        q = _first", "        gram = start = _symmetric(y, y.mT) if k == 0 else _symmetric(_symmetric(q, start), q)\n        q = _first"),
+    polar("Frobenius norm in place of Schatten-8", "size.pow(-0.25), 0.0)", "gram.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None].to(exact).rsqrt(), 0.0)"),
+    polar("Schatten-8 norm without its root", "size.pow(-0.25)", "size.pow(-0.5)"),
+    polar("cubic term scaled wrongly", "b * inverse**3", "b * inverse**2"),
+    polar("intervals of the composition not followed", "high = 2 - low\n", "high = 1.0\n"),
+    # the step
+    buckets("sign of the update", "addcmul_(u, -gamma)", "addcmul_(u, gamma)"),
+    buckets("factor 2 in the decay", "theta.mul_(1 - eta)", "theta.mul_(1 - 2 * eta)"),
+    buckets("no decay at all", "theta.mul_(1 - eta).addcmul_", "theta.addcmul_"),
+    buckets("decay after the step", "theta.mul_(1 - eta).addcmul_(u, -gamma)", "theta.addcmul_(u, -gamma).mul_(1 - eta)"),
+    buckets("coupled: decay added to the gradient", "        x = self.direction(batch, scalars, settings)", '        batch = batch._replace(raw_grad=batch.raw_grad + scalars["eta"] / scalars["gamma"] * batch.theta)\n        scalars = {**scalars, "eta": 0 * scalars["eta"]}\n        x = self.direction(batch, scalars, settings)'),
+    buckets("state of one parameter goes to another", "write_back(tensors, batch.state[key])", "write_back(tensors, batch.state[key].flip(0))", "test_buckets.py"),
+    buckets("weights of one parameter go to another", "write_back(params, batch.theta)", "write_back(params, batch.theta.flip(0))", "test_buckets.py"),
+    buckets("non-finite gradients not skipped", "finite.to(exact).view(", "torch.ones_like(finite).to(exact).view(", "test_buckets.py"),
+    buckets("alignment with the weights after the step", "    if products is not None:\n        before, along", "    theta.mul_(1 - eta).addcmul_(u, -gamma)\n    eta, gamma = 0 * eta, 0 * gamma\n    if products is not None:\n        before, along", "test_monitor.py::test_alignment_equals_copies_of_the_weights"),
+    scion("Nesterov missing", "return grad.lerp_(m, 1 - alpha) if settings.nesterov else m", "return m"),
+    scion("momentum keeps alpha instead of 1 - alpha", "m.lerp_(grad, alpha)", "m.lerp_(grad, 1 - alpha)"),
+    scion("alpha of construction, not the scheduled one", 'float(group["steady_norm_sq"]), float(group["alpha"])', 'float(group["steady_norm_sq"]), float(self.defaults["alpha"])'),
+    scion("C^2 of construction, not the scheduled one", 'alpha = float(group["steady_norm_sq"]), float(group["alpha"])', 'alpha = float(self.defaults["steady_norm_sq"]), float(group["alpha"])'),
+    scion("lr of construction in the decay", "return self._weight_decay(group, lr, bucket.settings", 'return self._weight_decay(group, float(self.defaults["lr"]), bucket.settings'),
+    scion("linear decay where exact is asked for", 'exact = group["overlap"] == "exact"', "exact = False"),
+    lion("betas swapped", '"beta1": float(beta1), "beta2": float(beta2)', '"beta1": float(beta2), "beta2": float(beta1)'),
+    lion("the update sees the new momentum", "    x = torch.lerp(grad, m, scalars[\"beta1\"] * ones)\n    m.lerp_(grad, (1 - scalars[\"beta2\"]) * batch.live)", "    m.lerp_(grad, (1 - scalars[\"beta2\"]) * batch.live)\n    x = torch.lerp(grad, m, scalars[\"beta1\"] * ones)"),
+    renormalized("bias correction missing", "state[key] / torch.where(bias > 0, bias, 1.0)", "state[key] / 1.0"),
+    renormalized("renormalisation skipped", "(live > 0), scale, 1.0)", "(live > 0), torch.ones_like(scale), 1.0)"),
+    renormalized("norm of the weights before their decay", "decayed = theta * (1 - eta)", "decayed = theta * 1.0"),
+    Mutant("optim/sgd.py", "batch.live if settings.trace else alpha", "alpha", "trace momentum damped", ("test_optim.py::test_sgdc_equals_its_twin",)),
+    Mutant("optim/adam.py", "        Correction(ADAM)(self)", "        Correction(ADAM)", "AdamC without its correction", ("test_optim.py::test_adamc_equals_its_twin",)),
+    Mutant("optim/adam.py", "            p.grad = None\n        return withheld", "            p.grad = p.grad\n        return withheld", "AdamC steps along non-finite gradients", ("test_contract.py::test_non_finite_gradient_skips_that_parameter_only",)),
+    Mutant("optim/relative.py", 'if "base_weight_decay" not in saved:', "if False:", "a plain checkpoint's decay is not the base", ("test_optim.py::test_plain_adamw_checkpoint_continues_in_adamc",)),
+    Mutant("optim/loading.py", "placed_like(values[key], fresh) if key in values else fresh", "fresh", "resuming loses the momentum", ("test_contract.py::test_resumed_run_equals_unbroken_run",)),
+    Mutant("optim/loading.py", "            group.setdefault(key, value)", "            pass", "a checkpoint without the peak lr loses it", ("test_optim.py::test_plain_adamw_checkpoint_continues_in_adamc",)),
+    # schedules
+    schedule("warmup off by one", "            return (step + 1) / self.warmup", "            return step / self.warmup"),
+    schedule("end of the cosine off by one", "min(since / self.decay, 1.0)", "min((since + 1) / self.decay, 1.0)"),
+    schedule("cosine not halved", "(1 + math.cos(math.pi * done)) / 2", "math.cos(math.pi * done / 2)"),
+    schedule("momentum matched without the root", '{"gamma-eff": 0.5,', '{"gamma-eff": 1.0,'),
+    schedule("lr does not take over at alpha_max", "return self.alpha_max, ratio * (start / least) ** power", "return self.alpha_max, ratio"),
+    schedule("matched ratio counts the warmup", "self.ratio(step - self.warmup)", "self.ratio(step)"),
+    schedule("start and end swapped", "ratio * self.start + (1 - ratio) * self.end", "ratio * self.end + (1 - ratio) * self.start", "test_schedule.py"),
+    scheduler("base is the value written last", 'float(group.setdefault(f"initial_{key}", _copy(group[key])))', "float(group[key])"),
+    scheduler("resuming is a step ahead", 'self._step_count = state_dict["last_epoch"],', 'self._step_count = state_dict["last_epoch"] + 1,'),
+    # groups
+    roles("tied weights counted twice", "[Placed(parameter, *zip(*places, strict=True)) for parameter, places in held.items()]", "[Placed(p, (name,), (module,)) for p, places in held.items() for name, module in places]"),
+    roles("output layer not found", "elif id(placed.parameter) in outputs:", "elif False:"),
+    roles("fused q, k, v not split", 'return 3, f"; fused q, k, v', 'return 1, f"; fused q, k, v'),
+    groups("output decay is the hidden layers'", "output_decay = lr * decay_0 / output_lr if", "output_decay = decay_0 if"),
+    groups("Adam decays vectors", '"weight_decay": 0.0, "corrected": True', '"weight_decay": decay, "corrected": True'),
+    groups("radius left out of the lr", '{"lr": lr * radius,', '{"lr": lr,'),
+    # monitor
+    measures("power iteration not persisted", "self.vectors = torch.where(z_norm", "_ = torch.where(z_norm"),
+    measures("spectral norm over d_in/d_out", "math.sqrt(self.columns / self.rows)", "math.sqrt(self.rows / self.columns)"),
+    measures("sign norm without d_in", 'largest * layer.shape[-1] if', "largest if", "test_monitor.py::test_role_norms_are_means_of_table_1"),
+    record("sign of the excess alignment", "cosine - expected,", "expected - cosine,"),
+    record("cosine over the squared norm", "along / math.sqrt(update * before)", "along / (update * before)", "test_monitor_forecast.py::test_random_gradients_have_no_excess_alignment"),
+    course("forecast forgets the start", "unit * self.norms[at] + start.norm_sq * self.keeps[at])", "unit * self.norms[at])"),
+    course("start decays once, not squared", "np.cumprod((1 - eta) ** 2)", "np.cumprod(1 - eta)"),
+    course("expected alignment one step late", "norm_sq = self.norms[at - 1] +", "norm_sq = self.norms[at] +"),
+    course("momentum under way taken for none", "if not any(start.warm for start in starts) or r >= 1:", "if True:", "test_monitor_forecast.py::test_attached_to_a_run_under_way_momentum_is_taken_as_settled"),
+    Mutant("monitor/motion.py", "_lr(group) * math.sqrt(theory.lion_gain(*_betas(group)))", "_lr(group) * theory.lion_gain(*_betas(group))", "Lion's effective lr without its root", ("test_monitor_forecast.py::test_forecast_of_lion_and_adam_with_changing_betas",)),
+    Mutant("monitor/motion.py", "0.04 * large if", "0.2 * large if", "size of Muon's adjusted update", ("test_monitor_forecast.py::test_size_of_muons_update_is_known",)),
+    Mutant("monitor/monitor.py", "u = theta * (1 - eta) - after", "u = theta - after", "decay counted as update", ("test_monitor.py::test_alignment_equals_copies_of_the_weights",)),
+    Mutant("monitor/monitor.py", '            power.load(state["power"])', "            power.load({})", "resumed monitor forgets its power vectors", ("test_monitor_forecast.py::test_resumed_run_continues_as_the_unbroken",)),
+    # planning, moving over, simulation
+    Mutant("predict.py", "square = exact * setting.update_norm_sq", "square = exact", "predicted norm without U^2", ("test_predict.py",)),
+    convert("lr taken over as it is", "same = source.factor(setting) * source.peak", "same = source.peak", "test_moving.py::test_scionc_from_adamw_keeps_half_life_effective_lr_and_steady_rms"),
+    convert("momentum not taken over", "new.state[source.parameter][key].copy_(old)", "new.state[source.parameter][key].copy_(0 * old)", "test_moving.py::test_adamc_goes_on_from_adamw_bit_for_bit_while_lr_is_constant"),
+    Mutant("equivalents.py", "ours = lr * muon_factor(adjust, shape) * math.sqrt(min(shape) / unit)", "ours = lr * muon_factor(adjust, shape)", "Muon's lr without the ratio of sizes", ("test_moving.py::test_scion_goes_on_from_muon",)),
+    Mutant("moving/official_scion.py", "math.sqrt(math.prod(shape[2:])) / taps)", "1.0)", "published convolution taken to be as large as ours", ("test_moving.py::test_the_published_scion_goes_on_exactly",)),
+    Mutant("simulate.py", "addcmul_(u, -lr[step] / length)", "addcmul_(u, -lr[step])", "simulated updates not of unit length", ("test_simulate.py",)),
+    # training
+    Mutant("train/state.py", '    torch.set_rng_state(rest["rng"])', '    _ = rest["rng"]', "resuming loses the random state", ("test_train_wiring.py",)),
+    Mutant("train/state.py", '    parts.task.go_to(rest["data"])', '    _ = rest["data"]', "resuming starts the data again", (DIES,)),
+    Mutant("train/state.py", 'return Progress(rest["step"],', 'return Progress(rest["step"] - 1,', "resuming loses a step", (DIES,)),
+    Mutant("train/state.py", "        scheduler.load_state_dict(state)", "        _ = state", "resuming starts the schedule again", (DIES,)),
+    Mutant("train/loop.py", "part) / len(parts)", "part)", "micro-batches add up instead of averaging", ("test_train_wiring.py",)),
+    Mutant("train/loop.py", 'extra["grad_norm"] = ', 'extra["clipped"] = ', "gradient norm after clipping", ("test_train.py::test_clipping_records_the_norm_before_it",)),
+    Mutant("train/optimizers.py", "theory.momentum_gain(alpha(step), nesterov=optim.nesterov) / start", "start / theory.momentum_gain(alpha(step), nesterov=optim.nesterov)", "the third arm's target upside down", ("test_train.py::test_the_third_arm_leaves_the_momentum_factor_out_of_the_decay",)),
+    Mutant("train/optimizers.py", "betas = (1 - optim.alpha, optim.betas[1])", "betas = optim.betas", "Lion's beta1 is not 1 - alpha", ("test_train_wiring.py",)),
+    Mutant("train/optimizers.py", "momentum=1 - optim.alpha", "momentum=optim.alpha", "Muon's momentum is alpha", ("test_train_wiring.py",)),
+)
+# fmt: on

@@ -1,0 +1,81 @@
+"""The soak: its line through the points, a short run of each part, and that each verdict can fail."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from benchmarks import soak, trust
+from steadynorm.optim import buckets
+
+
+def test_slope_finds_a_small_leak_in_noise_and_none_where_there_is_none():
+    generator, at = np.random.default_rng(0), 1000 * np.arange(1, 1001)
+    likeness = np.exp(-np.arange(60) / 10)  # of neighbours in time: memory comes in steps
+    noise = 300e6 + 4096 * np.convolve(generator.normal(size=1059), likeness, "valid")
+    flat, leaking = soak.slope(at, noise), soak.slope(at, noise + 10 * at)
+    assert abs(flat.value) < flat.error
+    assert leaking.value == pytest.approx(10 + flat.value, rel=1e-6) and leaking.value > 5 * leaking.error
+
+
+def test_slope_leaves_the_warm_up_out():
+    at = np.arange(1000)
+    assert soak.slope(at, np.minimum(at, 150)) == soak.Slope(0.0, 0.0)
+
+
+def test_slope_of_too_few_points_is_an_error():
+    with pytest.raises(ValueError, match="2 points are too few"):
+        soak.slope([1, 2], [1, 2])
+
+
+def test_the_learning_rate_goes_up_and_down():
+    assert soak.cycle(0) == 1.0 == soak.cycle(soak.CYCLE)
+    assert soak.cycle(soak.CYCLE // 2) == pytest.approx(0.3)
+
+
+def test_a_soak_that_is_ended_early_keeps_to_its_forecast_and_is_written_down(tmp_path):
+    def ended(step: int) -> None:
+        if step == 1210:
+            raise KeyboardInterrupt
+
+    found = soak.soak_steps(1600, report=lambda text: None, after=ended)
+    assert found["steps"] == 1200 and found["asked"] == 1600
+    assert found["checks"]["norm"], found  # too short to judge memory, and drift of the power iteration
+    assert found["measurements"] == 1200 // soak.EVERY - 400 // soak.EVERY
+    assert 0 < found["norm_worst"] < soak.NORM_LIMIT and 0.9 < found["power_least"] <= found["power_most"] < 1.0001
+    soak.keep(tmp_path / "soak.json", "steps", found)
+    soak.keep(tmp_path / "soak.json", "training", {"minutes": 1})
+    held = json.loads((tmp_path / "soak.json").read_text())
+    assert held["steps"]["norm_worst"] == found["norm_worst"] and held["training"]["minutes"] == 1
+    shown = trust.soak({"steps": held["steps"]})
+    assert f"{found['norm_worst']:.2%}" in shown and "ended early" in shown and "Not run yet" in shown
+
+
+def test_weights_that_do_not_decay_and_memory_that_is_kept_are_noticed(monkeypatch, tmp_path):
+    def without_decay(theta, u, eta, gamma, products=None):
+        theta.addcmul_(u, -gamma)
+
+    kept = []
+    monkeypatch.setattr(buckets, "decay_and_step_", without_decay)
+    found = soak.soak_steps(1200, report=lambda text: None, after=lambda step: kept.append(np.full(20_000, math.pi)))
+    assert not found["checks"]["norm"] and not found["checks"]["memory"], found
+    assert found["memory_bytes_per_1000_steps"] > 1000 * 20_000 * 8 / 2
+    monkeypatch.setattr(soak, "soak_steps", lambda steps: found)
+    assert soak.main(["steps", "--out", str(tmp_path / "soak.json")]) == 1
+    monkeypatch.setattr(soak, "soak_steps", lambda steps: {**found, "checks": {"norm": True}})
+    assert soak.main(["steps", "--out", str(tmp_path / "soak.json")]) == 0
+
+
+@pytest.mark.slow
+def test_ten_thousand_steps():
+    found = soak.soak_steps(10_000, report=lambda text: None)
+    assert found["checks"]["norm"] and found["checks"]["power iteration"], found
+
+
+@pytest.mark.slow
+def test_a_short_soak_of_the_training_command():
+    """Too short to judge its memory; but it trains, evaluates, saves and ends by a signal."""
+    found = soak.soak_training(1.0, report=lambda text: None)
+    assert found["steps"] > found["evaluations"] > found["checkpoints"] > 0
+    assert found["resident_mib"] > 50 and math.isfinite(found["memory_error"])
