@@ -173,14 +173,17 @@ def test_bf16_momentum_widened_by_rows_is_the_same_as_widened_whole(nesterov, mo
         assert torch.equal(first.state[a]["momentum_buffer"], second.state[b]["momentum_buffer"])
 
 
-def test_bf16_momentum_is_the_rounded_momentum_of_its_formula():
-    """m_1 = a g and x = m_1; with Nesterov x = (1-a) m_1 + a g, of the momentum before it is rounded."""
-    for nesterov in (False, True):
-        p = torch.nn.Parameter(torch.zeros(5))
-        p.grad = torch.tensor([1.0, -2.0, 3.0, 1e-3, 7.0])
-        optimizer = sn.Scion([p], lr=0.5, lmo="bias", momentum_dtype="bfloat16", nesterov=nesterov, alpha=0.3)
-        for _ in range(2):
-            optimizer.step()
-        m1 = (0.3 * p.grad).bfloat16()
-        m2 = torch.lerp(m1.float(), p.grad, 0.3)
-        assert torch.equal(optimizer.state[p]["momentum_buffer"], m2.bfloat16())
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_bf16_momentum_is_the_rounded_momentum_of_its_formula(nesterov):
+    """x is made of the momentum before it is rounded: x_t = m_t, Nesterov (1-a) m_t + a g_t."""
+    p, alpha, expected = torch.nn.Parameter(torch.zeros(5)), 0.3, torch.zeros(5)
+    optimizer = sn.Scion([p], lr=0.5, lmo="bias", momentum_dtype="bfloat16", nesterov=nesterov, alpha=alpha)
+    kept = torch.zeros(5, dtype=torch.bfloat16)
+    for g in (torch.tensor([1.0, -2.0, 3.0, 1e-3, 7.0]), torch.tensor([-5.0, 2.0, 0.1, 4.0, 1.0])):
+        p.grad = g
+        optimizer.step()
+        m = (1 - alpha) * kept.float() + alpha * g
+        x = (1 - alpha) * m + alpha * g if nesterov else m
+        kept, expected = m.bfloat16(), expected - 0.5 * 5**0.5 * x / x.norm()
+    torch.testing.assert_close(optimizer.state[p]["momentum_buffer"], kept, rtol=0.01, atol=0)
+    torch.testing.assert_close(p.detach(), expected, rtol=1e-5, atol=1e-6)
