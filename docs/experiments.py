@@ -64,7 +64,11 @@ def write(root: Path, out: Path) -> None:
 def _page(folder: Path, outcome: Outcome) -> str:
     held = _summary(folder)
     experiment = paper.get(held["experiment"])
-    made = f"{held['runs']} runs, {held['seconds'] / 60:.0f} minutes of one core" if held["runs"] else "simulated"
+    made = f"{held['runs']} runs, {held['seconds'] / 60:.0f} minutes of one core"
+    if not held["runs"]:  # simulated points are kept, and used again
+        made = f"simulated; the last call, with what earlier ones had kept, took {held['seconds']:.0f} seconds"
+    found = experiment.found
+    tables = [_table(each) for each in outcome.blocks if isinstance(each, page.Table) and not each.folded]
     budgets = ", ".join(f"{budget} ({steps} steps)" for budget, steps in held.get("budgets", {}).items())
     facts = [("Command", f"`{held['command']}`"), ("Scale", held["scale"] + (", quick" if held["quick"] else "")),
              ("Runs", made), ("Seeds", ", ".join(map(str, held.get("seeds", [])))), ("Budgets", budgets),
@@ -73,12 +77,11 @@ def _page(folder: Path, outcome: Outcome) -> str:
     parts = [
         f"# {experiment.title}",
         "<!-- written by docs/experiments.py from results/: do not edit -->",
-        f"**{folder.name}**. The paper: {experiment.found}",
+        f"**{folder.name}**. " + (f"O{found[1:]}" if found.startswith("ours") else f"The paper: {found}"),
         f"![{experiment.title}](img/{folder.name}.svg)",
         "## Claims",
         *(f"**{c.verdict}**: {c.text}.\n{_cell(c.figure)}" for c in outcome.claims),
-        "## Numbers",
-        *(_table(each) for each in outcome.blocks if isinstance(each, page.Table) and not each.folded),
+        *(["## Numbers", *tables] if tables else []),
         "## How it was made",
         _rows(("", ""), [each for each in facts if each[1]]),
         f"Records and summary: `results/{folder.name}`. `{held['command']}` makes them again, with an interactive page.",
