@@ -1,6 +1,7 @@
 """The soak: its line through the points, a short run of each part, and that each verdict can fail."""
 
 import json
+import math
 import mmap
 
 import numpy as np
