@@ -236,6 +236,7 @@ def test_adamw_whose_state_is_whole_on_every_process(mode: str, tmp_path: Path):
     np.testing.assert_allclose(losses(again), losses(single), rtol=1e-2)
 
 
+@pytest.mark.slow
 def test_a_process_killed_in_the_middle_is_restarted_and_the_run_ends_the_same(tmp_path: Path):
     """kill -9 of one rank: torchrun starts all again, they go on from the last checkpoint."""
     how: dict[str, Any] = {"processes": 2, "steps": 400, "save": 20}
