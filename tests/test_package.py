@@ -88,7 +88,8 @@ def test_wheel_holds_the_package_and_its_data_only(built):
 
 
 @pytest.mark.slow
-def test_clean_environment_needs_torch_and_numpy_alone(built, tmp_path):
+def test_clean_environment_needs_torch_and_numpy_alone(built, tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # what it names would not be the wheel's
     venv.create(tmp_path, with_pip=True)
     program = tmp_path / "bin" / "python"
     pip = [program, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", ROOT / "constraints.txt"]
