@@ -248,8 +248,7 @@ def pieces(bucket: Bucket, count: int) -> Iterator[tuple[slice, list[slice | Non
     [(slice(0, 3, None), [None])]
     """
     shape, size = bucket.shape, math.prod(bucket.shape)
-    small = bucket.params[0].device.type == "cpu" and not torch.compiler.is_compiling()
-    most = MAX_ELEMENTS_CPU if small else MAX_ELEMENTS
+    most = most_elements(bucket.params[0].device)
     if size > most and bucket.by_rows:
         rows = max(1, most * shape[0] // size)
         cuts: list[slice | None] = [slice(low, min(low + rows, shape[0])) for low in range(0, shape[0], rows)]
@@ -258,6 +257,12 @@ def pieces(bucket: Bucket, count: int) -> Iterator[tuple[slice, list[slice | Non
     together = max(1, most // max(size, 1))
     for low in range(0, count, together):
         yield slice(low, min(low + together, count)), [None]
+
+
+def most_elements(device: torch.device) -> int:
+    """How many to handle at once: on a CPU what stays in a core's cache."""
+    small = device.type == "cpu" and not torch.compiler.is_compiling()
+    return MAX_ELEMENTS_CPU if small else MAX_ELEMENTS
 
 
 def stack(tensors: Sequence[Tensor]) -> Tensor:

@@ -10,11 +10,10 @@ from torch.optim.optimizer import ParamsT
 from steadynorm import lmo as lmos
 from steadynorm import theory
 from steadynorm.optim.base import Group, SteadyOptimizer, full_precision
-from steadynorm.optim.buckets import Batch, Bucket, Parts, Scalars
+from steadynorm.optim.buckets import Batch, Bucket, Parts, Scalars, most_elements
 from steadynorm.optim.checks import check_eta, check_lr, check_range, refuse_unknown
 from steadynorm.polar import Polar
 
-_WIDENED = 1 << 18  # elements of momentum kept in bf16 that are widened at a time
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -40,8 +39,8 @@ def _direction(batch: Batch, scalars: Scalars, settings: ScionSettings) -> Tenso
 
 def _from_kept(m: Tensor, grad: Tensor, alpha: Tensor, nesterov: bool) -> Tensor:
     """The same with momentum kept in another dtype: x in place of grad, by rows, so that m is never there twice."""
-    rows = max(1, _WIDENED * grad.shape[1] // max(1, grad.numel())) if grad.ndim > 1 else len(grad)
-    along = min(1, grad.ndim - 1)
+    along = min(1, grad.ndim - 1)  # a stack of 0-d parameters has no rows
+    rows = max(1, most_elements(grad.device) * grad.shape[along] // max(1, grad.numel()))
     for kept, x in zip(m.split(rows, along), grad.split(rows, along), strict=True):
         wide = kept.to(x.dtype).lerp_(x, alpha)
         torch._foreach_copy_([kept, x], [wide, torch.lerp(x, wide, 1 - alpha) if nesterov else wide])

@@ -114,9 +114,13 @@ def stability(corrected: str, constant: str, name: str) -> list[Callable[[Runs],
     ]  # fmt: skip
 
 
-def _pair(corrected: str, constant: str) -> Callable[[Runs], Outcome]:
-    made = stability(corrected, constant, f"{corrected} against {constant}")
-    return lambda runs: comparison(runs, (constant, corrected), [each(runs) for each in made], AGAINST_FORECAST)
+def _pair(corrected: str, constant: str, *more: Callable[[Runs, str, str], Claim]) -> Callable[[Runs], Outcome]:
+    def judge(runs: Runs) -> Outcome:
+        claims = [each(runs) for each in stability(corrected, constant, f"{corrected} against {constant}")]
+        claims += [each(runs, corrected, constant) for each in more]
+        return comparison(runs, (constant, corrected), claims, AGAINST_FORECAST)
+
+    return judge
 
 
 def why_it_moves(runs: Runs, corrected: str, constant: str) -> Claim:
@@ -142,12 +146,6 @@ def _scionc_arms(setting: Setting) -> dict[str, Config]:
 def _constant_arms(setting: Setting) -> dict[str, Config]:
     decay = setting.norm_decay
     return {"Scion": setting.scion(decay=0.5 * decay), "ScionC (constant)": setting.scionc(decay=decay)}
-
-
-def _constant(runs: Runs) -> Outcome:
-    pair = ("ScionC (constant)", "Scion")
-    claims = [each(runs) for each in stability(*pair, f"{pair[0]} against {pair[1]}")]
-    return comparison(runs, pair[::-1], [*claims, why_it_moves(runs, *pair)], AGAINST_FORECAST)
 
 
 FIVEFOLD = ("AdamC, decay x 5", "AdamW, decay x 5")
@@ -179,7 +177,7 @@ SCIONC_CONSTANT = Training(
     "fig-scionc-constant",
     "Scion against ScionC with a constant target",
     "ScionC (constant C² = 1.1875) results in more stable weight and gradient norms than Scion (eta = 0.0004).",
-    VIT, _constant_arms, _constant, COLUMNS, desk_budgets=LONG,
+    VIT, _constant_arms, _pair("ScionC (constant)", "Scion", why_it_moves), COLUMNS, desk_budgets=LONG,
 )  # fmt: skip
 ADAMC = Training(
     "fig-adamc",
