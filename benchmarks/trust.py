@@ -85,7 +85,7 @@ def _steps(found: Mapping[str, Any]) -> str:
         "",
         *_table(("", "measured", "limit", ""), rows),
         "",
-        f"The norm is judged on {elements} together, at every measurement. Each by itself, worst: {worst}; mean: {mean}. "
+        f"The norm is judged on {elements}, each by itself, at every measurement. Worst: {worst}; mean: {mean}. "
         f"The spectral matrix has {found['elements']['spectral']} elements, too few to be judged at one moment.",
     ]
     return "\n".join(lines)
