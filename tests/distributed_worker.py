@@ -22,7 +22,8 @@ def run(world: int, job: str, folder: Path, argument: str = "", *, seconds: floa
     """Start `world` processes, wait, and return what each reports; on an error or time-out all are killed."""
     folder.mkdir(parents=True, exist_ok=True)
     source = HERE.parent / "src"
-    path = os.pathsep.join(map(str, (source, HERE, HERE / "integrations", os.environ.get("PYTHONPATH", ""))))
+    first = [given] if (given := os.environ.get("PYTHONPATH")) else []  # a mutant's source, say
+    path = os.pathsep.join(map(str, (*first, source, HERE, HERE / "integrations")))
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     logs = [(folder / f"{job}{argument}.{rank}.log").open("w+") for rank in range(world)]
     processes = [

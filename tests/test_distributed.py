@@ -7,6 +7,9 @@ them infinities in one element (skipped alike on all ranks) and gradients missin
 import subprocess
 import time
 import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import distributed_jobs as jobs
 import distributed_worker as worker
@@ -18,27 +21,52 @@ import steadynorm as sn
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed package")
 
 
-@pytest.fixture(scope="module")
-def reports(tmp_path_factory):
-    """What every rank of every job reports: {job: [rank 0's, ...]}. Checkpoints go from one job to the next."""
-    folder = tmp_path_factory.mktemp("processes")
+class Reports(dict[str, list[Any]]):
+    """What every rank of a job reports, run when it is first asked for: {job: [rank 0's, ...]}.
+
+    Checkpoints go from each job to the next, so the jobs before it are run, too.
+    """
+
+    def __init__(self, folder: Path):
+        super().__init__()
+        self.jobs: dict[str, Callable[[], list[Any]]] = {
+            "single": lambda: [{"saved": alone(lambda: jobs.save(folder, ("single",)))}],
+            "four": lambda: worker.run(4, "four", folder),
+            "two": lambda: worker.run(2, "two", folder),
+            "four_again": lambda: worker.run(4, "four_again", folder),
+            "one": lambda: [{"loaded": alone(lambda: jobs.load(folder, SAVED, ("single",)))}],
+        }
+
+    def __missing__(self, job: str) -> list[Any]:
+        for name, run in self.jobs.items():
+            if name not in self:
+                self[name] = run()
+            if name == job:
+                break
+        return self[job]
+
+    def of(self, key: str, *names: str) -> dict[tuple[str, str, int], Any]:
+        """The entries under a key of these jobs, by job, name and rank."""
+        return {
+            (job, name, rank): value
+            for job in names
+            for rank, report in enumerate(self[job])
+            for name, value in report[key].items()
+        }
+
+
+SAVED = ("4 ddp", "4 fsdp", "2 ddp", "2 fsdp", "1 single")
+
+
+def alone(action: Callable[[], Any]) -> Any:
     with warnings.catch_warnings():  # torch warns that this is a single process
         warnings.simplefilter("ignore")
-        jobs.save(folder, ("single",))
-    found = {name: worker.run(world, name, folder) for name, world in (("four", 4), ("two", 2), ("four_again", 4))}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found["one"] = [{"loaded": jobs.load(folder, ("4 ddp", "4 fsdp", "2 ddp", "2 fsdp", "1 single"), ("single",))}]
-    return found
+        return action()
 
 
-def collected(reports, key):
-    return {
-        (job, name, rank): value
-        for job, ranks in reports.items()
-        for rank, report in enumerate(ranks)
-        for name, value in report.get(key, {}).items()
-    }
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
+    return Reports(tmp_path_factory.mktemp("processes"))
 
 
 def assert_follows(errors):
@@ -46,14 +74,15 @@ def assert_follows(errors):
         assert error < (1e-10 if name.startswith("fp64") else 1e-3), (job, name, rank, error)
 
 
-def test_every_layout_takes_the_steps_of_a_single_process(reports):
-    errors = collected(reports, "layouts")
-    assert len(errors) == 18 * 2 + 8 * 4
+@pytest.mark.parametrize(("job", "cases"), [("four", 8 * 4), ("two", 18 * 2)])
+def test_every_layout_takes_the_steps_of_a_single_process(job, cases, reports):
+    errors = reports.of("layouts", job)
+    assert len(errors) == cases
     assert_follows(errors)
 
 
 def test_a_monitor_measures_shards_as_it_does_whole_weights(reports):
-    found = collected(reports, "monitored")
+    found = reports.of("monitored", "two", "four")
     assert len(found) == 4 * 2 + 3 * 4
     assert not any(found.values()), {key: value for key, value in found.items() if value}
 
@@ -68,7 +97,7 @@ def test_momentum_takes_its_share_of_memory(reports, capsys):
 
 def test_checkpoints_go_between_world_sizes_and_layouts(reports):
     """Saved after 8 steps with one skipped; 4 more after loading equal the unbroken run. Weights were zeroed first."""
-    errors = collected(reports, "loaded")
+    errors = reports.of("loaded", "two", "four_again", "one")
     assert {name for _, name, _ in errors} >= {"2 fsdp -> ddp", "4 ddp -> fsdp", "2 ddp -> single", "1 single -> fsdp"}
     assert len({(job, name) for job, name, _ in errors}) == 10 + 6 + 5
     assert all(error < 1e-10 for error in errors.values()), errors
