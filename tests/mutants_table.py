@@ -51,6 +51,9 @@ measures = _of("monitor/measures.py", SLOWLY)
 record = _of("monitor/record.py", FORECAST)
 course = _of("monitor/forecast.py", FORECAST)
 convert = _of("moving/convert.py")
+STEPS = "test_distributed.py::test_every_layout_takes_the_steps_of_a_single_process[four-32]"
+shards = _of("optim/distributed.py", STEPS)
+layout = _of("optim/layout.py", STEPS)
 
 DIES = "test_train.py::test_a_run_that_dies_goes_on_as_if_it_had_not"
 
@@ -112,6 +115,7 @@ MUTANTS = (
     lmo("fused q, k, v updated as one matrix", "matrices = _matrices(x, self.name, blocks, batch_ndim)", "matrices = _matrices(x, self.name, 1, batch_ndim)"),
     # polar
     polar("no restart in the Gram form", "        gram = _symmetric(y, y.mT)\n        q = _first", "        gram = start = _symmetric(y, y.mT) if k == 0 else _symmetric(_symmetric(q, start), q)\n        q = _first"),
+    polar("an odd step of the Gram form goes last", "alone = left in (1, 3)", "alone = left == 1"),
     polar("Frobenius norm in place of Schatten-8", "size.pow(-0.25), 0.0)", "gram.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None].to(exact).rsqrt(), 0.0)"),
     polar("Schatten-8 norm without its root", "size.pow(-0.25)", "size.pow(-0.5)"),
     polar("cubic term scaled wrongly", "b * inverse**3", "b * inverse**2"),
@@ -175,6 +179,17 @@ MUTANTS = (
     Mutant("monitor/motion.py", "0.04 * large if", "0.2 * large if", "size of Muon's adjusted update", ("test_monitor_forecast.py::test_size_of_muons_update_is_known",)),
     Mutant("monitor/monitor.py", "u = theta * (1 - eta) - after", "u = theta - after", "decay counted as update", ("test_monitor.py::test_alignment_equals_copies_of_the_weights",)),
     Mutant("monitor/monitor.py", '            power.load(state["power"])', "            power.load({})", "resumed monitor forgets its power vectors", ("test_monitor_forecast.py::test_resumed_run_continues_as_the_unbroken",)),
+    # many processes
+    shards("matrices come back in the order they had, not that of their owners", "params += [p for _, _, p in sorted(owners, key=lambda entry: entry[:2])]", "params += [p for _, _, p in owners]"),
+    shards("updates arrive as multiples of a unit", "u = u.to(live.dtype).mul_(stage.unit)", "u = u.to(live.dtype)"),
+    shards("an infinity on one rank is written by the others", 'live = finite[which].to(exact).view(', "live = torch.ones_like(finite[which]).to(exact).view("),
+    shards("half a row taken for a row", "(bucket.by_rows and bucket.layout is not None and bucket.layout.keeps_rows_whole)", "bucket.by_rows"),
+    shards("all matrices on one process", "load[owner] += costs[k] if owned else 0.0", "load[owner] += 0.0", "test_bench.py::test_cost_model_counts_what_moves"),
+    shards("an owner sends its matrix to everyone", "return layout.replicated and max(counts) * layout.ranks > 2 * sum(counts)", "return False", "test_bench.py::test_few_matrices_are_gathered_from_shards"),
+    layout("sums of shards not added up", "            dist.all_reduce(x, group=process_group(self.group))\n", "            pass\n"),
+    layout("FSDP2 over tensor parallel cut in the wrong order", 'key=lambda k: "Strided" in type(placements[k]).__name__)', "key=lambda k: 0)"),
+    Mutant("optim/agreement.py", "            agreed |= {id(member.p): flag for member, flag", "            agreed |= {id(member.p): found.get(id(member.p), flag) for member, flag", "each rank judges its own shard alone", (STEPS,)),
+    Mutant("optim/sharded_state.py", "        return (given.full_tensor() if is_dtensor(value) else value).to(fresh, copy=True)", "        return (given.full_tensor() * 0 if is_dtensor(value) else value).to(fresh, copy=True)", "sharded momentum lost when one process loads it", ("test_distributed.py::test_checkpoints_go_between_world_sizes_and_layouts",)),
     # planning, moving over, simulation
     Mutant("predict.py", "square = exact * setting.update_norm_sq", "square = exact", "predicted norm without U^2", ("test_predict.py",)),
     convert("lr taken over as it is", "same = source.factor(setting) * source.peak", "same = source.peak", "test_moving.py::test_scionc_from_adamw_keeps_half_life_effective_lr_and_steady_rms"),

@@ -171,17 +171,20 @@ def _steps_on_gram(y: Tensor, quintics: Sequence[Quintic], tall: bool) -> Tensor
     """The same on the small matrix R = y y^T: with P = a I + b R + c R^2, Q <- P Q and R <- P R P, then y <- Q y.
 
     All of them are polynomials of one R, so they commute and every product is symmetric. R's small eigenvalues drown
-    in bf16 rounding after two steps (without a restart the iteration diverges): then y <- Q y and R anew. y is
+    in bf16 rounding after two steps (without a restart the iteration diverges): then y <- Q y and R anew. An odd step
+    goes alone before the last two: as the last, it would enlarge what their rounding pushed out of its interval. y is
     overwritten: of the long matrices there are two at a time.
     """
-    spare = None
-    for k in range(0, len(quintics), 2):
+    spare, k = None, 0
+    while (left := len(quintics) - k) > 0:
+        alone = left in (1, 3)
         gram = _symmetric(y, y.mT)
         q = _first_polynomial(gram, quintics[0]) if k == 0 else _polynomial(gram, quintics[k])
-        if k + 1 < len(quintics):
+        if not alone:
             gram = _symmetric(_symmetric(q, gram), q)
             q = _symmetric(_polynomial(gram, quintics[k + 1]), q)
-        y, spare = _apply(q, y, tall and k + 2 >= len(quintics), spare), y
+        k += 1 if alone else 2
+        y, spare = _apply(q, y, tall and k == len(quintics), spare), y
     return y
 
 
