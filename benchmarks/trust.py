@@ -47,7 +47,7 @@ def soak(found: Mapping[str, Any]) -> str:
 
 def _steps(found: Mapping[str, Any]) -> str:
     limits, held = found["limits"], found["checks"]
-    elements = " and ".join(f"{name} ({found['elements'][name]:,} elements)" for name in found["counted"])
+    elements = ", ".join(f"{name} ({found['elements'][name]:,} elements)" for name in found["counted"])
     worst = ", ".join(f"{name} {value:.2%}" for name, value in sorted(found["norm_worst_of"].items()))
     mean = ", ".join(f"{name} {value:+.2%}" for name, value in sorted(found["norm_mean_of"].items()))
     rows = [
@@ -66,7 +66,7 @@ def _steps(found: Mapping[str, Any]) -> str:
         (
             "persisted power iteration over SVD",
             f"{found['power_mean']:.4f}, {found['power_least']:.4f} to {found['power_most']:.4f}",
-            "never above 1",
+            f"mean {1 - limits['power iteration']:.2f}, from {limits['power least']:.2f} to 1",
             _word(held["power iteration"]),
         ),
         (
@@ -86,7 +86,7 @@ def _steps(found: Mapping[str, Any]) -> str:
         *_table(("", "measured", "limit", ""), rows),
         "",
         f"The norm is judged on {elements}, each by itself, at every measurement. Worst: {worst}; mean: {mean}. "
-        f"The spectral matrix has {found['elements']['spectral']} elements, too few to be judged at one moment.",
+        f"The matrix with fast polar factors has {found['elements']['fast']} elements, too few to be judged at one moment.",
     ]
     return "\n".join(lines)
 
@@ -104,7 +104,7 @@ def _training(found: Mapping[str, Any]) -> str:
     lines = [
         f"### {found['minutes']:.0f} minutes of training",
         "",
-        f"`python -m benchmarks.soak training --minutes {found['minutes']:.0f}`: {found['steps']:,} steps, "
+        f"`python -m benchmarks.soak training --minutes {found['asked']:g}`: {found['steps']:,} steps, "
         f"{found['evaluations']:,} evaluations, {found['checkpoints']:,} checkpoints, {found['samples']:,} samples of the "
         "resident memory.",
         "",

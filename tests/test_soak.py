@@ -41,7 +41,7 @@ def test_a_soak_that_is_ended_early_keeps_to_its_forecast_and_is_written_down(tm
             raise KeyboardInterrupt
 
     found = soak.soak_steps(1600, report=lambda text: None, after=ended)
-    assert found["steps"] == 1200 and found["asked"] == 1600
+    assert found["steps"] == 1200 and found["asked"] == 1600 and not found["checks"]["all steps"]
     assert found["checks"]["norm"], found  # too short to judge memory, and drift of the power iteration
     assert found["measurements"] == 1200 // soak.EVERY - 400 // soak.EVERY
     assert 0 < found["norm_worst"] < soak.NORM_LIMIT and 0.9 < found["power_least"] <= found["power_most"] < 1.0001
@@ -74,6 +74,29 @@ def test_weights_that_do_not_decay_and_memory_that_is_kept_are_noticed(monkeypat
     assert soak.main(["steps", "--out", str(tmp_path / "soak.json")]) == 0
 
 
+@pytest.mark.parametrize(
+    ("verdict", "wrong"),
+    [
+        ("norm", {"norm": 1.021}),
+        ("power iteration", {"power": 0.97}),  # all of them
+        ("power iteration", {"least": 0.94}),
+        ("power iteration", {"most": 1.001}),
+        ("power iteration", {"late": 0.985}),
+        ("memory", {"leak": 5.0}),
+        (None, {"norm": 1.019, "power": 0.995, "least": 0.96, "late": 0.992, "leak": 1.0}),
+    ],
+)
+def test_every_verdict_can_fail(verdict, wrong):
+    at, power = 1000.0 * np.arange(1, 1001), np.full(1000, wrong.get("power", 0.999))
+    power[-333:] = wrong.get("late", power[-1])
+    power[500], power[501] = wrong.get("least", power[500]), wrong.get("most", power[501])
+    ratios = {name: np.ones(50_000) for name in (*soak.COUNTED, "fast")}
+    ratios["sign"][40_000], ratios["fast"][10] = wrong.get("norm", 1.0), 1.3
+    memory = 300e6 + wrong.get("leak", 0.0) * at
+    checks = soak._judged(1_000_000, 1.0, {}, at, memory, power, ratios)["checks"]
+    assert [name for name, held in checks.items() if not held] == ([] if verdict is None else [verdict])
+
+
 @pytest.mark.slow
 def test_ten_thousand_steps():
     found = soak.soak_steps(10_000, report=lambda text: None)
@@ -85,4 +108,5 @@ def test_a_short_soak_of_the_training_command():
     """Too short to judge its memory; but it trains, evaluates, saves and ends by a signal."""
     found = soak.soak_training(1.0, report=lambda text: None)
     assert found["steps"] > found["evaluations"] > found["checkpoints"] > 0
+    assert found["checks"]["evaluations and checkpoints"]
     assert found["resident_mib"] > 50 and math.isfinite(found["memory_error"])
