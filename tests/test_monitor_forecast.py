@@ -12,7 +12,8 @@ from torch import nn
 
 import steadynorm as sn
 from steadynorm import theory
-from steadynorm.monitor.motion import muon_update_norm_sq
+from steadynorm.monitor.forecast import Course, Start, Stride
+from steadynorm.monitor.motion import MOTIONS, muon_update_norm_sq
 
 T = 60
 RATIO = [(t + 1) / 10 if t < 10 else 0.55 + 0.45 * math.cos(math.pi * (t - 9) / 50) for t in range(T)]
@@ -60,6 +61,8 @@ def test_forecast_and_expected_alignment_are_the_theorys(overlap, nesterov):
     else:
         optimizer = sn.ScionC(groups, lr=0.03, nesterov=nesterov, overlap=overlap)
     records = watch(optimizer, [p for pair in params.values() for p in pair])
+    effective = [theory.effective_lr(lr, a, nesterov=nesterov) for lr, a in zip(LR, ALPHA, strict=True)]
+    assert [each["effective_lr"] for each in records] == pytest.approx(effective)
     for index, (name, (settings, shape)) in enumerate(kinds.items()):
         lmo, blocks = sn.lmo.get(settings["lmo"]), settings.get("blocks", 1)
         kernel, unit = lmo.overlap(shape, blocks=blocks), lmo.update_norm_sq(shape, blocks=blocks)
@@ -102,6 +105,23 @@ def test_forecast_of_lion_and_adam_with_changing_betas():
         norm = theory.forecast_lion(lr, decay, beta1, 0.99, start=start / p.numel()) * p.numel()
         assert column(records, f"0.{k}", "forecast") == pytest.approx(np.sqrt(norm).tolist(), rel=1e-6)
     assert records[0]["effective_lr"] == pytest.approx(lr[0] * math.sqrt(theory.lion_gain(0.95, 0.99)))
+
+
+@pytest.mark.parametrize("trace", [False, True])
+def test_effective_lr_of_sgd_with_and_without_a_trace(trace):
+    """A trace adds up 1/alpha gradients where the average has one."""
+    params = parameters((6, 5))
+    records = watch(sn.SGDC(params, lr=0.03, trace=trace, weight_decay=0.0), params, steps=5)
+    expected = [lr / alpha if trace else lr for lr, alpha in zip(LR[:5], ALPHA[:5], strict=True)]
+    assert [each["effective_lr"] for each in records] == pytest.approx(expected)
+
+
+def test_momentum_of_a_young_adam_holds_as_many_gradients_as_it_has_seen():
+    kernel = theory.overlap("linear", None)
+    course = Course(MOTIONS["adam"], kernel, (), theory.begin(kernel))
+    course.pending.append(Stride(0.01, 0.0, theory.ema(0.1)))
+    course._begin([Start(1.0, warm=True, updates=3)])
+    assert course.walk.var == pytest.approx(sum((0.1 * 0.9**age) ** 2 for age in range(3)))
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (48, 192), (192, 48)])

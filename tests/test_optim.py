@@ -394,6 +394,14 @@ def test_renormalized_adamw_keeps_only_the_parallel_component():
     assert direction < 1e-12
 
 
+def test_renormalized_adamw_steps_past_zero_as_adamw_does():
+    """An update along theta, longer than theta: all of it is parallel, so nothing is to be renormalised."""
+    p = nn.Parameter(torch.full((3, 4), 0.01, dtype=FP64))
+    p.grad = torch.ones_like(p)
+    sn.RenormalizedAdamW([p], lr=0.1, weight_decay=0.0).step()
+    torch.testing.assert_close(p.detach(), torch.full_like(p, 0.01 - 0.1), rtol=1e-7, atol=0)
+
+
 def test_renormalized_adamw_in_fp32_is_accurate_from_its_first_step():
     """1 - beta2^t is small at first: it must not be rounded to fp32 before the subtraction."""
     params = parameters(SHAPES)
