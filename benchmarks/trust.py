@@ -1,4 +1,4 @@
-"""Write the tables of docs/trust.md from docs/out/mutants.json and docs/out/soak.json. No number is typed.
+"""Write the tables of docs/trust.md, and README's two sentences, from docs/out/mutants.json and soak.json.
 
 python -m benchmarks.trust
 """
@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.pages import fill
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "trust.md"
+PAGE, README = ROOT / "docs" / "trust.md", ROOT / "README.md"
 
 
 def mutants(found: Mapping[str, Any]) -> str:
@@ -122,11 +122,28 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
 
 
-def write(page: Path = PAGE, out: Path = ROOT / "docs" / "out") -> None:
+def short(mutants: Mapping[str, Any], soak: Mapping[str, Any]) -> str:
+    """For the README."""
+    steps, training = soak["steps"], soak["training"]
+    return (
+        f"Every formula is broken on purpose, one at a time: the tests notice {mutants['killed']} of {mutants['mutants']} "
+        f"(`make mutants`).\n{steps['steps']:,} optimizer steps under random gradients (`make soak`): the norm stays within "
+        f"{steps['norm_worst']:.1%} of its\nforecast at every one of {steps['measurements']:,} measurements, memory grows by "
+        f"{steps['memory_bytes_per_1000_steps']:.0f} ± {steps['memory_error']:.0f} bytes in 1000 steps;\n"
+        f"{training['minutes']:.0f} minutes of training with evaluations and checkpoints: "
+        f"{training['memory_kib_per_hour']:.0f} ± {training['memory_error']:.0f} KiB an hour."
+    )
+
+
+def write(page: Path = PAGE, readme: Path = README, out: Path = ROOT / "docs" / "out") -> None:
     """Both sections, from what is there."""
+    found = {}
     for name, section in (("mutants", mutants), ("soak", soak)):
         path = out / f"{name}.json"
-        fill(page, name, section(json.loads(path.read_text())) if path.exists() else f"Not run yet: `make {name}`.")
+        found[name] = json.loads(path.read_text()) if path.exists() else {}
+        fill(page, name, section(found[name]) if found[name] else f"Not run yet: `make {name}`.")
+    if found["mutants"] and {"steps", "training"} <= found["soak"].keys():
+        fill(readme, "trust", short(found["mutants"], found["soak"]))
 
 
 if __name__ == "__main__":
