@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from brittle import DATA, A, B, archive, config, recorded, texts, tokens
-from injecting import Action, answer, files_in, injected, with_small_files, without_rights
+from injecting import Action, files_in, injected, outcome, with_small_files, without_rights
 
 from steadynorm import report
 from steadynorm.cli import main
@@ -113,6 +113,10 @@ def test_a_file_that_may_not_grow(tmp_path: Path, registered: Path, name: str):
     jobs(expected, registered)[name].action()
     before, job = files_in(folder), jobs(folder, registered)[name]
     check(with_small_files(job.needs, job.action), job, folder, before)
+    assert_same(name, folder, expected)
+
+
+def assert_same(name: str, folder: Path, expected: Path) -> None:
     ours, theirs = files_in(folder), files_in(expected)
     assert ours.keys() == theirs.keys()
     if name not in ("checkpoint", "state", "records", "data"):  # those hold times and paths
@@ -134,18 +138,24 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("room", [0, 9000])
-def test_a_disk_that_is_full(small_disk: Path, registered: Path, name: str, room: int):
+def test_a_disk_that_is_full(tmp_path: Path, small_disk: Path, registered: Path, name: str, room: int):
+    """With a little room it is full in the middle of the work."""
     job, filler = jobs(small_disk, registered)[name], small_disk / "filler"
     job.before()
     before = files_in(small_disk)
     free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
     filler.write_bytes(b"x" * max(free - room, 0))
     injected()
-    said = answer(job.action)
-    if room and not said.startswith("OSError"):
-        return  # it was enough
+    well, said = outcome(job.action)
     filler.unlink()
+    assert not well
+    assert said.startswith("OSError: "), said
     check(said, job, small_disk, before)
+    expected = tmp_path / "expected"
+    expected.mkdir()
+    jobs(expected, registered)[name].before()
+    jobs(expected, registered)[name].action()
+    assert_same(name, small_disk, expected)
 
 
 @pytest.mark.parametrize("name", NAMES)
