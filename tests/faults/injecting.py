@@ -15,6 +15,7 @@ import pytest
 COUNT = 0
 KILLS = {True: 0, False: 0}  # of this test: processes that a kill ended, and those that had ended by themselves
 PACKAGE = f"{os.sep}steadynorm{os.sep}"
+FULL = ("the disk is full", "larger than the disk or ulimit -f allows")
 Action = Callable[[], object]
 often = pytest.mark.parametrize("times", [12, pytest.param(150, marks=pytest.mark.slow)])
 
@@ -148,15 +149,24 @@ def damages(content: bytes, seed: int, flips: int, cuts: int = 3) -> Iterator[tu
         yield f"bit {bit} of byte {place} of {size} flipped", bytes(changed)
 
 
-def with_small_files(size: int, action: Action) -> str:
-    """What an action says where no file may grow beyond so many bytes: a full disk that needs no root."""
+def with_small_files(size: int, action: Action) -> tuple[bool, str]:
+    """How an action goes where no file may grow beyond so many bytes: a full disk that needs no root."""
 
     def limited() -> object:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
         return action()
 
     injected()
-    return answer(limited)
+    return outcome(limited)
+
+
+def fill(folder: Path, room: int) -> Path:
+    """A file that leaves so many bytes of a disk; remove it, and there is room again."""
+    free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
+    filler = folder / "filler"
+    filler.write_bytes(b"x" * max(free - room, 0))
+    injected()
+    return filler
 
 
 def without_rights(folder: Path, action: Action) -> str:

@@ -13,8 +13,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from brittle import DATA, archive
-from injecting import child, damages, ended, files_in, injected, killed_after, killed_at_line, lines_of
+from brittle import DATA, A, B, archive
+from injecting import (
+    FULL,
+    child,
+    damages,
+    ended,
+    files_in,
+    fill,
+    injected,
+    killed_after,
+    killed_at_line,
+    lines_of,
+    outcome,
+    with_small_files,
+)
 
 from steadynorm.data import files
 from steadynorm.data.files import DataError, download
@@ -121,8 +134,7 @@ def test_a_damaged_part_is_never_taken_for_the_file(server: str, tmp_path: Path,
 @pytest.mark.parametrize("times", [10, pytest.param(120, marks=pytest.mark.slow)])
 def test_getting_a_data_set_from_its_address(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int):
     content = Unreliable.archive
-    origin = Address({"set.tar.gz": (f"{server}/archive", len(content), hashlib.sha256(content).hexdigest())})
-    monkeypatch.setitem(DATA_SETS, "tiny", DataSet(DATA.files, (origin,), DATA.remedy))
+    monkeypatch.setitem(DATA_SETS, "tiny", from_server(server, content))
     expected = files_in(get("tiny", tmp_path / "unbroken", progress=False))
     last = lines_of(partial(get, "tiny", tmp_path / "counted", progress=False))
     generator = random.Random(4)
@@ -131,6 +143,39 @@ def test_getting_a_data_set_from_its_address(server: str, tmp_path: Path, monkey
         killed_at_line(generator.randrange(1, last), partial(get, "tiny", out, progress=False))
         assert files_in(get("tiny", out, progress=False)).keys() == expected.keys()
         assert all((out / name).read_bytes() == expected[name] for name in DATA.files())
+
+
+def from_server(server: str, content: bytes) -> DataSet:
+    """A data set at this address."""
+    origin = Address({"set.tar.gz": (f"{server}/archive", len(content), hashlib.sha256(content).hexdigest())})
+    return DataSet(DATA.files, (origin,), DATA.remedy)
+
+
+def test_a_disk_that_is_full_while_downloading(server: str, small_disk: Path):
+    """In the middle of the file: nothing of it is left, what was there is."""
+    (small_disk / "mine").write_bytes(b"mine" * 100)
+    filler = fill(small_disk, 60_000)
+    well, said = outcome(partial(fetch, server + "/slow", small_disk / "big.part"))
+    assert not well
+    assert f"{small_disk / 'big.part'}: the disk is full; files already there are untouched" in said
+    filler.unlink()
+    assert files_in(small_disk) == {"mine": b"mine" * 100}
+
+
+@pytest.mark.parametrize("size", [10, 100, 6000])
+def test_a_data_set_that_does_not_fit(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int):
+    """The download does not, or what is unpacked of it; with room it is got from the same address."""
+    content = Unreliable.archive
+    assert 100 < len(content) < 6000 < len(A)
+    monkeypatch.setitem(DATA_SETS, "tiny", from_server(server, content))
+    well, said = with_small_files(size, partial(get, "tiny", tmp_path / "out", progress=False))
+    assert not well
+    assert any(each in said for each in FULL), said
+    assert "files already there are untouched" in said
+    assert str(tmp_path / "out") in said
+    assert files_in(tmp_path / "out") == {}
+    found = files_in(get("tiny", tmp_path / "out", progress=False))
+    assert (found["a.bin"], found["b.bin"]) == (A, B)
 
 
 def test_a_server_with_another_file_is_refused_and_nothing_is_left(

@@ -10,12 +10,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from brittle import config, recorded, texts, tokens
+from brittle import assert_same_run, config, recorded, texts, tokens
 from injecting import Action, child, ended, files_in, injected, instants, killed_after, killed_at_line, lines_of, often
-from safetensors.torch import load_file
 
 from steadynorm import records, report
 from steadynorm.page import rendering
@@ -119,20 +117,6 @@ def unbroken(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Config:
     made = config(data, tmp_path_factory.mktemp("unbroken") / "run", steps=12)
     assert loop.train(made, quiet=True).finished
     return made
-
-
-def assert_same_run(out: Path, expected: Path) -> None:
-    one, two = (load_file(checkpoint.found(each / "checkpoints")[-1] / "model.safetensors") for each in (out, expected))
-    assert one.keys() == two.keys()
-    assert all(torch.equal(one[key], two[key]) for key in one)
-    a, b = (records.read(each) for each in (out, expected))
-    assert a.steps.tolist() == b.steps.tolist()
-    assert a.columns.keys() == b.columns.keys()
-    for key in a.columns.keys() - {"seconds"}:
-        np.testing.assert_array_equal(a.columns[key], b.columns[key], key)
-    kept = {name for name in files_in(out) if not name.startswith("checkpoints/")}
-    assert kept == {name for name in files_in(expected) if not name.startswith("checkpoints/")}
-    assert not list(out.rglob("*.tmp"))
 
 
 def left_of(made: Config) -> float:
