@@ -380,7 +380,7 @@ def test_deepcopy_copies_all_public_attrs(info: OptimizerInfo, how: Callable[[An
         for key in public - {"defaults", "state", "param_groups"}:
             here, there = (getattr(each, key) for each in (optimizer, twin))
             assert here == there or not (here or there), key  # observed: () or []
-        assert optimizer.defaults == twin.defaults
+        assert {"differentiable": False} | optimizer.defaults == twin.defaults  # torch puts it there
         assert_same_state(optimizer.state_dict(), twin.state_dict())
         before = [p.detach().clone() for p in params]
         for t in range(3):
