@@ -17,7 +17,7 @@ def most_kills_hit() -> Iterator[None]:
     injecting.KILLS.update({True: 0, False: 0})
     yield
     hit, missed = injecting.KILLS[True], injecting.KILLS[False]
-    assert hit >= 3 * missed, f"{missed} of {hit + missed} kills came when the work was done"
+    assert hit >= 2 * missed, f"{missed} of {hit + missed} kills came when the work was done"
 
 
 @contextlib.contextmanager

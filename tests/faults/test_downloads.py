@@ -116,6 +116,7 @@ def test_a_client_killed_while_downloading(server: str, tmp_path: Path, times: i
         else:
             assert part.read_bytes() == BIG
             part.unlink()
+            length *= 0.7  # the machine was busier when it was measured
     assert fetch(server + "/slow", part).read_bytes() == BIG
     assert [path.name for path in tmp_path.iterdir() if path.suffix != ".gz"] == ["big.part"]
 
