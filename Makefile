@@ -33,7 +33,8 @@ test: $(VENV)/.chromium ## the test suite without the slow part
 	$(BIN)/python -m pytest -m 'not slow'
 
 test-all: $(VENV)/.chromium test-integrations ## all of it: slow tests, properties on 20,000 examples, integrations, mutants
-	HYPOTHESIS_PROFILE=slow $(BIN)/python -m pytest --hypothesis-seed=0
+	! command -v chromium >/dev/null || export STEADYNORM_REQUIRE_CHROMIUM=1; \
+		HYPOTHESIS_PROFILE=slow $(BIN)/python -m pytest --hypothesis-seed=0
 	$(MAKE) mutants
 
 mutants: $(STAMP) ## break each formula on purpose, one at a time, and see that the tests notice

@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -28,9 +29,19 @@ def browser():
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    """How many examples the properties were tried on, if they were."""
+    """How many examples the properties were tried on, if they were; which tests were left out, and why."""
     trying = sys.modules.get("trying")  # tests/properties/trying.py
     if trying is not None and trying.TRIED:
         total, properties = sum(trying.TRIED.values()), len(trying.TRIED)
         line = f"properties: {total:,} examples of {properties} properties (profile {trying.PROFILE})"
         terminalreporter.write_line(line)
+    skipped = [each.longrepr for each in terminalreporter.stats.get("skipped", [])]
+    reasons = Counter(str(each[2]).removeprefix("Skipped: ") for each in skipped if isinstance(each, tuple))
+    if reasons:
+        terminalreporter.write_line(not_tried(reasons))
+
+
+def not_tried(reasons: Counter[str]) -> str:
+    """One line for all skipped tests."""
+    each = "; ".join(f"{count} ({reason})" for reason, count in reasons.most_common())
+    return f"not tried here: {sum(reasons.values())} tests: {each}"

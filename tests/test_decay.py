@@ -8,8 +8,11 @@ import copy
 import io
 import math
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -928,15 +931,13 @@ COPIED: dict[str, tuple[Callable[[], Optimizer], dict[str, Any], dict[str, Any]]
 
 @pytest.mark.parametrize("way", COPIES)
 @pytest.mark.parametrize("name", COPIED)
-def test_correct_without_arguments_restores_a_copy(name: str, way: str) -> None:
+def test_a_copy_is_corrected_and_a_copy_of_it(name: str, way: str) -> None:
+    """torch drops hooks: it trained uncorrected, without a word."""
     make, arguments, moved = COPIED[name]
     optimizer = correct(make(), **arguments)
     decays(optimizer, LR / 2, **moved)
-    in_force = [group["weight_decay"] for group in optimizer.param_groups]
-    copied = COPIES[way](optimizer)
-    if name != "skip":
-        assert decays(COPIES[way](optimizer), LR / 4) == in_force  # torch drops hooks: the reason for all this
-    correct(copied)
+    copied = COPIES[way](COPIES[way](optimizer))
+    assert type(copied) is type(optimizer)
     for t, lr in enumerate((LR / 2, LR / 4, LR)):
         assert decays(copied, lr, **moved) == decays(optimizer, lr, **moved)
         step(copied, seed=t)
@@ -946,9 +947,50 @@ def test_correct_without_arguments_restores_a_copy(name: str, way: str) -> None:
         correct(copied)
 
 
+@pytest.mark.parametrize("way", COPIES)
+def test_a_copy_of_one_that_is_not_corrected_is_not(way: str) -> None:
+    correct(adamw())  # another one of its class is
+    copied = COPIES[way](adamw())
+    assert decays(copied, LR / 2) == [DECAY]
+    assert decays(correct(copied, peak_lr=LR), LR / 2) == [DECAY / 2]
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_correct_without_arguments_restores_a_correction_that_was_lost(way: str) -> None:
+    """As in a pickle from before copies kept it."""
+    optimizer = correct(adamw())
+    decays(optimizer, LR / 2)
+    lost = COPIES[way](optimizer)
+    lost._optimizer_step_pre_hooks.clear()
+    assert decays(lost, LR / 4) == [DECAY / 2]
+    assert decays(correct(lost), LR / 4) == [DECAY / 4]
+
+
+def test_a_pickle_is_corrected_in_another_process(tmp_path: Path) -> None:
+    (tmp_path / "optimizer.pickle").write_bytes(pickle.dumps(correct(adamw())))
+    program = (
+        "import pickle, sys\n"
+        "optimizer = pickle.load(open(sys.argv[1], 'rb'))\n"
+        "group = optimizer.param_groups[0]\n"
+        "group['lr'] /= 2\n"
+        "optimizer.step()\n"
+        "print(group['weight_decay'])"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "optimizer.pickle")], capture_output=True, text=True, check=True
+    )
+    assert float(said.stdout) == DECAY / 2
+
+
+def test_a_copy_loads_a_checkpoint_as_a_corrected_one_does() -> None:
+    copied = copy.deepcopy(correct(adamw()))
+    copied.load_state_dict(adamw(lr=LR / 2).state_dict())  # from before the correction
+    assert decays(copied, LR / 4) == [DECAY / 4]
+
+
 def test_the_original_of_a_copy_keeps_its_own_correction() -> None:
     optimizer = correct(adamw())
-    copied = correct(copy.deepcopy(optimizer))
+    copied = copy.deepcopy(optimizer)
     assert decays(copied, LR / 2) == [DECAY / 2]
     assert optimizer.param_groups[0]["weight_decay"] == DECAY
     assert decays(optimizer, LR / 4) == [DECAY / 4]

@@ -43,6 +43,12 @@ INPUTS: dict[str, tuple[dict[str, Any], ...]] = {
     "Scion": SCION,
     "ScionC": (*SCION, {"overlap": "exact"}, {"steady_norm_sq": 2.0, "alpha": 0.5}),
     "AdamC": ({"weight_decay": 0.0}, {"amsgrad": True}, {"betas": (0.5, 0.9)}, {"steady_norm_sq": 0.5}),
+    "CorrectedAdamW": (
+        {"weight_decay": 0.0},
+        {"weight_decay": 0.1, "lr": LR},
+        {"amsgrad": True},
+        {"betas": (0.5, 0.9)},
+    ),
     "LionC": ({"weight_decay": 0.0}, {"betas": (0.5, 0.9)}, {"steady_norm_sq": 0.5}),
     "SGDC": ({"weight_decay": 0.0}, {"nesterov": True}, {"trace": True, "alpha": 0.5, "lr": 1e-3}),
     "RenormalizedAdamW": ({"weight_decay": 0.0}, {"betas": (0.5, 0.9)}, {"eps": 1e-6}),
@@ -95,10 +101,16 @@ def error_inputs(name: str, device: Any = "cpu", dtype: Any = torch.float32) -> 
     return found
 
 
-def info(name: str) -> OptimizerInfo:
-    adam = name == "AdamC"
+def CorrectedAdamW(params: Any, **kwargs: Any) -> torch.optim.Optimizer:  # noqa: N802
+    """torch's AdamW with `correct`, as if it were a class."""
+    return sn.correct(torch.optim.AdamW(params, **kwargs))
+
+
+def info(cls: Callable[..., torch.optim.Optimizer]) -> OptimizerInfo:
+    name = cls.__name__
+    adam = name in ("AdamC", "CorrectedAdamW")
     return OptimizerInfo(
-        getattr(sn, name),
+        cls,  # pyright: ignore[reportArgumentType]
         optim_inputs_func=partial(inputs, name),
         optim_error_inputs_func=partial(error_inputs, name),
         scheduler_inputs=(
@@ -115,7 +127,8 @@ def info(name: str) -> OptimizerInfo:
     )
 
 
-OPTIM_DB = [info(name) for name in INPUTS]
+OPTIM_DB = [info(getattr(sn, name)) for name in INPUTS if name != "CorrectedAdamW"]
+CORRECTED = info(CorrectedAdamW)
 
 # Every scheduler of torch, each below the lr that the optimizer was made with.
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {

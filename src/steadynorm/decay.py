@@ -8,15 +8,17 @@ the total contribution of a gradient does not depend on it (Adam family, EMA SGD
 Everything a resumed run needs is in the parameter groups, under the keys of `KEYS`.
 """
 
+import copyreg
 import math
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
 from steadynorm import theory
-from steadynorm.families import Family, Group, family_of, unwrapped
+from steadynorm.families import FAMILIES, Family, Group, family_of, unwrapped
 
 KEYS = (
     "base_weight_decay",
@@ -151,8 +153,8 @@ def correct(
         overlap: of a Muon target: "linear" (the paper's formula) or "exact" (groups of one side ratio).
         decoupled: True for a class we do not know whose decay is decoupled.
 
-    The correction is a step pre-hook; what it needs is saved with the groups. torch drops hooks on deepcopy and
-    pickle: `correct(copy)` with no arguments restores it.
+    The correction is a step pre-hook; what it needs is saved with the groups. A copy (copy, deepcopy, pickle) is
+    corrected, too.
 
     >>> p = torch.nn.Parameter(torch.ones(2))
     >>> optimizer = correct(torch.optim.AdamW([p], lr=1e-3, weight_decay=0.1))
@@ -182,11 +184,33 @@ def correct(
     for index, positions in skipped.items():
         part = _split(optimizer, groups[index], positions) if positions else groups[index]
         part["corrected"] = False
-    correction = Correction(family)
+    _attach(optimizer, Correction(family))
+    return given
+
+
+def _attach(optimizer: Optimizer, correction: Correction) -> None:
     optimizer.register_step_pre_hook(correction)
     optimizer.register_load_state_dict_pre_hook(lambda this, _: correction.remember(this))
     optimizer.register_load_state_dict_post_hook(correction.after_load)
-    return given
+    copyreg.dispatch_table.setdefault(type(optimizer), _apart)  # what copy and pickle ask first
+
+
+def _apart(optimizer: Optimizer) -> tuple[Any, ...]:
+    """An optimizer taken apart for copy or pickle: as ever, but a corrected one with its correction, which torch drops."""
+    make, arguments, *rest = optimizer.__reduce_ex__(4)
+    for hook in optimizer._optimizer_step_pre_hooks.values():
+        if isinstance(hook, Correction):
+            return _corrected, (hook.family.name, make, *arguments), *rest
+    return make, arguments, *rest
+
+
+def _corrected(family: str, make: Callable[..., Optimizer], *arguments: Any) -> Optimizer:
+    """The copy, still empty, with a correction of its own."""
+    optimizer = make(*arguments)
+    for name in ("step_pre_hooks", "load_state_dict_pre_hooks", "load_state_dict_post_hooks"):
+        vars(optimizer).setdefault(f"_optimizer_{name}", OrderedDict())
+    _attach(optimizer, Correction(FAMILIES[family]))
+    return optimizer
 
 
 def _target_keys(family: Family, steady_norm_sq: float | None, overlap: str) -> Group:

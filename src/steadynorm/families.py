@@ -93,6 +93,8 @@ LION = Family(
     lambda target, lr, group, _: theory.lion_weight_decay_for(target, lr, *_betas(group)),
 )
 
+FAMILIES = {each.name: each for each in (ADAM, OTHER, SGD, MUON, SCION, LION)}
+
 
 def unwrapped(optimizer: Optimizer) -> Optimizer:
     """The optimizer inside the wrappers of trainers (Accelerate's, Lightning's), which have it as `.optimizer`."""

@@ -9,12 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
+from injecting import files_in
+from safetensors.torch import load_file
 
 from steadynorm import records
 from steadynorm.data.get import DataSet
 from steadynorm.data.shards import TokenSet
 from steadynorm.data.tokenize import tokenize_files
 from steadynorm.models import GPTConfig
+from steadynorm.train import checkpoint
 from steadynorm.train.config import Config, Gpt, Optim, Schedule
 
 A, B = b"first file" * 1000, b"second"
@@ -80,3 +84,18 @@ def archive(path: Path) -> Path:
             info.size = len(content)
             tape.addfile(info, io.BytesIO(content))
     return path
+
+
+def assert_same_run(out: Path, expected: Path) -> None:
+    """Weights to the bit, records, and the names of all files."""
+    one, two = (load_file(checkpoint.found(each / "checkpoints")[-1] / "model.safetensors") for each in (out, expected))
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[key], two[key]) for key in one)
+    a, b = (records.read(each) for each in (out, expected))
+    assert a.steps.tolist() == b.steps.tolist()
+    assert a.columns.keys() == b.columns.keys()
+    for key in a.columns.keys() - {"seconds"}:
+        np.testing.assert_array_equal(a.columns[key], b.columns[key], key)
+    kept = {name for name in files_in(out) if not name.startswith("checkpoints/")}
+    assert kept == {name for name in files_in(expected) if not name.startswith("checkpoints/")}
+    assert not list(out.rglob("*.tmp"))

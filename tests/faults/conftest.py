@@ -1,6 +1,51 @@
-"""At the end: how many faults were injected."""
+"""At the end: how many faults were injected; after each test: that its kills hit."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 import injecting
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def most_kills_hit() -> Iterator[None]:
+    """A kill that comes after the work is done tries nothing: it is not counted, and may be the exception only."""
+    injecting.KILLS.update({True: 0, False: 0})
+    yield
+    hit, missed = injecting.KILLS[True], injecting.KILLS[False]
+    assert hit >= 2 * missed, f"{missed} of {hit + missed} kills came when the work was done"
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, size: str) -> Iterator[Path]:
+    """A real disk, where this user may mount one."""
+    folder.mkdir()
+    program = shutil.which("mount")
+    command = [program or "", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    if program is None or os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("no disk can be mounted here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Of 100 KiB."""
+    with mounted(tmp_path / "disk", "100k") as folder:
+        yield folder
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """Of 1 MiB: there is room for a run."""
+    with mounted(tmp_path / "disk", "1m") as folder:
+        yield folder
 
 
 def pytest_terminal_summary(terminalreporter):

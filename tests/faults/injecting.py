@@ -10,9 +10,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 COUNT = 0
+KILLS = {True: 0, False: 0}  # of this test: processes that a kill ended, and those that had ended by themselves
 PACKAGE = f"{os.sep}steadynorm{os.sep}"
+FULL = ("the disk is full", "larger than the disk or ulimit -f allows")
 Action = Callable[[], object]
+often = pytest.mark.parametrize("times", [12, pytest.param(150, marks=pytest.mark.slow)])
 
 
 def injected(number: int = 1) -> None:
@@ -40,15 +45,15 @@ def ended(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def answer(action: Action) -> str:
-    """What an action in a process of its own returned, or the error it raised, as text."""
+def outcome(action: Action) -> tuple[bool, str]:
+    """Whether an action in a process of its own went well, and what it returned, or the error it raised, as text."""
     read, write = os.pipe()
 
     def reply() -> None:
         try:
-            said = f"{action()}"
+            said = f"+{action()}"
         except BaseException as error:
-            said = f"{type(error).__name__}: {error}"
+            said = f"-{type(error).__name__}: {error}"
         os.write(write, said.encode())
 
     pid = child(reply)
@@ -56,7 +61,12 @@ def answer(action: Action) -> str:
     with os.fdopen(read) as pipe:
         said = pipe.read()
     assert ended(pid) == 0
-    return said
+    return said[0] == "+", said[1:]
+
+
+def answer(action: Action) -> str:
+    """The text of it alone."""
+    return outcome(action)[1]
 
 
 class Lines:
@@ -88,6 +98,16 @@ def lines_of(action: Action) -> int:
     return int(answer(lambda: Lines(lambda _: None).run(action)))
 
 
+def killed(pid: int) -> bool:
+    """Whether a process ended by a kill, which is counted then; False: it had done its work before."""
+    code = ended(pid)
+    assert code in (0, -signal.SIGKILL)
+    hit = code == -signal.SIGKILL
+    KILLS[hit] += 1
+    injected(int(hit))
+    return hit
+
+
 def killed_at_line(number: int, action: Action) -> bool:
     """Run an action in a process that is killed (SIGKILL) before this line; False if it ended before."""
 
@@ -95,10 +115,7 @@ def killed_at_line(number: int, action: Action) -> bool:
         if line == number:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    injected()
-    code = ended(child(lambda: Lines(kill).run(action)))
-    assert code in (0, -signal.SIGKILL)
-    return code != 0
+    return killed(child(lambda: Lines(kill).run(action)))
 
 
 def killed_after(seconds: float, action: Action) -> bool:
@@ -106,10 +123,13 @@ def killed_after(seconds: float, action: Action) -> bool:
     pid = child(action)
     time.sleep(seconds)
     os.kill(pid, signal.SIGKILL)
-    injected()
-    code = ended(pid)
-    assert code in (0, -signal.SIGKILL)
-    return code != 0
+    return killed(pid)
+
+
+def instants(times: int, last: int, seed: int) -> list[int]:
+    """Random lines, the last few always among them: there files take their names and leftovers are removed."""
+    generator = random.Random(seed)
+    return sorted({generator.randrange(1, last + 1) for _ in range(times)} | {max(last - k, 1) for k in range(3)})
 
 
 def damages(content: bytes, seed: int, flips: int, cuts: int = 3) -> Iterator[tuple[str, bytes]]:
@@ -129,15 +149,24 @@ def damages(content: bytes, seed: int, flips: int, cuts: int = 3) -> Iterator[tu
         yield f"bit {bit} of byte {place} of {size} flipped", bytes(changed)
 
 
-def with_small_files(size: int, action: Action) -> str:
-    """What an action says where no file may grow beyond so many bytes: a full disk that needs no root."""
+def with_small_files(size: int, action: Action) -> tuple[bool, str]:
+    """How an action goes where no file may grow beyond so many bytes: a full disk that needs no root."""
 
     def limited() -> object:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
         return action()
 
     injected()
-    return answer(limited)
+    return outcome(limited)
+
+
+def fill(folder: Path, room: int) -> Path:
+    """A file that leaves so many bytes of a disk; remove it, and there is room again."""
+    free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
+    filler = folder / "filler"
+    filler.write_bytes(b"x" * max(free - room, 0))
+    injected()
+    return filler
 
 
 def without_rights(folder: Path, action: Action) -> str:

@@ -13,8 +13,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from brittle import DATA, archive
-from injecting import child, damages, ended, files_in, injected, killed_after, killed_at_line
+from brittle import DATA, A, B, archive
+from injecting import (
+    FULL,
+    child,
+    damages,
+    ended,
+    files_in,
+    fill,
+    injected,
+    killed_after,
+    killed_at_line,
+    lines_of,
+    outcome,
+    with_small_files,
+)
 
 from steadynorm.data import files
 from steadynorm.data.files import DataError, download
@@ -28,6 +41,7 @@ class Unreliable(http.server.BaseHTTPRequestHandler):
     """/stall: sends a little, then waits for longer than anybody; /cut: up to a third; /slow: all, bit by bit; /archive."""
 
     archive = b""
+    early = Path()  # a byte is written there for every connection that ends before the file does
     generator = random.Random(0)
 
     def do_GET(self) -> None:
@@ -44,8 +58,11 @@ class Unreliable(http.server.BaseHTTPRequestHandler):
         )
         for at in range(start, min(end, len(content)), 20_000):
             self.wfile.write(content[at : min(at + 20_000, end)])
-            if self.path == "/slow":
+            if self.path in ("/slow", "/cut"):
                 time.sleep(0.002)
+        if end < len(content):
+            with self.early.open("ab") as log:
+                log.write(b"x")
         if self.path == "/stall" and end < len(content):
             time.sleep(1.0)
 
@@ -58,11 +75,12 @@ class Unreliable(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Its address; it runs in a process of its own, so that clients may be forked from this one, which has no threads."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(files, "_PAUSE", 0.0)
     monkeypatch.setattr(files, "_BLOCK", 10_000)
+    Unreliable.early = tmp_path_factory.mktemp("server") / "early"
     Unreliable.archive = archive(tmp_path / "set.tar.gz").read_bytes()
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Unreliable) as running:
         pid = child(running.serve_forever)
@@ -78,20 +96,27 @@ def fetch(url: str, part: Path, **options: object) -> Path:
 
 @pytest.mark.parametrize("path", ["/cut", "/stall"])
 def test_a_server_that_cuts_or_stalls_gives_the_file_in_the_end(server: str, tmp_path: Path, path: str):
-    injected(3)  # at least so many connections end early
     assert fetch(server + path, tmp_path / "big.part").read_bytes() == BIG
+    early = Unreliable.early.stat().st_size
+    assert early >= 3  # a connection gives a third at most
+    injected(early)
 
 
 @pytest.mark.parametrize("times", [8, pytest.param(100, marks=pytest.mark.slow)])
 def test_a_client_killed_while_downloading(server: str, tmp_path: Path, times: int):
     generator, part = random.Random(1), tmp_path / "big.part"
+    start = time.perf_counter()
+    fetch(server + "/slow", tmp_path / "timed.part").unlink()
+    length = time.perf_counter() - start
     for k in range(times):
-        if killed_after(generator.uniform(0, 0.12), partial(fetch, server + ("/slow", "/cut")[k % 2], part)):
+        left = length * (1 - (part.stat().st_size if part.exists() else 0) / len(BIG))
+        if killed_after(generator.uniform(0, left), partial(fetch, server + ("/slow", "/cut")[k % 2], part)):
             have = part.read_bytes() if part.exists() else b""
             assert have == BIG[: len(have)]  # what is there is the beginning of the file
         else:
             assert part.read_bytes() == BIG
             part.unlink()
+            length *= 0.7  # the machine was busier when it was measured
     assert fetch(server + "/slow", part).read_bytes() == BIG
     assert [path.name for path in tmp_path.iterdir() if path.suffix != ".gz"] == ["big.part"]
 
@@ -110,15 +135,48 @@ def test_a_damaged_part_is_never_taken_for_the_file(server: str, tmp_path: Path,
 @pytest.mark.parametrize("times", [10, pytest.param(120, marks=pytest.mark.slow)])
 def test_getting_a_data_set_from_its_address(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int):
     content = Unreliable.archive
-    origin = Address({"set.tar.gz": (f"{server}/archive", len(content), hashlib.sha256(content).hexdigest())})
-    monkeypatch.setitem(DATA_SETS, "tiny", DataSet(DATA.files, (origin,), DATA.remedy))
+    monkeypatch.setitem(DATA_SETS, "tiny", from_server(server, content))
     expected = files_in(get("tiny", tmp_path / "unbroken", progress=False))
+    last = lines_of(partial(get, "tiny", tmp_path / "counted", progress=False))
     generator = random.Random(4)
     for k in range(times):
         out = tmp_path / f"out{k}"
-        killed_at_line(generator.randrange(1, 260), partial(get, "tiny", out, progress=False))
+        killed_at_line(generator.randrange(1, last), partial(get, "tiny", out, progress=False))
         assert files_in(get("tiny", out, progress=False)).keys() == expected.keys()
         assert all((out / name).read_bytes() == expected[name] for name in DATA.files())
+
+
+def from_server(server: str, content: bytes) -> DataSet:
+    """A data set at this address."""
+    origin = Address({"set.tar.gz": (f"{server}/archive", len(content), hashlib.sha256(content).hexdigest())})
+    return DataSet(DATA.files, (origin,), DATA.remedy)
+
+
+def test_a_disk_that_is_full_while_downloading(server: str, small_disk: Path):
+    """In the middle of the file: nothing of it is left, what was there is."""
+    (small_disk / "mine").write_bytes(b"mine" * 100)
+    filler = fill(small_disk, 60_000)
+    well, said = outcome(partial(fetch, server + "/slow", small_disk / "big.part"))
+    assert not well
+    assert f"{small_disk / 'big.part'}: the disk is full; files already there are untouched" in said
+    filler.unlink()
+    assert files_in(small_disk) == {"mine": b"mine" * 100}
+
+
+@pytest.mark.parametrize("size", [10, 100, 6000])
+def test_a_data_set_that_does_not_fit(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int):
+    """The download does not, or what is unpacked of it; with room it is got from the same address."""
+    content = Unreliable.archive
+    assert 100 < len(content) < 6000 < len(A)
+    monkeypatch.setitem(DATA_SETS, "tiny", from_server(server, content))
+    well, said = with_small_files(size, partial(get, "tiny", tmp_path / "out", progress=False))
+    assert not well
+    assert any(each in said for each in FULL), said
+    assert "files already there are untouched" in said
+    assert str(tmp_path / "out") in said
+    assert files_in(tmp_path / "out") == {}
+    found = files_in(get("tiny", tmp_path / "out", progress=False))
+    assert (found["a.bin"], found["b.bin"]) == (A, B)
 
 
 def test_a_server_with_another_file_is_refused_and_nothing_is_left(

@@ -6,34 +6,21 @@ import random
 import signal
 import time
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from brittle import DATA, archive, config, recorded, texts, tokens
-from injecting import child, ended, files_in, injected, killed_after, killed_at_line, lines_of
-from safetensors.torch import load_file
+from brittle import assert_same_run, config, recorded, texts, tokens
+from injecting import Action, child, ended, files_in, injected, instants, killed_after, killed_at_line, lines_of, often
 
 from steadynorm import records, report
-from steadynorm.data.get import DATA_SETS, get
 from steadynorm.page import rendering
 from steadynorm.paper import carrying, keeping
 from steadynorm.paper.experiment import Context, Experiment, Outcome, judged
 from steadynorm.train import checkpoint, loop
 from steadynorm.train.config import Config
-
-FAST, SLOW = 12, 150
-HOW_OFTEN = [FAST, pytest.param(SLOW, marks=pytest.mark.slow)]
-often = pytest.mark.parametrize("times", HOW_OFTEN)
-
-
-def instants(times: int, last: int, seed: int) -> list[int]:
-    """Random lines, the last few always among them: there files take their names and leftovers are removed."""
-    generator = random.Random(seed)
-    return sorted({generator.randrange(1, last + 1) for _ in range(times)} | {max(last - k, 1) for k in range(3)})
-
 
 # Checkpoints
 
@@ -85,11 +72,14 @@ def test_saving_a_checkpoint_at_any_time(tmp_path: Path, times: int):
     start = time.perf_counter()
     save_all(tmp_path / "unbroken")
     length, generator, folder = time.perf_counter() - start, random.Random(2), tmp_path / "run"
-    for last in range(4, 4 + times):
-        killed_after(generator.uniform(0, length), partial(save_all, folder, last))
+    newest = 0
+    for _ in range(times):
+        if not killed_after(generator.uniform(0, length), partial(save_all, folder, newest + 4)):
+            length *= 0.7  # the machine was busier when it was measured
         if (saved := checkpoint.latest(folder)) is not None:
             assert_right(saved)
-    save_all(folder, 4 + times)
+            newest = saved[2]["step"]
+    save_all(folder, newest + 4)
     assert len(list(folder.iterdir())) == 2
 
 
@@ -130,41 +120,59 @@ def unbroken(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Config:
     return made
 
 
-def assert_same_run(out: Path, expected: Path) -> None:
-    one, two = (load_file(checkpoint.found(each / "checkpoints")[-1] / "model.safetensors") for each in (out, expected))
-    assert one.keys() == two.keys()
-    assert all(torch.equal(one[key], two[key]) for key in one)
-    a, b = (records.read(each) for each in (out, expected))
-    assert a.steps.tolist() == b.steps.tolist()
-    assert a.columns.keys() == b.columns.keys()
-    for key in a.columns.keys() - {"seconds"}:
-        np.testing.assert_array_equal(a.columns[key], b.columns[key], key)
-    kept = {name for name in files_in(out) if not name.startswith("checkpoints/")}
-    assert kept == {name for name in files_in(expected) if not name.startswith("checkpoints/")}
-    assert not list(out.rglob("*.tmp"))
+def left_of(made: Config) -> float:
+    """The part of a run that is still to be trained."""
+    saved = checkpoint.found(made.out / "checkpoints")
+    return 1 - checkpoint.step_of(saved[-1]) / made.steps if saved else 1.0
+
+
+def break_often(
+    fresh: Callable[[int], Config], kill: Callable[[float, Action], bool], expected: Config, times: int
+) -> int:
+    """Kill runs that are under way, each up to three times, until so many kills have hit; each ends as the unbroken one.
+
+    `kill` is given the part of a run to let pass: never more than there is left. Returned: how often there was a
+    checkpoint to go on from, and something left to do.
+    """
+    generator, hits, halfway, number = random.Random(3), 0, 0, 0
+    while hits < times:
+        made, number = fresh(number), number + 1
+        for _ in range(min(3, times - hits)):
+            left = left_of(made)
+            if left == 0:
+                break
+            hits += kill(generator.uniform(0.02, left), partial(loop.train, made, quiet=True))
+            halfway += 0 < left_of(made) < 1
+        assert loop.train(made, quiet=True).finished
+        assert_same_run(made.out, expected.out)
+    return halfway
+
+
+@pytest.mark.parametrize("times", [6, pytest.param(60, marks=pytest.mark.slow)])
+def test_training(tmp_path: Path, data: Path, unbroken: Config, times: int):
+    last = lines_of(partial(loop.train, config(data, tmp_path / "counted"), quiet=True))
+    halfway = break_often(
+        lambda number: config(data, tmp_path / f"run{number}" / "run"),
+        lambda part, action: killed_at_line(max(1, int(part * last)), action),
+        unbroken,
+        times,
+    )
+    assert halfway >= times / 4
 
 
 @pytest.mark.parametrize("times", [4, pytest.param(40, marks=pytest.mark.slow)])
-def test_training(tmp_path: Path, data: Path, unbroken: Config, times: int):
-    made = config(data, tmp_path / "run")
-    last = lines_of(partial(loop.train, config(data, tmp_path / "counted"), quiet=True))
-    generator = random.Random(3)
-    for _ in range(times):
-        killed_at_line(generator.randrange(last // 10, last), partial(loop.train, made, quiet=True))
-    assert loop.train(made, quiet=True).finished
-    assert_same_run(made.out, unbroken.out)
-
-
-@pytest.mark.parametrize("times", [3, pytest.param(30, marks=pytest.mark.slow)])
 def test_training_at_any_time(tmp_path: Path, data: Path, unbroken: Config, times: int):
-    made, generator = config(data, tmp_path / "run"), random.Random(4)
     start = time.perf_counter()
     assert loop.train(config(data, tmp_path / "timed"), quiet=True).finished
     length = time.perf_counter() - start
-    for _ in range(times):
-        killed_after(generator.uniform(0.2, 1) * length, partial(loop.train, made, quiet=True))
-    assert loop.train(made, quiet=True).finished
-    assert_same_run(made.out, unbroken.out)
+
+    def kill(part: float, action: Action) -> bool:
+        nonlocal length
+        if not (hit := killed_after(part * length, action)):
+            length *= 0.7  # the machine was busier when it was measured
+        return hit
+
+    break_often(lambda number: config(data, tmp_path / f"run{number}" / "run"), kill, unbroken, times)
 
 
 def test_records_are_on_the_disk_before_the_checkpoint_that_goes_on_from_them(
@@ -185,7 +193,6 @@ def test_records_are_on_the_disk_before_the_checkpoint_that_goes_on_from_them(
 
     monkeypatch.setattr(os, "fsync", noted)
     monkeypatch.setattr(checkpoint, "save", saves)
-    injected()
     assert loop.train(made, quiet=True).finished
     assert synced == [3, 6]
 
@@ -199,38 +206,6 @@ def test_what_a_kill_left_is_removed_when_a_finished_run_is_started_again(tmp_pa
     injected()
     assert loop.train(made, quiet=True).finished
     assert [path.name for path in left.parent.iterdir()] == ["step-000003"]
-
-
-# Data
-
-
-@often
-def test_tokenising(tmp_path: Path, times: int):
-    """Killed again and again in one folder, each time a little later or earlier."""
-    source = texts(tmp_path)
-    expected = files_in(tokens(source, tmp_path / "unbroken").folder)
-    last = lines_of(partial(tokens, source, tmp_path / "counted"))
-    chosen = instants(times, last, seed=5)
-    for batch in np.array_split(chosen, max(1, times // 4)):
-        out = tmp_path / f"out{batch[0]}"
-        for number in batch:
-            killed_at_line(int(number), partial(tokens, source, out))
-        assert files_in(tokens(source, out).folder) == expected
-
-
-@often
-def test_getting_data_from_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int):
-    monkeypatch.setitem(DATA_SETS, "tiny", DATA)
-    source = archive(tmp_path / "set.tar.gz")
-    expected = files_in(get("tiny", tmp_path / "unbroken", source=source))
-    last = lines_of(partial(get, "tiny", tmp_path / "counted", source=source))
-    for number in instants(times, last, seed=6):
-        out = tmp_path / f"out{number}"
-        killed_at_line(number, partial(get, "tiny", out, source=source))
-        whole = {name: content for name, content in files_in(out).items() if name in expected} if out.exists() else {}
-        assert whole.items() <= expected.items()
-        found = files_in(get("tiny", out, source=source))
-        assert {**found, "complete.json": b""} == {**expected, "complete.json": b""}
 
 
 # Reports
