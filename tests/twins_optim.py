@@ -78,11 +78,11 @@ def update(lmo: str, x: Tensor, blocks: int = 1) -> Tensor:
     if lmo == "conv":  # the kernel flattened to d_out x (d_in k k)
         return update("spectral", x.reshape(x.shape[0], -1), blocks).reshape(x.shape)
     if lmo == "conv-tap":  # every tap a matrix, shared out over the k k taps
-        u, taps = torch.zeros_like(x), x.shape[2] * x.shape[3]
-        for i in range(x.shape[2]):
-            for j in range(x.shape[3]):
-                u[:, :, i, j] = update("spectral", x[:, :, i, j], blocks) / taps
-        return u
+        flat = x.reshape(x.shape[0], x.shape[1], -1)
+        u, taps = torch.zeros_like(flat), flat.shape[2]
+        for k in range(taps):
+            u[:, :, k] = update("spectral", flat[:, :, k], blocks) / taps
+        return u.reshape(x.shape)
     if lmo == "spectral-transposed":  # stored d_in x d_out: turn, update as d_out x d_in, turn back
         return update("spectral", x.mT, blocks).mT
     if x.ndim > 2:  # a stack of matrices

@@ -32,7 +32,8 @@ def slack(dtype: torch.dtype) -> float:
 
 def rounding(name: str, p: torch.Tensor) -> float:
     """The lmo's norm of the largest possible error of rounding every weight."""
-    return torch.finfo(p.dtype).eps * (LMOS[name].norm(p.detach().abs().double()).item() + torch.finfo(p.dtype).tiny)
+    kept = torch.finfo(p.dtype)
+    return kept.eps * LMOS[name].norm(p.detach().abs().double() + kept.tiny).item()
 
 
 @prop(
@@ -214,7 +215,10 @@ def test_a_step_has_the_length_and_the_direction_of_its_formula(recipe, shape, s
             else optimizer.param_groups[0]["weight_decay"]
         )
         moved = (1 - lr * decay) * before - p.detach().double()
-        off = torch.finfo(dtype).eps * (before.norm() + p.detach().double().norm()).item() + torch.finfo(dtype).tiny
+        kept = torch.finfo(dtype)
+        off = kept.eps * (
+            before.norm().item() + p.detach().double().norm().item() + 2 * math.sqrt(p.numel()) * kept.tiny
+        )
         length, near = lr * math.sqrt(lmo.update_norm_sq(shape)), 0.01 if s.get("momentum_dtype") else slack(dtype)
         assert (LEAST[polar] - near) * length - off <= moved.norm().item() <= (most + near) * length + off
         assert (moved * down).sum().item() >= (SHARE[polar] - near) * lr * dual - off * down.norm().item()

@@ -22,9 +22,9 @@ KERNELS = [
 ]
 kernels = st.sampled_from(KERNELS)
 correlations = st.floats(-1, 1)
-lrs = log_floats(1e-6, 0.5)
-decays = log_floats(1e-4, 1.0)
-alphas = log_floats(1e-3, 1.0)
+lrs = log_floats(1e-12, 0.5)
+decays = log_floats(1e-8, 1.0)
+alphas = log_floats(1e-6, 1.0)
 betas = st.floats(0, 0.999)
 nesterovs = st.booleans()
 factors = log_floats(0.1, 10.0)
