@@ -1017,6 +1017,24 @@ def test_a_group_added_later_does_not_take_its_peak_from_a_step_with_lr_zero() -
     assert [group["weight_decay"] for group in optimizer.param_groups] == [DECAY, 0.9]
 
 
+@pytest.mark.parametrize("lr", [LR, 0.0])
+def test_an_added_group_survives_a_checkpoint_before_its_first_step(lr: float) -> None:
+    """Its own peak, and that it is not corrected at all, are not those of the optimizer that loads it."""
+    groups = {"peak": {"peak_lr": 4 * LR}, "output": {"corrected": False}}
+    first = correct(adamw())
+    for own in groups.values():
+        first.add_param_group({"params": [weight()], "lr": lr, "weight_decay": DECAY, **own})
+    second = correct(adamw({"params": [weight()]}, *({"params": [weight()]} for _ in groups), lr=0.3 * LR))
+    second.load_state_dict(first.state_dict())
+    for optimizer in (first, second):
+        for group in optimizer.param_groups:
+            group["lr"] = LR
+            for p in group["params"]:
+                p.grad = torch.zeros_like(p)
+        optimizer.step()
+        assert [group["weight_decay"] for group in optimizer.param_groups[1:]] == [DECAY / 4, DECAY]
+
+
 def test_an_added_group_survives_a_checkpoint() -> None:
     def made() -> Optimizer:
         optimizer = correct(adamw())

@@ -78,11 +78,11 @@ def update(lmo: str, x: Tensor, blocks: int = 1) -> Tensor:
     if lmo == "conv":  # the kernel flattened to d_out x (d_in k k)
         return update("spectral", x.reshape(x.shape[0], -1), blocks).reshape(x.shape)
     if lmo == "conv-tap":  # every tap a matrix, shared out over the k k taps
-        u, taps = torch.zeros_like(x), x.shape[2] * x.shape[3]
-        for i in range(x.shape[2]):
-            for j in range(x.shape[3]):
-                u[:, :, i, j] = update("spectral", x[:, :, i, j], blocks) / taps
-        return u
+        flat = x.reshape(x.shape[0], x.shape[1], -1)
+        u, taps = torch.zeros_like(flat), flat.shape[2]
+        for k in range(taps):
+            u[:, :, k] = update("spectral", flat[:, :, k], blocks) / taps
+        return u.reshape(x.shape)
     if lmo == "spectral-transposed":  # stored d_in x d_out: turn, update as d_out x d_in, turn back
         return update("spectral", x.mT, blocks).mT
     if x.ndim > 2:  # a stack of matrices
@@ -113,8 +113,12 @@ def scion(
     nesterov: bool = False,
     exact: bool = False,
     blocks: int = 1,
+    keep: torch.dtype = torch.float64,
 ) -> list[Tensor]:
-    """Scion with constant `decay`; without it ScionC with C2, exact: for the lmo's own overlap kernel."""
+    """Scion with constant `decay`; without it ScionC with C2, exact: for the lmo's own overlap kernel.
+
+    keep: what the momentum is rounded to from one step to the next.
+    """
     m = torch.zeros_like(theta)
     out = []
     for t in range(len(gamma)):
@@ -129,6 +133,7 @@ def scion(
         else:
             lambda_t = corrected_decay(gamma[t], alpha[t], C2[t], nesterov=nesterov)
         theta = theta + gamma[t] * (-lambda_t * theta - update(lmo, x, blocks))
+        m = m.to(keep).double()
         out.append(theta)
     return out
 
@@ -137,18 +142,28 @@ def scion(
 
 
 def adamc(
-    theta: Tensor, g: Gradient, gamma: Numbers, peak: float, decay: float, betas: tuple[float, float], eps: float
+    theta: Tensor,
+    g: Gradient,
+    gamma: Numbers,
+    peak: float,
+    decay: float,
+    betas: tuple[float, float],
+    eps: float,
+    *,
+    decays: Numbers = (),
+    amsgrad: bool = False,
 ) -> list[Tensor]:
-    """AdamW with lambda_t = lambda gamma_t / gamma_peak."""
+    """AdamW with lambda_t = lambda gamma_t / gamma_peak, or with the lambda_t given; amsgrad: over the largest v yet."""
     b1, b2 = betas
-    m, v = torch.zeros_like(theta), torch.zeros_like(theta)
+    m, v, most = torch.zeros_like(theta), torch.zeros_like(theta), torch.zeros_like(theta)
     out = []
     for t in range(len(gamma)):
         g_t = g(t, theta)
         m = b1 * m + (1 - b1) * g_t
         v = b2 * v + (1 - b2) * g_t**2
-        m_hat, v_hat = m / (1 - b1 ** (t + 1)), v / (1 - b2 ** (t + 1))
-        lambda_t = decay * gamma[t] / peak
+        most = torch.maximum(most, v)
+        m_hat, v_hat = m / (1 - b1 ** (t + 1)), (most if amsgrad else v) / (1 - b2 ** (t + 1))
+        lambda_t = decays[t] if decays else decay * gamma[t] / peak
         theta = theta - gamma[t] * lambda_t * theta
         theta = theta - gamma[t] * m_hat / (torch.sqrt(v_hat) + eps)
         out.append(theta)
@@ -198,15 +213,18 @@ def lionc(
     peak: float,
     decay: float,
     start: tuple[float, float],
+    *,
+    decays: Numbers = (),
 ) -> list[Tensor]:
-    """Lion with lambda_t = lambda (gamma_t / gamma_peak) G(betas_t) / G(start)."""
+    """Lion with lambda_t = lambda (gamma_t / gamma_peak) G(betas_t) / G(start), or with the lambda_t given."""
     m = torch.zeros_like(theta)
     out = []
     for t in range(len(gamma)):
         b1, b2 = betas[t]
         g_t = g(t, theta)
         x = b1 * m + (1 - b1) * g_t
-        lambda_t = decay * (gamma[t] / peak) * lion_gain(b1, b2) / lion_gain(*start)
+        relative = decay * (gamma[t] / peak) * lion_gain(b1, b2) / lion_gain(*start)
+        lambda_t = decays[t] if decays else relative
         theta = theta - gamma[t] * (lambda_t * theta + torch.sign(x))
         m = b2 * m + (1 - b2) * g_t
         out.append(theta)
@@ -227,8 +245,12 @@ def sgdc(
     start: float,
     nesterov: bool = False,
     trace: bool = False,
+    decays: Numbers = (),
 ) -> list[Tensor]:
-    """Momentum SGD, lambda_t = lambda gamma_t / gamma_peak; trace times (start / alpha_t)^2, mu = 1 - alpha."""
+    """Momentum SGD, lambda_t = lambda gamma_t / gamma_peak; trace times (start / alpha_t)^2, mu = 1 - alpha.
+
+    decays: the lambda_t to take instead.
+    """
     m = torch.zeros_like(theta)
     out = []
     for t in range(len(gamma)):
@@ -239,6 +261,7 @@ def sgdc(
         lambda_t = decay * gamma[t] / peak
         if trace:
             lambda_t = lambda_t * (start / alpha[t]) ** 2
+        lambda_t = decays[t] if decays else lambda_t
         theta = theta - gamma[t] * (lambda_t * theta + u)
         out.append(theta)
     return out

@@ -8,6 +8,7 @@ the total contribution of a gradient does not depend on it (Adam family, EMA SGD
 Everything a resumed run needs is in the parameter groups, under the keys of `KEYS`.
 """
 
+import contextlib
 import copyreg
 import math
 from collections import OrderedDict
@@ -113,7 +114,17 @@ class Correction:
         """A checkpoint from before the correction: its weight_decay is the base, the rest stays as it was."""
         for group, known in zip(optimizer.param_groups, self.known, strict=True):
             if "base_weight_decay" not in group:
-                group.update({**known, "base_weight_decay": float(group["weight_decay"])})
+                own = {key: group[key] for key in KEYS if key in group}  # of a group that was added, and never stepped
+                if own.get("peak_lr") is not None:
+                    own.setdefault("peak_lr_given", True)
+                group.update({**known, "base_weight_decay": float(group["weight_decay"]), **own})
+
+    def before_save(self, optimizer: Optimizer) -> None:
+        """A group added after correct() has its keys in a checkpoint even if it has not been stepped."""
+        for group in optimizer.param_groups:
+            if "base_weight_decay" not in group and float(group["lr"]) > 0:
+                with contextlib.suppress(ValueError):  # what makes no sense is refused by the step
+                    group.update(group_keys(group, self.family))
 
 
 def exact_kernel(group: Group, family: Family) -> theory.Overlap | None:
@@ -190,6 +201,7 @@ def correct(
 
 def _attach(optimizer: Optimizer, correction: Correction) -> None:
     optimizer.register_step_pre_hook(correction)
+    optimizer.register_state_dict_pre_hook(correction.before_save)
     optimizer.register_load_state_dict_pre_hook(lambda this, _: correction.remember(this))
     optimizer.register_load_state_dict_post_hook(correction.after_load)
     copyreg.dispatch_table.setdefault(type(optimizer), _apart)  # what copy and pickle ask first
@@ -207,7 +219,7 @@ def _apart(optimizer: Optimizer) -> tuple[Any, ...]:
 def _corrected(family: str, make: Callable[..., Optimizer], *arguments: Any) -> Optimizer:
     """The copy, still empty, with a correction of its own."""
     optimizer = make(*arguments)
-    for name in ("step_pre_hooks", "load_state_dict_pre_hooks", "load_state_dict_post_hooks"):
+    for name in ("step_pre_hooks", "state_dict_pre_hooks", "load_state_dict_pre_hooks", "load_state_dict_post_hooks"):
         vars(optimizer).setdefault(f"_optimizer_{name}", OrderedDict())
     _attach(optimizer, Correction(FAMILIES[family]))
     return optimizer

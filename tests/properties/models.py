@@ -4,14 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from contract import REGISTRY
 from hypothesis import strategies as st
-from strategies import LAYOUTS, Drawn, exponents, laid_out, shapes, tensors
+from recipes import Recipe
+from strategies import DTYPES, LAYOUTS, WIDE, Drawn, exponents, laid_out, shapes, tensors
 from torch import Tensor, nn
-
-OWN = {entry.name: entry for entry in REGISTRY if entry.own}
-own = st.sampled_from(sorted(OWN)).map(OWN.__getitem__)
-normalised = st.sampled_from(sorted(name for name, entry in OWN.items() if entry.normalised)).map(OWN.__getitem__)
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,7 @@ class Model:
 
     def set_gradients(self, t: int, factor: float = 1.0) -> None:
         for layer, p in zip(self.layers, self.params.values(), strict=True):
-            p.grad = (factor * layer.gradient(t, torch.float64)).to(self.dtype)
+            p.grad = (factor * layer.gradient(t, self.dtype).double()).to(self.dtype)
 
     def step(self, optimizer: Any, t: int, factor: float = 1.0) -> None:
         self.set_gradients(t, factor)
@@ -65,3 +61,10 @@ class Model:
                 kept[tuple(slice(1, 2 * side + 1, 2) for side in p.shape)] = 7.0
                 gaps.append(kept)
         return all(torch.equal(kept, torch.full_like(kept, 7.0)) for kept in gaps)
+
+
+def with_dtype(of: st.SearchStrategy[Recipe]) -> st.SearchStrategy[tuple[Recipe, torch.dtype]]:
+    """An optimizer and the dtype of its parameters: AdamC, whose moments have it too, not float16."""
+    return of.flatmap(
+        lambda recipe: st.tuples(st.just(recipe), st.sampled_from(WIDE if recipe.name.startswith("AdamC") else DTYPES))
+    )

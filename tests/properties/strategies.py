@@ -13,7 +13,9 @@ from torch import Tensor
 
 from steadynorm.lmo import LMOS
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.float16)
+WIDE = DTYPES[:3]  # those with exponents to spare
+FP16_EXPONENTS = (-6, 3)  # what float16 has room for, of ten
 KINDS = ("normal", "normal", "normal", "zeros", "equal", "sparse", "low rank", "mixed", "one")
 LAYOUTS = ("contiguous", "transposed", "channels last", "strided")
 
@@ -23,12 +25,15 @@ vectors = st.one_of(st.just(()), st.tuples(st.one_of(side, st.just(130))))
 matrices = st.one_of(st.tuples(side, side), st.tuples(st.just(1), odd), st.tuples(odd, st.just(1)), st.just((40, 72)))
 stacks = st.tuples(st.integers(1, 4), side, side)
 kernels = st.tuples(st.integers(1, 6), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
+# Sizes at which the code changes its way: the Gram form (192 rows, sides 1:1.5), symmetric products by blocks (320 rows).
+large = st.sampled_from([(192, 288), (288, 192), (384, 192), (320, 320), (640, 128), (321, 483), (2, 192, 288)])
 empties = st.sampled_from([(0,), (0, 3), (3, 0), (2, 0, 3)])
 shapes = st.one_of(vectors, matrices, stacks, kernels, empties)
 seeds = st.integers(0, 2**31)
 exponents = st.one_of(st.just(0), st.integers(-30, 30))  # of ten
 powers = st.integers(-80, 80)  # of two: exact
 dtypes = st.sampled_from(DTYPES)
+wide = st.sampled_from(WIDE)
 
 
 def values(shape: tuple[int, ...], kind: str, seed: int) -> Tensor:
@@ -63,7 +68,9 @@ class Drawn:
 
     def make(self, dtype: torch.dtype = torch.float64, *, also: int = 0) -> Tensor:
         """also: another one of the same kind, for every number."""
-        return (values(self.shape, self.kind, self.seed + also) * 10.0**self.exponent).to(dtype)
+        low, high = FP16_EXPONENTS if dtype == torch.float16 else (-300, 300)
+        exponent = min(max(self.exponent, low), high)
+        return (values(self.shape, self.kind, self.seed + also) * 10.0**exponent).to(dtype)
 
 
 def tensors(
