@@ -90,7 +90,7 @@ MUTANTS = (
     decay("current lr in place of the peak", "(lr / peak) * family.factor(group)", "(lr / lr) * family.factor(group)"),
     decay("momentum factor missing", "(lr / peak) * family.factor(group)", "(lr / peak)"),
     decay("peak not remembered", "if group.get(key) is not None}\n    keys.setdefault", 'if group.get(key) is not None and key != "peak_lr"}\n    keys.setdefault'),
-    decay("decay of the decay: based on what was written last", 'return group["base_weight_decay"] *', 'return group["weight_decay"] *'),
+    decay("decay of the decay: based on what was written last", 'decay = group["base_weight_decay"] *', 'decay = group["weight_decay"] *'),
     decay("checkpoint without the keys loses the peak", 'group.update({**known, "base_weight_decay"', 'group.update({"base_weight_decay"'),
     decay("skipped parameters are corrected", 'part["corrected"] = False', 'part["corrected"] = True'),
     decay("OneCycle's own peak not taken", 'group["peak_lr"] = float(group["max_lr"])', 'group["peak_lr"] = float(group["peak_lr"])'),

@@ -90,11 +90,3 @@ def check_betas(betas: tuple[float, float]) -> None:
     for k, beta in enumerate(betas):
         if not 0 <= beta < 1:
             raise ValueError(f"betas[{k}]={beta} is outside [0, 1)")
-
-
-def check_eta(lr: float, weight_decay: float) -> float:
-    """eta = lr * weight_decay, which must not exceed 1."""
-    eta = lr * weight_decay
-    if eta > 1:
-        raise ValueError(f"lr * weight_decay = {eta:g} exceeds 1: a step would flip the weights; lower one of them")
-    return eta

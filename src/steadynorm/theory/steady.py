@@ -228,6 +228,7 @@ def as_kernel(overlap: Kernel) -> Overlap:
 
 
 def eta_of(lr: float, weight_decay: float) -> float:
+    """eta = lr * weight_decay, which must not exceed 1; ValueError where it or a factor is out of range."""
     check_lr(lr)
     if not (weight_decay >= 0 and math.isfinite(weight_decay)):
         raise ValueError(f"weight_decay={weight_decay} must be finite and not negative")
@@ -235,6 +236,16 @@ def eta_of(lr: float, weight_decay: float) -> float:
     if eta > 1:
         raise ValueError(f"lr * weight_decay = {eta:g} exceeds 1: a step would flip the weights; lower one of them")
     return eta
+
+
+def check_reachable(target: float, lr: float, weight_decay: float) -> float:
+    """The decay for a target, or ValueError where a step with it would flip the weights: eta -> 0 is far away there."""
+    if lr * weight_decay > 1:
+        raise ValueError(
+            f"steady_norm_sq={target:g} is unreachable at lr={lr:g}: it would take a decay of {lr * weight_decay:.3g} "
+            "a step; raise steady_norm_sq or lower lr"
+        )
+    return weight_decay
 
 
 def check_lr(lr: float) -> float:
