@@ -118,6 +118,7 @@ class RenormalizedAdamW(SteadyOptimizer):
         lr, (beta1, beta2) = float(group["lr"]), group["betas"]
         check_lr(lr)
         check_betas(group["betas"])
+        check_range("eps", group["eps"], closed=True)
         check_range("weight_decay", group["weight_decay"], closed=True)
         eta = eta_of(lr, group["weight_decay"])
         return {"gamma": lr, "eta": eta, "eps": float(group["eps"]), "beta1": float(beta1), "beta2": float(beta2)}
