@@ -43,6 +43,7 @@ class AdamC(torch.optim.AdamW):
             counter goes up. On an accelerator fused=True skips the whole step instead, without waiting for the
             device; the other implementations wait.
 
+    Weights are fp32, fp64 or bf16: Adam's second moment does not fit fp16.
     A group with `corrected=False` keeps constant decay (the output layer). With a constant lr this is AdamW, bit for
     bit. A checkpoint of `correct(AdamW)` loads here and the other way round.
 
@@ -105,6 +106,11 @@ class AdamC(torch.optim.AdamW):
             group.update(group_keys(group, ADAM))
             for k, p in enumerate(group["params"]):
                 check_parameter(p, name_of(group, k))
+                if p.dtype == torch.float16:
+                    raise ValueError(
+                        f"{name_of(group, k)} is of torch.float16, in which torch's AdamW would keep its moments: squares "
+                        "of usual gradients are 0 there, and so is eps=1e-8; hold the weights in fp32 (with autocast) or bf16"
+                    )
                 if group["fused"] and _has_gaps(p):
                     raise ValueError(
                         f"{name_of(group, k)} is a view with gaps, over which torch's fused kernel writes; make it "
