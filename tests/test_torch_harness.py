@@ -275,7 +275,7 @@ def test_fused_matches_forloop(info: OptimizerInfo, dtype: torch.dtype):
 @every
 def test_mixed_device_dtype(info: OptimizerInfo):
     """The part that one device can show: dtypes mixed in a group train as each in a group of its own."""
-    half = () if info.supported_impls else (torch.float16,)
+    half = () if info.supported_impls else (torch.float16,)  # which AdamC refuses
     dtypes = (FP64, torch.float32, *half, torch.bfloat16)
 
     def fresh() -> list[nn.Parameter]:
