@@ -762,6 +762,37 @@ def test_an_unreachable_target_is_an_error_before_anything_is_written() -> None:
         optimizer.step()
 
 
+FLIPS: dict[str, tuple[Callable[[], Optimizer], str]] = {
+    "AdamW, target": (
+        lambda: correct(adamw(lr=1e-3), steady_norm_sq=1e-7),
+        r"group 0: steady_norm_sq=1e-07 is unreachable at lr=0\.001: .*decay of 5 a step; raise steady_norm_sq or lower",
+    ),
+    "Muon, target": (
+        lambda: correct(torch.optim.Muon([weight(4, 4)], lr=0.1, weight_decay=DECAY), steady_norm_sq=1e-3),
+        r"group 0: steady_norm_sq=0\.001 is unreachable at lr=0\.1: .*raise steady_norm_sq or lower lr",
+    ),
+    "AdamW": (lambda: correct(adamw(lr=1.0, weight_decay=5.0)), r"group 0: lr \* weight_decay = 5 exceeds 1: .*lower"),
+    "AdamW, above its peak": (lambda: correct(adamw(lr=1.0), peak_lr=0.1), r"lr \* weight_decay = 2 exceeds 1"),
+    "AdamC, target": (lambda: sn.AdamC([weight()], lr=1e-3, steady_norm_sq=1e-7), r"group 0: .*is unreachable"),
+    "AdamC": (lambda: sn.AdamC([weight()], lr=1.0, weight_decay=5.0), r"group 0: lr \* weight_decay = 5 exceeds 1"),
+}
+
+
+@pytest.mark.parametrize("case", FLIPS)
+def test_a_decay_that_would_flip_the_weights_is_an_error_before_anything_is_written(case: str) -> None:
+    make, message = FLIPS[case]
+    optimizer = make()
+    parameters(optimizer)[0].grad = torch.ones_like(parameters(optimizer)[0])
+    with refused(optimizer, message):
+        optimizer.step()
+
+
+def test_a_decay_of_all_the_weights_and_one_that_is_not_corrected_are_the_users() -> None:
+    assert decays(correct(adamw(lr=1.0, weight_decay=1.0))) == [1.0]
+    assert decays(correct(adamw(lr=1.0, weight_decay=1.5), skip=[0])) == [1.5]
+    assert decays(correct(adamw(lr=10.0, weight_decay=0.0))) == [0.0]
+
+
 def test_an_absolute_target_needs_an_update_of_known_size() -> None:
     optimizer = Stranger([weight()], lr=LR, weight_decay=DECAY)
     with refused(optimizer, "steady_norm_sq.*leave it out"):

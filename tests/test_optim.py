@@ -559,6 +559,13 @@ def test_checkpoint_without_the_corrections_keys_has_its_decay_as_base(make):
 # --- bad input: where, what, remedy; nothing changed
 
 MATRIX = (4, 3)
+
+
+def adam_group(params: list[Tensor], **settings: Any) -> sn.AdamC:
+    """What the constructor would have seen in the constructor's arguments it has to see in a group, too."""
+    return sn.AdamC([{"params": params, **settings}])
+
+
 BAD: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "negative lr": (sn.ScionC, {"lmo": "spectral", "lr": -1.0}, r"group 0.*lr=-1.*not negative"),
     "nan lr": (sn.Scion, {"lmo": "spectral", "lr": math.nan}, r"group 0.*lr=nan"),
@@ -594,6 +601,9 @@ BAD: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "beta 1": (sn.LionC, {"betas": (0.9, 1.0)}, r"group 0.*betas\[1\]=1"),
     "beta nan": (sn.RenormalizedAdamW, {"betas": (math.nan, 0.9)}, r"group 0.*betas\[0\]=nan"),
     "eps": (sn.RenormalizedAdamW, {"eps": -1.0}, r"group 0.*eps=-1"),
+    "beta of a group, Adam": (adam_group, {"betas": (1.5, 0.9)}, r"AdamC, group 0.*betas\[0\]=1.5"),
+    "one beta of a group, Adam": (adam_group, {"betas": (0.9,)}, r"AdamC, group 0.*two numbers"),
+    "eps of a group, Adam": (adam_group, {"eps": -1.0}, r"AdamC, group 0.*eps=-1"),
 }
 
 
@@ -649,6 +659,19 @@ STEP_TIME: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "betas": (sn.LionC, {"betas": (0.9, math.nan)}, r"beta"),
     "betas, no decay": (partial(sn.LionC, weight_decay=0.0), {"betas": (0.9, math.nan)}, r"beta"),
     "betas, Renormalized": (sn.RenormalizedAdamW, {"betas": (1.5, 0.9)}, r"beta"),
+    "eps, Renormalized": (sn.RenormalizedAdamW, {"eps": math.nan}, r"eps=nan"),
+    "flip, Adam": (sn.AdamC, {"corrected": False, "weight_decay": 1e6}, r"exceeds 1"),
+    "flip, fused Adam": (partial(sn.AdamC, fused=True), {"base_weight_decay": 1e6}, r"exceeds 1"),
+    **{
+        f"{settings}, {how}": (partial(sn.AdamC, **{how: True}), settings, message)
+        for how in ("foreach", "fused")
+        for settings, message in (
+            ({"betas": (1.0, 0.9)}, r"betas\[0\]=1"),
+            ({"betas": (math.nan, 0.9)}, r"betas\[0\]=nan"),
+            ({"betas": (0.9, 1.5)}, r"betas\[1\]=1.5"),
+            ({"eps": math.nan}, r"eps=nan"),
+        )
+    },
 }
 
 

@@ -216,7 +216,7 @@ def test_linear_gain_at_no_decay_is_the_papers():
 @pytest.mark.parametrize("alpha", [1e-3, 0.1, 0.5, 1.0])
 def test_steady_correlation_is_kappa_times_a_power(alpha):
     for nesterov in (False, True):
-        first, ratio = steady(ema(alpha, nesterov=nesterov))
+        first, ratio, *_ = steady(ema(alpha, nesterov=nesterov))
         assert first == pytest.approx(twin.kappa(alpha, nesterov) * (1 - alpha), rel=1e-12)
         assert ratio == 1 - alpha
 
@@ -231,7 +231,7 @@ def test_trace_momentum_is_ema_to_a_normalised_update(nesterov):
 
 @pytest.mark.parametrize("betas", [(0.9, 0.99), (0.95, 0.98), (0.5, 0.9)])
 def test_lion_correlation_follows_from_its_weights(betas):
-    first, ratio = steady(lion(*betas))
+    first, ratio, *_ = steady(lion(*betas))
     expected = twin.lion_correlation(*betas, count=6)
     np.testing.assert_allclose(first * ratio ** np.arange(5), expected[1:], rtol=1e-10)
 

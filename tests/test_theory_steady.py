@@ -2,6 +2,8 @@
 
 import json
 import math
+from decimal import Decimal, localcontext
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -206,6 +208,69 @@ def test_no_learning_rate_asks_for_no_decay():
     assert weight_decay_for(1.0, 0.0, 0.1, overlap=KERNELS["square"][0]) == 0.0
     assert lion_weight_decay_for(1.0, 0.0, 0.9, 0.99) == 0.0
     assert adam_weight_decay_for(1.0, 0.0) == 0.0
+
+
+# --- next to nothing and very much: against fractions and 60 digits
+
+
+def exact_gain(kernel: Overlap, filter: theory.Filter, keep: Fraction, eta: float = 0.0) -> float:
+    """1 + 2 (1-eta) sum_n a_n first^n / (1 - (1-eta) ratio^n) of x = p m + q g, m = keep m + (1 - keep) g."""
+    p, q = (Fraction(value) for value in filter[:2])
+    s = 1 - keep
+    v = s * s / (1 - keep * keep)
+    first = p * (p * keep * v + q * s) / (p * p * v + q * q)
+    with localcontext(prec=60):
+        log_first, log_ratio = (
+            (Decimal(value.numerator) / Decimal(value.denominator)).ln() if value else Decimal("-1e9")
+            for value in (first, keep)
+        )
+        stay, total = 1 - Decimal(eta), Decimal(0)
+        for n, a in zip(kernel.n.tolist(), kernel.a.tolist(), strict=True):
+            power = Decimal(n)
+            total += Decimal(a) * (power * log_first).exp() / (1 - stay * (power * log_ratio).exp())
+        return float(1 + 2 * stay * total)
+
+
+@pytest.mark.parametrize("name", ["linear", "square"])
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("alpha", [0.1, 1e-6, 1e-10, 1e-17, 1e-30, 1 - 1e-12])
+def test_gain_has_all_its_digits_at_any_alpha(alpha, nesterov, name):
+    kernel, a = KERNELS[name][0], Fraction(alpha)
+    filter = theory.Filter((1 - a) ** 2, a * (2 - a), 1 - a, a) if nesterov else theory.Filter(1 - a, a, 1 - a, a)
+    for eta in (0.0, 1e-20, 1e-3):
+        expected = exact_gain(kernel, filter, 1 - a, eta)
+        assert kernel.gain(alpha, nesterov=nesterov, eta=eta) == pytest.approx(expected, rel=1e-13)
+    if name == "linear":
+        expected = exact_gain(kernel, filter, 1 - a)
+        assert momentum_gain(alpha, nesterov=nesterov) == pytest.approx(expected, rel=1e-13)
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.99), (0.0, 1 - 2**-53), (1 - 2**-53, 1 - 2**-53), (1 - 2**-50, 0.3)])
+def test_lion_s_gain_has_all_its_digits_next_to_one(betas):
+    one, two = map(Fraction, betas)
+    expected = exact_gain(KERNELS["sign"][0], theory.Filter(one, 1 - one, two, 1 - two), two)
+    assert lion_gain(*betas) == pytest.approx(expected, rel=1e-12)
+
+
+def test_steady_norm_where_momentum_outlasts_decay():
+    """alpha far below eta: gradients go on counting until decay ends them, R^2 = gamma^2 / eta^2."""
+    for nesterov in (False, True):
+        reached = steady_norm_sq(0.01, 0.1, 1e-17, nesterov=nesterov)
+        assert reached == pytest.approx(100.0, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(
+    ("target", "lr", "alpha"),
+    [(1e30, 1e-3, 1e-30), (1e30, 1e-3, 0.1), (1.0, 1e-170, 0.1), (1e-300, 1e-160, 0.1), (1e100, 1e-120, 1e-17)],
+)
+def test_extreme_targets_have_their_decay(target, lr, alpha, name):
+    kernel = KERNELS[name][0]
+    decay = weight_decay_for(target, lr, alpha, overlap=kernel)
+    if lr * decay > 1e-300:
+        assert steady_norm_sq(lr, decay, alpha, overlap=kernel) == pytest.approx(target, rel=1e-9)
+    else:  # eta is hardly a float: the limit
+        assert steady_norm_sq(lr, decay, alpha, overlap=kernel, limit=True) == pytest.approx(target, rel=1e-9)
 
 
 # --- Lion

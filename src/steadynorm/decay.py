@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from steadynorm import theory
 from steadynorm.families import FAMILIES, Family, Group, family_of, unwrapped
+from steadynorm.theory.steady import check_reachable, eta_of
 
 KEYS = (
     "base_weight_decay",
@@ -33,7 +34,7 @@ KEYS = (
 
 
 def corrected_weight_decay(group: Group, family: Family, kernel: theory.Overlap | None = None) -> float:
-    """lambda_t of one group, from its keys alone: floats in, a float out.
+    """lambda_t of one group, from its keys alone: floats in, a float out; ValueError where lr lambda_t exceeds 1.
 
     >>> from steadynorm.families import ADAM
     >>> group = {"lr": 5e-4, "peak_lr": 1e-3, "peak_lr_given": True, "base_weight_decay": 0.1}
@@ -42,11 +43,14 @@ def corrected_weight_decay(group: Group, family: Family, kernel: theory.Overlap 
     """
     lr = float(group["lr"])
     if group.get("steady_norm_sq") is not None:
-        return family.require_target()(float(group["steady_norm_sq"]), lr, group, kernel)
+        target = float(group["steady_norm_sq"])
+        return check_reachable(target, lr, family.require_target()(target, lr, group, kernel))
     peak = group["peak_lr"]
     if not group["peak_lr_given"] and lr > peak * (1 + 1e-6):
         raise ValueError(f"lr={lr} exceeds the guessed peak_lr={peak}; pass peak_lr=<the schedule's maximum>")
-    return group["base_weight_decay"] * (lr / peak) * family.factor(group) if peak > 0 else 0.0
+    decay = group["base_weight_decay"] * (lr / peak) * family.factor(group) if peak > 0 else 0.0
+    eta_of(lr, decay)
+    return decay
 
 
 def group_keys(group: Group, family: Family, *, peak_lr: float | None = None) -> Group:

@@ -110,15 +110,17 @@ class Course:
         return math.sqrt(unit * self.norms[at] + start.norm_sq * self.keeps[at])
 
     def cosine(self, at: int, unit: float, start: Start, grad: float, theta: float, u: float) -> float | None:
-        """Expected cos(theta_{t-1}, u_t) in stride `at`; 0 while theta is 0.
+        """Expected cos(theta_{t-1}, u_t) in stride `at`; 0 while theta is 0, None where its norm is not known.
 
         SGD: of the measured gradient, weights and update, E<theta, u> = -|g|^2 sqrt(E x^2) X.
         """
         cross = self.crosses[at - 1]
         if self.motion.name == "sgd":
             size = theta * u
-            return -(grad**2) * self.gains[at - 1] * cross / size if size > 0 else None
+            return -(grad**2) * self.gains[at - 1] * cross / size if 0 < size < math.inf else None
         norm_sq = self.norms[at - 1] + start.norm_sq * self.keeps[at - 1] / unit
+        if not norm_sq < math.inf:
+            return None
         return -cross / math.sqrt(norm_sq) if norm_sq > 0 else 0.0
 
 

@@ -19,10 +19,13 @@ from steadynorm.optim.layout import Layout
 from steadynorm.theory import matrix_sides
 
 _GOLDEN_ANGLE = 2.399963
+_SQUARABLE = 1e-14  # norms above it are of elements whose squares are fp32 numbers, or do not matter
 
 
 def norms(parts: Sequence[Tensor], layouts: Sequence[Layout | None]) -> Tensor:
     """(parts,) l2 norms in fp32, of tensors on one device; each the part that this process has under its layout.
+
+    On a CPU, where looking costs nothing, a norm whose squares do not fit fp32 is taken again in fp64.
 
     >>> norms([torch.tensor([3.0, 4.0]), torch.zeros(0)], [None, None])
     tensor([5., 0.])
@@ -30,6 +33,10 @@ def norms(parts: Sequence[Tensor], layouts: Sequence[Layout | None]) -> Tensor:
     dense = [t if t.layout is torch.strided else t.coalesce().values() for t in parts]
     wide = torch.float64 if any(t.dtype == torch.float64 for t in dense) else torch.float32
     found = torch.stack(torch._foreach_norm(dense, 2.0, dtype=wide))
+    if found.device.type == "cpu" and wide is torch.float32:
+        for k, value in enumerate(found.tolist()):
+            if not _SQUARABLE < value < math.inf and dense[k].any().tolist():
+                found[k] = torch.linalg.vector_norm(dense[k], dtype=torch.float64)
     if any(_is_cut(layout) for layout in layouts):
         found = totals(found.double().square(), layouts).sqrt()
     return found.float()
@@ -75,7 +82,7 @@ def peak(layer: Layer) -> Tensor:
 class PowerIteration:
     """Spectral norms of same-shape layers by one power iteration a call, from the vectors the last call left.
 
-        w = A v,   z = A^T w,   |A|_2 ~ |z| / |w|,   v <- z / |z|
+        w = A v,   z = A^T w / |w|,   |A|_2 ~ |z|,   v <- z / |z|
 
     Reported over sqrt(d_out/d_in), the norm of Table 1. A zero or non-finite matrix keeps its vector.
 
@@ -138,39 +145,36 @@ class PowerIteration:
     def __call__(self) -> Tensor:
         """One iteration; the norms, (layers * matrices,)."""
         if self.by_rows:
-            w_norm, z = self._by_rows()
+            z = self._by_rows()
         else:
-            w_norm, z = self._one_by_one() if self.vectors.device.type == "cpu" else self._batched()
-        w_norm, z_norm = w_norm.unsqueeze(-1), torch.linalg.vector_norm(z, dim=-1, keepdim=True)
+            z = self._one_by_one() if self.vectors.device.type == "cpu" else self._batched()
+        z_norm = _length(z)
         self.vectors = torch.where(z_norm.isfinite() & (z_norm > 0), z / z_norm, self.vectors)
-        return torch.where(w_norm > 0, z_norm / w_norm, z_norm).squeeze(-1) * self.scale
+        return z_norm.squeeze(-1) * self.scale
 
-    def _batched(self) -> tuple[Tensor, Tensor]:
-        """|A v| and A^T A v, (layers * matrices,) and (..., d_in), in stacks of bounded size."""
-        w_norm, z = [], []
+    def _batched(self) -> Tensor:
+        """z, (layers * matrices, d_in), in stacks of bounded size."""
+        z = []
         together = max(1, MAX_ELEMENTS // self.layers[0].parameter.numel())
         for low in range(0, len(self.layers), together):
             a = self._matrices([_whole(layer) for layer in self.layers[low : low + together]])
             w = torch.bmm(a, self.vectors.narrow(0, low * self.matrices, len(a)).unsqueeze(-1))
-            z.append(torch.bmm(a.mT, w).squeeze(-1))
-            w_norm.append(torch.linalg.vector_norm(w.squeeze(-1), dim=-1))
-        return torch.cat(w_norm), torch.cat(z)
+            z.append(torch.bmm(a.mT, _unit(w.squeeze(-1)).unsqueeze(-1)).squeeze(-1))
+        return torch.cat(z)
 
-    def _one_by_one(self) -> tuple[Tensor, Tensor]:
+    def _one_by_one(self) -> Tensor:
         """The same on a CPU, where a batched product with one column is three times slower."""
-        w_norm, z = [], []
+        z = []
         matrices = (a for layer in self.layers for a in self._matrices([_whole(layer)]).unbind(0))
         for a, v in zip(matrices, self.vectors.unbind(0), strict=True):
-            w = torch.mv(a, v)
-            z.append(torch.mv(a.t(), w))
-            w_norm.append(torch.linalg.vector_norm(w))
-        return torch.stack(w_norm), torch.stack(z)
+            z.append(torch.mv(a.t(), _unit(torch.mv(a, v))))
+        return torch.stack(z)
 
-    def _by_rows(self) -> tuple[Tensor, Tensor]:
-        """The same where this process has some rows of each: |A v|^2 and A^T A v are sums over rows."""
+    def _by_rows(self) -> Tensor:
+        """The same where this process has some rows of each: |w|^2 and A^T w are sums over rows, in fp64."""
         layout = self.layers[0].layout
         assert layout is not None
-        sums = self.vectors.new_zeros(len(self.layers), self.matrices, self.columns + 1)
+        sums = self.vectors.new_zeros(len(self.layers), self.matrices, self.columns + 1, dtype=torch.float64)
         vectors = self.vectors.view(len(self.layers), self.matrices, self.columns)
         first = layout.mine.start[0] * (math.prod(layout.whole.size[1:]) // self.columns)
         for layer, own, into in zip(self.layers, vectors.unbind(0), sums.unbind(0), strict=True):
@@ -179,10 +183,12 @@ class PowerIteration:
                 k = (first + at) // self.rows  # the matrix these rows are of
                 end = min(len(rows), (k + 1) * self.rows - first)
                 w = torch.mv(rows[at:end], own[k])
-                into[k, :-1], into[k, -1] = torch.mv(rows[at:end].t(), w), w @ w
+                size = _length(w).double()
+                into[k, :-1], into[k, -1] = torch.mv(rows[at:end].t(), _unit(w)) * size, size.square().squeeze(-1)
                 at = end
         summed = layout.total(sums).flatten(0, 1)
-        return summed[:, -1].sqrt(), summed[:, :-1]
+        size = summed[:, -1:].sqrt()
+        return torch.where(size > 0, summed[:, :-1] / size, 0.0).to(self.dtype)
 
     def _matrices(self, parameters: list[Tensor]) -> Tensor:
         """(matrices, d_out, d_in) of parameters of this shape."""
@@ -191,6 +197,17 @@ class PowerIteration:
             x = lmos._matrices(x, first.lmo.name, first.blocks, 1)
             x = x.mT if first.lmo.name == lmos.TRANSPOSED else x
         return x.reshape(-1, self.rows, self.columns)  # rows of a block, or of a matrix in a stack, follow each other
+
+
+def _length(x: Tensor) -> Tensor:
+    """(..., 1): l2 norm of vectors, summed in fp64 where there is one, so that no square overflows or is lost."""
+    wide = x.dtype if x.device.type == "mps" else torch.float64
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide).to(x.dtype)
+
+
+def _unit(x: Tensor) -> Tensor:
+    """Vectors of length 1; zero stays zero."""
+    return x / _length(x).clamp(min=torch.finfo(x.dtype).tiny)
 
 
 def power_iterations(layers: Sequence[Layer]) -> list[PowerIteration]:

@@ -236,6 +236,7 @@ class Monitor:
                 wide = torch.promote_types(before.dtype, torch.float32)
                 theta, after = before.to(wide).flatten(), layer.part.to(wide).flatten()
                 u = theta * (1 - eta) - after  # times gamma, which the cosine does not see
+                u *= (theta != after).any()  # nothing moved: a skipped step, which did not decay either
                 pairs = ((theta, u), (u, u), (theta, theta))
                 out.append(([layer], torch.stack([torch.linalg.vecdot(x, y) for x, y in pairs]).unsqueeze(1)))
         return out

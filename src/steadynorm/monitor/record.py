@@ -18,6 +18,7 @@ Record = dict[str, Any]
 Key = tuple[str, Any]  # what a value is, and of what
 Values = dict[Key, float]
 
+_LEAST = 1e-30  # sums of squares below it are of squares that fp32 has lost
 ALONG, UPDATE, BEFORE = "along", "update", "before"  # <theta, u>, |u|^2, |theta|^2, theta before the step
 
 
@@ -137,9 +138,10 @@ def compose(taken: Taken, values: Values, starts: Mapping[Layer, Start], units: 
 
 
 def _cosine(layer: Layer, values: Values) -> float | None:
-    """cos(theta_{t-1}, u_t); None if either is zero or the update was skipped."""
+    """cos(theta_{t-1}, u_t); None if either is zero, does not fit fp32 when squared, or the update was skipped."""
     along, update, before = (values.get((kind, layer), math.nan) for kind in (ALONG, UPDATE, BEFORE))
-    return number(along / math.sqrt(update * before)) if update * before > 0 else None
+    fits = _LEAST < update < math.inf and _LEAST < before < math.inf
+    return number(along / math.sqrt(update * before)) if fits else None
 
 
 def _forecast(

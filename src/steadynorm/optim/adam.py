@@ -14,9 +14,11 @@ from steadynorm.optim.agreement import Agreement
 from steadynorm.optim.base import Group, SteadyOptimizer, members, no_skips
 from steadynorm.optim.checks import (
     NonFiniteGradientError,
+    check_betas,
     check_dense_gradients,
     check_lr,
     check_range,
+    is_known,
     refuse_unknown,
     refuse_unused,
 )
@@ -24,6 +26,7 @@ from steadynorm.optim.layout import is_dtensor, local
 from steadynorm.optim.loading import load_exactly
 from steadynorm.optim.parameters import check_parameter, check_unchanged, name_of
 from steadynorm.optim.relative import base_from_plain_checkpoint
+from steadynorm.theory.steady import eta_of
 
 _Found: TypeAlias = tuple[int, Group, torch.device, list[Tensor], Tensor]  # alike parameters, and which are finite
 
@@ -40,6 +43,7 @@ class AdamC(torch.optim.AdamW):
             counter goes up. On an accelerator fused=True skips the whole step instead, without waiting for the
             device; the other implementations wait.
 
+    Weights are fp32, fp64 or bf16: Adam's second moment does not fit fp16.
     A group with `corrected=False` keeps constant decay (the output layer). With a constant lr this is AdamW, bit for
     bit. A checkpoint of `correct(AdamW)` loads here and the other way round.
 
@@ -96,12 +100,17 @@ class AdamC(torch.optim.AdamW):
         group = self.param_groups[-1]
         try:
             check_lr(float(group["lr"]))
-            check_range("weight_decay", group["weight_decay"], closed=True)
+            _check_numbers(group)
             if group["steady_norm_sq"] is not None:
                 check_range("steady_norm_sq", group["steady_norm_sq"])
             group.update(group_keys(group, ADAM))
             for k, p in enumerate(group["params"]):
                 check_parameter(p, name_of(group, k))
+                if p.dtype == torch.float16:
+                    raise ValueError(
+                        f"{name_of(group, k)} is of torch.float16, in which torch's AdamW would keep its moments: squares "
+                        "of usual gradients are 0 there, and so is eps=1e-8; hold the weights in fp32 (with autocast) or bf16"
+                    )
                 if group["fused"] and _has_gaps(p):
                     raise ValueError(
                         f"{name_of(group, k)} is a view with gaps, over which torch's fused kernel writes; make it "
@@ -144,7 +153,15 @@ class AdamC(torch.optim.AdamW):
 
     @torch._disable_dynamo
     def _prepare(self) -> None:
+        """Write lambda_t; what torch's step would fail on half-way, or turn into NaN, is refused here."""
         Correction(ADAM)(self)
+        for index, group in enumerate(self.param_groups):
+            try:
+                _check_numbers(group)
+                if is_known(group["lr"]):  # groups with corrected=False: the correction has seen the others
+                    eta_of(float(group["lr"]), group["weight_decay"])
+            except ValueError as error:
+                raise ValueError(f"AdamC, {group_label(index, group)}: {error}") from None
 
     @torch._disable_dynamo
     def _withhold_non_finite(self) -> list[tuple[Tensor, Tensor]]:
@@ -212,6 +229,13 @@ class AdamC(torch.optim.AdamW):
         """
         load_exactly(self, super().load_state_dict, state_dict, self._fresh_state)
         base_from_plain_checkpoint(self, state_dict)
+
+
+def _check_numbers(group: Group) -> None:
+    """ValueError for betas, eps or decay out of range: torch checks them in its constructor alone."""
+    check_betas(group["betas"])
+    check_range("eps", group["eps"], closed=True)
+    check_range("weight_decay", group["weight_decay"], closed=True)
 
 
 def _has_gaps(p: Tensor) -> bool:

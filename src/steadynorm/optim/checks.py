@@ -83,18 +83,15 @@ def check_range(name: str, value: float, *, above: float = 0.0, most: float = ma
         raise ValueError(f"{name}={value} must be finite and in {'[' if closed else '('}{above:g}, {most:g}]")
 
 
-def check_betas(betas: tuple[float, float]) -> None:
-    """There must be two, both in [0, 1)."""
+def is_known(value: float | Tensor) -> bool:
+    """Whether a number can be read without waiting for a device."""
+    return not isinstance(value, Tensor) or value.device.type == "cpu"
+
+
+def check_betas(betas: tuple[float | Tensor, float | Tensor]) -> None:
+    """There must be two, both in [0, 1); AdamC's may be tensors, on a device unread."""
     if len(betas) != 2:
         raise ValueError(f"betas={betas} must be two numbers")
     for k, beta in enumerate(betas):
-        if not 0 <= beta < 1:
-            raise ValueError(f"betas[{k}]={beta} is outside [0, 1)")
-
-
-def check_eta(lr: float, weight_decay: float) -> float:
-    """eta = lr * weight_decay, which must not exceed 1."""
-    eta = lr * weight_decay
-    if eta > 1:
-        raise ValueError(f"lr * weight_decay = {eta:g} exceeds 1: a step would flip the weights; lower one of them")
-    return eta
+        if is_known(beta) and not 0 <= beta < 1:
+            raise ValueError(f"betas[{k}]={float(beta)} is outside [0, 1)")

@@ -10,8 +10,9 @@ from torch.optim.optimizer import ParamsT
 from steadynorm.families import LION
 from steadynorm.optim.base import Group, full_precision
 from steadynorm.optim.buckets import Batch, Bucket, Parts, Scalars
-from steadynorm.optim.checks import check_betas, check_eta, check_lr, check_range, refuse_unknown
+from steadynorm.optim.checks import check_betas, check_lr, check_range, refuse_unknown
 from steadynorm.optim.relative import RelativelyCorrected
+from steadynorm.theory.steady import eta_of
 
 
 def _direction(batch: Batch, scalars: Scalars, settings: Any) -> Tensor:
@@ -92,5 +93,5 @@ class LionC(RelativelyCorrected):
         check_lr(lr)
         check_betas(group["betas"])
         check_range("weight_decay", group["weight_decay"], closed=True)
-        eta = check_eta(lr, group["weight_decay"])
+        eta = eta_of(lr, group["weight_decay"])
         return {"gamma": lr, "eta": eta, "beta1": float(beta1), "beta2": float(beta2)}

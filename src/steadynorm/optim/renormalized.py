@@ -9,7 +9,8 @@ from torch.optim.optimizer import ParamsT
 
 from steadynorm.optim.base import Group, SteadyOptimizer, full_precision
 from steadynorm.optim.buckets import Batch, Bucket, Scalars, decay_and_step_
-from steadynorm.optim.checks import check_betas, check_eta, check_lr, check_range, refuse_unknown
+from steadynorm.optim.checks import check_betas, check_lr, check_range, refuse_unknown
+from steadynorm.theory.steady import eta_of
 
 
 def renormalized_rule(batch: Batch, scalars: Scalars, settings: Any) -> None:
@@ -117,6 +118,7 @@ class RenormalizedAdamW(SteadyOptimizer):
         lr, (beta1, beta2) = float(group["lr"]), group["betas"]
         check_lr(lr)
         check_betas(group["betas"])
+        check_range("eps", group["eps"], closed=True)
         check_range("weight_decay", group["weight_decay"], closed=True)
-        eta = check_eta(lr, group["weight_decay"])
+        eta = eta_of(lr, group["weight_decay"])
         return {"gamma": lr, "eta": eta, "eps": float(group["eps"]), "beta1": float(beta1), "beta2": float(beta2)}

@@ -11,8 +11,9 @@ from steadynorm import lmo as lmos
 from steadynorm import theory
 from steadynorm.optim.base import Group, SteadyOptimizer, full_precision
 from steadynorm.optim.buckets import Batch, Bucket, Parts, Scalars, most_elements
-from steadynorm.optim.checks import check_eta, check_lr, check_range, refuse_unknown
+from steadynorm.optim.checks import check_lr, check_range, refuse_unknown
 from steadynorm.polar import Polar
+from steadynorm.theory.steady import check_reachable, eta_of
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -161,7 +162,7 @@ class Scion(SteadyOptimizer):
         check_range("alpha", alpha, most=1.0)
         decay = self.weight_decay(group, lr, bucket)
         check_range("weight_decay", decay, closed=True)
-        return {"gamma": lr, "alpha": alpha, "eta": check_eta(lr, decay)}
+        return {"gamma": lr, "alpha": alpha, "eta": eta_of(lr, decay)}
 
 
 class ScionC(Scion):
@@ -241,12 +242,7 @@ class ScionC(Scion):
             nesterov=settings.nesterov,
             overlap=settings.lmo.overlap(shape, blocks=settings.blocks) if exact else "linear",
         )
-        if lr * decay > 1:
-            raise ValueError(
-                f"steady_norm_sq={target:g} is unreachable at lr={lr:g}, alpha={alpha:g}: it would take a decay of "
-                f"{lr * decay:.3g} a step; raise steady_norm_sq or lower lr"
-            )
-        return decay
+        return check_reachable(target, lr, decay)
 
 
 def _defaults(

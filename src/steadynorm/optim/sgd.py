@@ -8,8 +8,9 @@ from torch.optim.optimizer import ParamsT
 from steadynorm.families import SGD
 from steadynorm.optim.base import Group, full_precision
 from steadynorm.optim.buckets import Batch, Bucket, Scalars
-from steadynorm.optim.checks import check_eta, check_lr, check_range, refuse_unknown
+from steadynorm.optim.checks import check_lr, check_range, refuse_unknown
 from steadynorm.optim.relative import RelativelyCorrected
+from steadynorm.theory.steady import eta_of
 
 
 class SGDSettings(NamedTuple):
@@ -94,4 +95,4 @@ class SGDC(RelativelyCorrected):
         check_lr(lr)
         check_range("alpha", alpha, most=1.0)
         check_range("weight_decay", group["weight_decay"], closed=True)
-        return {"gamma": lr, "eta": check_eta(lr, group["weight_decay"]), "alpha": alpha}
+        return {"gamma": lr, "eta": eta_of(lr, group["weight_decay"]), "alpha": alpha}

@@ -62,12 +62,20 @@ class Overlap:
 
     def gain_of(self, correlation: Correlation, eta: float = 0.0) -> float:
         """G for any momentum: 1 + 2 (1-eta) sum_n a_n first^n / (1 - q_n), q_n = (1-eta) ratio^n."""
-        first, ratio = correlation
+        first, ratio, first_gap, ratio_gap = correlation
         if first <= 0.0 or eta >= 1.0:
             return 1.0
-        log_q = math.log1p(-eta) + self.n * (math.log(ratio) if ratio > 0 else -math.inf)
-        terms = self.a * np.exp(self.n * math.log(first)) / -np.expm1(log_q)
+        log_q = math.log1p(-eta) + self.n * _log(ratio, ratio_gap)
+        with np.errstate(over="ignore"):  # infinite where alpha is next to no number at all
+            terms = self.a * np.exp(self.n * _log(first, first_gap)) / -np.expm1(log_q)
         return 1.0 + 2.0 * (1.0 - eta) * float(terms.sum())
+
+
+def _log(value: float, gap: float) -> float:
+    """log of value = 1 - gap in [0, 1], from the one that is known better."""
+    if value < 0.5:
+        return math.log(value) if value > 0 else -math.inf
+    return math.log1p(-gap)
 
 
 def overlap(lmo: str, shape: Sequence[int] | None, *, blocks: int = 1) -> Overlap:

@@ -22,10 +22,15 @@ class Filter(NamedTuple):
 
 
 class Correlation(NamedTuple):
-    """corr(x_{t-k}, x_t) = first * ratio^(k-1), k >= 1: the paper's kappa (1-alpha)^k with first = kappa ratio."""
+    """corr(x_{t-k}, x_t) = first * ratio^(k-1), k >= 1: the paper's kappa (1-alpha)^k with first = kappa ratio.
+
+    Near 1 a float has lost the digits that matter, those of alpha, so what is missing to 1 is kept beside it.
+    """
 
     first: float
     ratio: float
+    first_gap: float  # 1 - first
+    ratio_gap: float  # 1 - ratio
 
 
 class Step(NamedTuple):
@@ -90,15 +95,18 @@ def advance(filter: Filter, var: float) -> Step:
 def steady(filter: Filter) -> Correlation:
     """Correlation of successive inputs at steady state, v = s^2 / (1 - r^2).
 
+        first = p (p r v + q s) / (p^2 v + q^2),    both divided by v, with w = 1 - r^2 and h = q/s
+
     >>> steady(ema(0.25))  # plain momentum: (1-alpha)^k
-    Correlation(first=0.75, ratio=0.75)
+    Correlation(first=0.75, ratio=0.75, first_gap=0.25, ratio_gap=0.25)
     """
     p, q, r, s = filter
+    gap = s if r == 1 - s else 1 - r  # alpha, of which r has only the leading digits
     if p == r and q == s:  # x is m: no rounding in the case everybody uses
-        return Correlation(r, r)
-    v = s * s / (1 - r * r)
-    var_x = p * p * v + q * q
-    return Correlation(p * (p * r * v + q * s) / var_x, r)
+        return Correlation(r, r, gap, gap)
+    h, w = q / s, gap * (1 + r)
+    var_x = p * p + h * h * w
+    return Correlation(p * (p * r + h * w) / var_x, r, gap * (p * p + h * (h - p) * (1 + r)) / var_x, gap)
 
 
 def check_alpha(alpha: float) -> float:

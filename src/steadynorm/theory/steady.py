@@ -112,9 +112,9 @@ def weight_decay_for(
     if lr == 0:
         return 0.0
     if isinstance(overlap, Overlap):
-        return _eta_for(target, lr, overlap, steady(ema(alpha, nesterov=nesterov))) / lr
+        return _decay_for(target, lr, overlap, steady(ema(alpha, nesterov=nesterov)))
     as_kernel(overlap)
-    return momentum_gain(alpha, nesterov=nesterov) / (2 * target) * lr
+    return _limit_decay(target, lr, momentum_gain(alpha, nesterov=nesterov))
 
 
 def lion_steady_norm_sq(lr: float, weight_decay: float, beta1: float, beta2: float) -> float:
@@ -134,7 +134,7 @@ def lion_weight_decay_for(steady_norm_sq: float, lr: float, beta1: float, beta2:
     0.01
     """
     correlation, lr, target = _lion(beta1, beta2), check_lr(lr), _check_target("steady_norm_sq", steady_norm_sq)
-    return _eta_for(target, lr, sign_kernel(), correlation) / lr if lr > 0 else 0.0
+    return _decay_for(target, lr, sign_kernel(), correlation) if lr > 0 else 0.0
 
 
 def lion_gain(beta1: float, beta2: float, *, eta: float = 0.0) -> float:
@@ -158,7 +158,7 @@ def adam_mean_square(lr: float, weight_decay: float, beta1: float = 0.9, *, limi
     if limit:
         return math.inf if weight_decay == 0 else float(lr) / (2 * float(weight_decay))
     update_sq = (1 - beta1) / (1 + beta1)
-    return update_sq * _norm_sq(float(lr), eta, LINEAR, Correlation(beta1, beta1))
+    return update_sq * _norm_sq(float(lr), eta, LINEAR, steady(ema(1 - beta1)))
 
 
 def adam_weight_decay_for(mean_square: float, lr: float) -> float:
@@ -179,7 +179,18 @@ def _norm_sq(lr: float, eta: float, kernel: Overlap, correlation: Correlation) -
         return 0.0
     if eta == 0:
         return math.inf
-    return lr * lr / (eta * (2 - eta)) * kernel.gain_of(correlation, eta)
+    return lr / (eta * (2 - eta)) * lr * kernel.gain_of(correlation, eta)
+
+
+def _limit_decay(target: float, lr: float, gain: float) -> float:
+    """The decay for a target at eta -> 0."""
+    return gain / (2 * target) * lr
+
+
+def _decay_for(target: float, lr: float, kernel: Overlap, correlation: Correlation) -> float:
+    if lr * (lr / target) < 1e-290:  # eta would hardly be a float, and is its limit
+        return _limit_decay(target, lr, kernel.gain_of(correlation))
+    return _eta_for(target, lr, kernel, correlation) / lr
 
 
 @functools.lru_cache(maxsize=4096)
@@ -195,12 +206,8 @@ def _eta_for(target: float, lr: float, kernel: Overlap, correlation: Correlation
     def miss(log_eta: float) -> float:
         return math.log(_norm_sq(lr, math.exp(log_eta), kernel, correlation)) - goal
 
-    low, high = (
-        math.log(lr * lr / target) - math.log(2),
-        0.0,
-    )  # G >= 1, so eta >= lr^2 / (2 target); eta = 1: R = lr
-    old = min(math.log(lr * lr * kernel.gain_of(correlation) / (2 * target)), high)
-    old = max(old, low)
+    low, high = 2 * math.log(lr) - goal - math.log(2), 0.0  # G >= 1, so eta >= lr^2 / (2 target); eta = 1: R = lr
+    old = max(min(low + math.log(kernel.gain_of(correlation)), high), low)
     old_miss = miss(old)
     new, slope = old, -1.0
     for _ in range(60):
@@ -228,6 +235,7 @@ def as_kernel(overlap: Kernel) -> Overlap:
 
 
 def eta_of(lr: float, weight_decay: float) -> float:
+    """eta = lr * weight_decay, which must not exceed 1; ValueError where it or a factor is out of range."""
     check_lr(lr)
     if not (weight_decay >= 0 and math.isfinite(weight_decay)):
         raise ValueError(f"weight_decay={weight_decay} must be finite and not negative")
@@ -235,6 +243,16 @@ def eta_of(lr: float, weight_decay: float) -> float:
     if eta > 1:
         raise ValueError(f"lr * weight_decay = {eta:g} exceeds 1: a step would flip the weights; lower one of them")
     return eta
+
+
+def check_reachable(target: float, lr: float, weight_decay: float) -> float:
+    """The decay for a target, or ValueError where a step with it would flip the weights: eta -> 0 is far away there."""
+    if lr * weight_decay > 1:
+        raise ValueError(
+            f"steady_norm_sq={target:g} is unreachable at lr={lr:g}: it would take a decay of {lr * weight_decay:.3g} "
+            "a step; raise steady_norm_sq or lower lr"
+        )
+    return weight_decay
 
 
 def check_lr(lr: float) -> float:
