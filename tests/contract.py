@@ -46,7 +46,6 @@ class Entry:
     tensor_lr: takes its lr as a tensor.
     gain: G of a group's momentum, where the decay is relative and OneCycleLR can cycle the momentum.
     compilations: how many torch.compile(optimizer.step) takes at most.
-    revive: what a deep copy or unpickled optimizer needs.
     """
 
     name: str
@@ -59,7 +58,6 @@ class Entry:
     gain: Callable[[dict[str, Any]], float] | None = None
     compilations: int = 1
     shapes: tuple[str, ...] = tuple(SHAPES)
-    revive: Callable[[Optimizer], Any] = lambda optimizer: optimizer
 
     def __call__(self, params: Any, **overrides: Any) -> Any:
         if isinstance(params, dict):
@@ -82,7 +80,7 @@ def corrected(cls: type[Optimizer]) -> Callable[..., Optimizer]:
 
 ScionC = partial(sn.ScionC, lmo="by-shape")
 ADAM = {"engine": False, "gain": lambda group: 1.0, "compilations": 2}
-TORCH = {"own": False, "revive": sn.correct}
+TORCH = {"own": False}
 
 
 def lion_gain(group: dict[str, Any]) -> float:

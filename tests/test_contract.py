@@ -158,7 +158,6 @@ def test_copy_of_model_and_optimizer_continues_as_the_original(entry: Entry, how
     optimizer = entry(params)
     train(optimizer, params, range(6))
     params_too, optimizer_too = how((params, optimizer))
-    optimizer_too = entry.revive(optimizer_too)
     train(optimizer, params, range(6, 12))
     train(optimizer_too, params_too, range(6, 12))
     assert_same(snapshot(optimizer_too, params_too), snapshot(optimizer, params))

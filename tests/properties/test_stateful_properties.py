@@ -247,14 +247,10 @@ class Life(CountedMachine):
                     del group[key]
         return same(now, saved)
 
-    def _copied_shadows(self, shadows: tuple) -> tuple:
-        alone, optimizers = copy.deepcopy(shadows)
-        return alone, [self.entry.revive(optimizer) for optimizer in optimizers]
-
     @rule()
     def save(self):
         frozen = [p.requires_grad for p in self.params]
-        shadows = self._copied_shadows((self.alone, self.shadows))
+        shadows = copy.deepcopy((self.alone, self.shadows))
         self.checkpoint = self._dumped(), shadows, frozen, list(self.group_of), (self.t, self.skips)
 
     @precondition(lambda self: self.checkpoint is not None)
@@ -263,7 +259,7 @@ class Life(CountedMachine):
         buffer, shadows, frozen, group_of, (self.t, self.skips) = self.checkpoint
         buffer.seek(0)
         self.params, self.optimizer = self._loaded(buffer, frozen)
-        self.alone, self.shadows = self._copied_shadows(shadows)
+        self.alone, self.shadows = copy.deepcopy(shadows)
         self.group_of = list(group_of)
 
     @rule(seed=seeds)
@@ -282,7 +278,6 @@ class Life(CountedMachine):
     def go_on_with_a_copy(self, how):
         before = self.optimizer.state_dict()
         self.params, self.optimizer = how((self.params, self.optimizer))
-        self.optimizer = self.entry.revive(self.optimizer)
         assert self._same(self.optimizer, before)
 
     # --- what is refused
