@@ -19,6 +19,7 @@ Key = tuple[str, Any]  # what a value is, and of what
 Values = dict[Key, float]
 
 ALONG, UPDATE, BEFORE = "along", "update", "before"  # <theta, u>, |u|^2, |theta|^2, theta before the step
+SKIPS = "skips"  # updates skipped so far
 
 
 class Row:
@@ -58,6 +59,11 @@ def fetch(rows: Sequence[Row]) -> list[Values]:
         for values, row in here:
             values.update(zip(row.keys[device], numbers, strict=False))
     return out
+
+
+def skips_in(values: Values) -> dict[Layer, int]:
+    """Skipped updates of each layer, of a row's values."""
+    return {layer: round(value) for (kind, layer), value in values.items() if kind == SKIPS}
 
 
 def group_labels(optimizer: Optimizer) -> list[str]:
