@@ -79,8 +79,8 @@ class Monitor:
         forecast_norm: what weight_norm is expected to be.
         alignment, expected_alignment, excess_alignment: cos(theta_{t-1}, u_t), what momentum alone makes of it, and
             measured - expected; means over the spectral layers, over all if there are none.
-        lr, alpha, effective_lr, weight_decay: of the group named hidden, else the first; of groups that differ from
-            it also "lr/<group>" and so on. "excess_alignment/<group>" where there are several.
+        lr, alpha, effective_lr, weight_decay, steady_norm_sq (where there is a target): of the group named hidden, else
+            the first; of groups that differ from it also "lr/<group>" and so on. "excess_alignment/<group>" where there are several.
         layers: name -> norm, forecast, grad, alignment, expected, excess, spectral.
         And what was logged. An update that our optimizers skip for a non-finite gradient has no alignment, and the
         forecast passes over it; those that others leave out (a GradScaler's, say) it does not know of.

@@ -163,6 +163,13 @@ def weight_decay_of(optimizer: Optimizer, group: Group, p: Tensor) -> float:
     return float(group.get("weight_decay") or 0.0)
 
 
+def target_of(optimizer: Optimizer, group: Group) -> float | None:
+    """C^2 that the group is steered to; None where its decay is given."""
+    target = group.get("steady_norm_sq")
+    constant = isinstance(optimizer, ScionC) and group["weight_decay"] is not None
+    return None if target is None or constant else float(target)
+
+
 def is_decoupled(optimizer: Optimizer) -> bool:
     """Whether a step does theta <- (1 - lr weight_decay) theta - ...; a class we do not know is taken to."""
     names = [cls.__name__ for cls in type(optimizer).__mro__]
