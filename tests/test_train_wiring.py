@@ -80,3 +80,24 @@ def test_micro_batches_are_averaged(tmp_path: Path):
     one, two = (records.read(each.out).columns for each in runs)
     for key in ("loss", "grad_norm"):
         assert one[key].tolist() == pytest.approx(two[key].tolist(), rel=1e-4), key
+
+
+def tiny(folder: Path, **changes: Any) -> Config:
+    generator = np.random.default_rng(0)
+    for name, count in (("a_val_000000.bin", 400), ("a_train_000001.bin", 800)):
+        write_shard(folder / name, np.cumsum(generator.integers(1, 3, count)) % 60)
+    return Config(
+        task=Gpt(GPTConfig(layers=1, width=16, heads=2, vocab=64, context=16), folder, length=16, eval_tokens=128),
+        out=folder / "run", batch=4, bf16=False, tensorboard=False, **{"steps": 2} | changes,
+    )  # fmt: skip
+
+
+def test_muons_two_optimizers_record_one_gradient_norm_clipped_or_not(tmp_path: Path):
+    """Clipping finds the norm of all: it must not be counted once for each optimizer."""
+    free = tiny(tmp_path, optim=Optim("muon", lr=0.02, output_lr=1e-3))
+    clipped = replace(free, out=tmp_path / "clipped", clip=1e6)
+    norms = []
+    for each in (free, clipped):
+        loop.train(each, quiet=True)
+        norms.append(records.read(each.out).columns["grad_norm"].tolist())
+    assert norms[1] == pytest.approx(norms[0], rel=1e-5)

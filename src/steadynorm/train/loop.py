@@ -180,7 +180,7 @@ class Trainer:
         taken, *others = (monitor.measure() for monitor in self.parts.monitors)
         for more in others:  # muon's second optimizer
             for record, other in zip(taken, more, strict=True):
-                _join(record, other)
+                _join(record, other, clipped=self.config.clip is not None)
         if evaluated and taken and taken[-1]["step"] == self.step:
             taken[-1] |= evaluated
         elif evaluated:
@@ -210,9 +210,12 @@ class Trainer:
 _FLUSH = 20  # steps between transfers from the device
 
 
-def _join(record: dict[str, Any], other: dict[str, Any]) -> None:
-    """Two optimizers' records of one step: norms add up, layers are all of them."""
-    for key in ("weight_norm", "grad_norm", "forecast_norm"):
+def _join(record: dict[str, Any], other: dict[str, Any], *, clipped: bool) -> None:
+    """Two optimizers' records of one step: norms add up, layers are all of them.
+
+    clipped: both have the gradient norm of all parameters, which clipping found.
+    """
+    for key in ("weight_norm", "forecast_norm") if clipped else ("weight_norm", "grad_norm", "forecast_norm"):
         one, two = record.get(key), other.get(key)
         record[key] = None if one is None or two is None else math.hypot(one, two)
     record["layers"] = {**record.get("layers", {}), **other.get("layers", {})}
