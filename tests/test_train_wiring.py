@@ -101,3 +101,30 @@ def test_muons_two_optimizers_record_one_gradient_norm_clipped_or_not(tmp_path: 
         loop.train(each, quiet=True)
         norms.append(records.read(each.out).columns["grad_norm"].tolist())
     assert norms[1] == pytest.approx(norms[0], rel=1e-5)
+
+
+class Compiled(nn.Module):
+    """As torch.compile's module: it does not show what it wraps."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self._orig_mod = module
+
+    def forward(self, *arguments: Any) -> Any:
+        return self._orig_mod(*arguments)
+
+
+def test_a_compiled_model_is_told_when_to_exchange_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    told: list[tuple[nn.Module, bool]] = []
+    original = Team.accumulating
+
+    def accumulating(self: Team, wrapped: nn.Module, last: bool) -> Any:
+        told.append((wrapped, last))
+        return original(self, wrapped, last)
+
+    monkeypatch.setattr(torch, "compile", Compiled)
+    monkeypatch.setattr(Team, "accumulating", accumulating)
+    config = tiny(tmp_path, steps=1, micro_batch=2, optim=Optim("adamw", lr=1e-3), compile=True)
+    assert loop.train(config, quiet=True).finished
+    assert [last for _, last in told] == [False, True]
+    assert not any(isinstance(wrapped, Compiled) for wrapped, _ in told)

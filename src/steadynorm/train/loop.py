@@ -77,9 +77,8 @@ class Trainer:
         torch.manual_seed(config.seed)
         task = tasks.make(config, team.rank, team.world)
         model = task.model(generator).to(self.device)
-        self.called: Any = team.wrap(model, config.parallel)
-        if config.compile:
-            self.called = torch.compile(self.called)
+        self.wrapped = team.wrap(model, config.parallel)  # torch.compile's module hides that it is DDP or FSDP2
+        self.called: Any = torch.compile(self.wrapped) if config.compile else self.wrapped
         mesh = team.mesh if config.parallel == "ddp" else None  # FSDP2's parameters bring their own
         pairs = optimizers.build(model, config.optim, config.schedule, config.steps, mesh=mesh)
         self.parts = Parts(model, pairs, [Monitor(each, model, every=config.monitor_every) for each, _ in pairs], task)
@@ -146,7 +145,7 @@ class Trainer:
         parts = list(pieces)
         total = torch.zeros((), device=self.device)
         for k, part in enumerate(parts, start=1):
-            with self.team.accumulating(self.called, last=k == len(parts)):
+            with self.team.accumulating(self.wrapped, last=k == len(parts)):
                 with self._autocast():
                     loss = self.parts.task.loss(self.called, part) / len(parts)
                 loss.backward()
