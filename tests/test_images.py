@@ -346,3 +346,11 @@ def test_full_size_pipeline_on_jpegs(tmp_path):
     whole, _ = next(validation_batches(ImageFolder(tmp_path), 2, Evaluate(224)))
     expected = np.asarray(Evaluate(224)(Image.open(buffer)))
     assert np.array_equal(whole[0].permute(1, 2, 0).numpy(), expected)
+
+
+def test_validation_of_the_first_samples_does_not_depend_on_the_batch():
+    for batch in (2, 4, 7):
+        seen = torch.cat([labels for _, labels in validation_batches(numbered(), batch, Evaluate(8), samples=7)])
+        assert seen.tolist() == list(range(7))
+    with pytest.raises(ValueError, match="samples=0 must be at least 1"):
+        next(validation_batches(numbered(), 4, Evaluate(8), samples=0))

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,11 @@ import torch
 from torch import nn
 
 from steadynorm import records
+from steadynorm.data.augment import Evaluate
+from steadynorm.data.images import InMemory
 from steadynorm.data.shards import write_shard
 from steadynorm.models import GPTConfig
-from steadynorm.train import loop
+from steadynorm.train import loop, tasks
 from steadynorm.train.config import Config, Gpt, Optim, Schedule
 from steadynorm.train.optimizers import build
 from steadynorm.train.parallel import Team
@@ -128,3 +131,26 @@ def test_a_compiled_model_is_told_when_to_exchange_gradients(tmp_path: Path, mon
     assert loop.train(config, quiet=True).finished
     assert [last for _, last in told] == [False, True]
     assert not any(isinstance(wrapped, Compiled) for wrapped, _ in told)
+
+
+@pytest.mark.parametrize("asked, seen", [(None, 9), (7, 7), (100, 9)])
+def test_every_process_calls_the_model_for_every_validation_batch(asked: int | None, seen: int):
+    """FSDP2 gathers weights in the call: a process whose part of the last batch is empty must not leave it out."""
+    made: Any = object.__new__(tasks.VitTask)
+    made.config = SimpleNamespace(batch=4, micro_batch=2)
+    made.task = SimpleNamespace(eval_images=asked, workers=0)
+    made.world, made.transform = 2, Evaluate(8, resize=8)
+    made.validation = InMemory(np.zeros((9, 8, 8, 3), np.uint8), [0] * 9, classes=("a", "b"))
+    calls, sums = [], []
+    for made.rank in (0, 1):
+        sizes: list[int] = []
+
+        def forward(pictures: torch.Tensor, sizes: list[int] = sizes) -> torch.Tensor:
+            sizes.append(len(pictures))
+            return torch.zeros(len(pictures), 2)
+
+        sums.append(made.evaluate(forward, torch.device("cpu")))
+        calls.append(sizes)
+    assert len(calls[0]) == len(calls[1]) == -(-seen // 4) and min(*calls[0], *calls[1]) > 0
+    total = {key: sum(float(each[key]) for each in sums) for key in sums[0]}
+    assert total == pytest.approx({"count": seen, "val_loss": seen * np.log(2), "val_accuracy": seen})

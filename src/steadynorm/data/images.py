@@ -253,12 +253,15 @@ def validation_batches(
     world: int = 1,
     workers: int = 0,
     pin: bool = False,
+    samples: int | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Every sample exactly once and in order, `batch` at a time over all ranks; the last batch is smaller.
 
-    All ranks get the same number of batches, so that they can wait for each other; a part may be empty.
+    `samples`: of the first so many alone, whatever the batch. All ranks get the same number of batches, so that they can wait for each other; a part may be empty.
     """
-    samples = len(dataset)
+    if samples is not None and samples < 1:
+        raise ValueError(f"validation_batches: samples={samples} must be at least 1; leave it out for all")
+    samples = len(dataset) if samples is None else min(samples, len(dataset))
     _check_split(samples, batch, rank, world)
     keys = []
     for start in range(0, samples, batch):

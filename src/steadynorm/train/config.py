@@ -85,7 +85,7 @@ class Gpt:
     shuffle: bool = False
     """Sequences in random order instead of as they are stored."""
     eval_tokens: int | None = None
-    """Validation tokens; default: all."""
+    """Validation tokens; default: all. In whole batches of micro_batch x processes: what is left over is left out."""
 
 
 @dataclass(frozen=True)
