@@ -317,7 +317,9 @@ def _own_group(worker: int) -> None:
 
 @lru_cache(maxsize=4)
 def _permutation(seed: int, epoch: int, samples: int) -> np.ndarray:
-    return generator_for("order", seed, epoch).permutation(samples)
+    # Philox's raw stream is fixed for all versions of numpy; Generator.permutation is not.
+    raw: Any = generator_for("order", seed, epoch).bit_generator
+    return np.argsort(raw.random_raw(samples), kind="stable")
 
 
 def _shown(folder: Path) -> list[os.DirEntry[str]]:
