@@ -186,8 +186,8 @@ MUTANTS = (
     course("start decays once, not squared", "np.cumprod((1 - eta) ** 2)", "np.cumprod(1 - eta)"),
     course("expected alignment one step late", "norm_sq = self.norms[at - 1] +", "norm_sq = self.norms[at] +"),
     course("momentum under way taken for none", "if not any(start.warm for start in starts) or r >= 1:", "if True:", "test_monitor_forecast.py::test_attached_to_a_run_under_way_momentum_is_taken_as_settled"),
-    Mutant("monitor/motion.py", "_lr(group) * math.sqrt(theory.lion_gain(*_betas(group)))", "_lr(group) * theory.lion_gain(*_betas(group))", "Lion's effective lr without its root", ("test_monitor_forecast.py::test_forecast_of_lion_and_adam_with_changing_betas",)),
-    Mutant("monitor/motion.py", "0.04 * large if", "0.2 * large if", "size of Muon's adjusted update", ("test_monitor_forecast.py::test_size_of_muons_update_is_known",)),
+    Mutant("monitor/motion.py", "_lr(group) * math.sqrt(theory.lion_gain(*betas_of(group)))", "_lr(group) * theory.lion_gain(*betas_of(group))", "Lion's effective lr without its root", ("test_monitor_forecast.py::test_forecast_of_lion_and_adam_with_changing_betas",)),
+    Mutant("equivalents.py", "0.2 * math.sqrt(max(rows, columns))", "0.2 * max(rows, columns)", "size of Muon's adjusted update", ("test_monitor_forecast.py::test_size_of_muons_update_is_known",)),
     Mutant("monitor/monitor.py", "u = theta * (1 - eta) - after", "u = theta - after", "decay counted as update", ("test_monitor.py::test_alignment_equals_copies_of_the_weights",)),
     Mutant("monitor/monitor.py", '            power.load(state["power"])', "            power.load({})", "resumed monitor forgets its power vectors", ("test_monitor_forecast.py::test_resumed_run_continues_as_the_unbroken",)),
     # many processes

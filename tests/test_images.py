@@ -14,7 +14,15 @@ from PIL import Image
 
 from steadynorm.data.augment import Augment, Evaluate
 from steadynorm.data.files import DataError
-from steadynorm.data.images import Cifar10, ImageFolder, ImageLoader, InMemory, read_rgb, validation_batches
+from steadynorm.data.images import (
+    Cifar10,
+    ImageFolder,
+    ImageLoader,
+    InMemory,
+    _permutation,
+    read_rgb,
+    validation_batches,
+)
 
 FORK_ON_ONE_CORE = "ignore:This DataLoader will create"
 
@@ -346,3 +354,17 @@ def test_full_size_pipeline_on_jpegs(tmp_path):
     whole, _ = next(validation_batches(ImageFolder(tmp_path), 2, Evaluate(224)))
     expected = np.asarray(Evaluate(224)(Image.open(buffer)))
     assert np.array_equal(whole[0].permute(1, 2, 0).numpy(), expected)
+
+
+def test_the_order_is_that_of_philoxs_raw_stream():
+    """Generator.permutation may change with numpy; these numbers may not: a resumed run would see other images."""
+    assert _permutation(3, 1, 8).tolist() == [7, 0, 4, 5, 1, 2, 6, 3]
+    assert sorted(_permutation(0, 5, 1000).tolist()) == list(range(1000))
+
+
+def test_validation_of_the_first_samples_does_not_depend_on_the_batch():
+    for batch in (2, 4, 7):
+        seen = torch.cat([labels for _, labels in validation_batches(numbered(), batch, Evaluate(8), samples=7)])
+        assert seen.tolist() == list(range(7))
+    with pytest.raises(ValueError, match="samples=0 must be at least 1"):
+        next(validation_batches(numbered(), 4, Evaluate(8), samples=0))

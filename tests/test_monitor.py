@@ -414,7 +414,7 @@ def test_more_records_than_flush_move_to_the_host_and_none_is_lost(monkeypatch):
     original = record.fetch
     monkeypatch.setattr("steadynorm.monitor.monitor.fetch", lambda rows: fetches.append(len(rows)) or original(rows))
     train(optimizer, params, 11)
-    assert fetches == [1 + 4, 4]  # with the starts; the last three are on the device still
+    assert fetches == [1 + 4 + 1, 4 + 1]  # with the starts and the skips so far; the last three are on the device still
     records = monitor.measure()
     assert [each["step"] for each in records] == list(range(1, 12))
     assert_alike(records, whole.measure())
@@ -687,3 +687,24 @@ def test_looking_at_an_optimizer_leaves_its_state_as_it_was():
     optimizer = torch.optim.AdamW([nn.Parameter(torch.ones(3, 3))])
     with sn.Monitor(optimizer):
         assert not optimizer.state
+
+
+def test_a_target_that_moves_is_in_the_records_and_a_constant_decay_has_none():
+    params = parameters((6, 6), (9, 3))
+    groups = [
+        {"params": params[:1], "lmo": "spectral", "name": "hidden"},
+        {"params": params[1:], "lmo": "sign", "weight_decay": 0.004, "name": "output"},
+    ]
+    optimizer = sn.ScionC(groups, lr=0.01)
+    monitor = sn.Monitor(optimizer)
+    for t in range(2):
+        optimizer.param_groups[0]["steady_norm_sq"] = 2.0 - t
+        set_noise(params, t)
+        optimizer.step()
+    records = monitor.measure()
+    assert [each["steady_norm_sq"] for each in records] == [2.0, 1.0]
+    assert "steady_norm_sq/output" not in records[0]
+    plain = torch.optim.AdamW(params)
+    monitor = sn.Monitor(plain)
+    plain.step()
+    assert "steady_norm_sq" not in monitor.measure()[0]

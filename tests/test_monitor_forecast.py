@@ -325,3 +325,34 @@ def test_attached_to_a_run_under_way_momentum_is_taken_as_settled(name):
             # both expect the same product; each divides it by its own forecast of the norm
             assert two["expected"] * two["forecast"] == pytest.approx(one["expected"] * one["forecast"], rel=0.05)
             assert two["forecast"] == pytest.approx(two["norm"], rel=0.12)
+
+
+@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize("make", [lambda ps: sn.ScionC(ps, lmo="spectral", lr=0.05, steady_norm_sq=4.0), lambda ps: sn.AdamC(ps, lr=0.02, weight_decay=1.0), lambda ps: sn.LionC(ps, lr=0.01)], ids=["ScionC", "AdamC", "LionC"])  # fmt: skip
+def test_the_forecast_stands_still_where_updates_are_skipped(make, every):
+    """Of two layers alike one has 12 gradients that are not finite: it is forecast as the other was 12 steps before."""
+    params = parameters((8, 8), (8, 8))
+    params[1].data.copy_(params[0].data)
+    optimizer = make(params)
+    monitor = sn.Monitor(optimizer, every=every, flush=5)
+    records = []
+    for t in range(60):
+        set_noise(params, t)
+        if 20 <= t < 32:
+            params[1].grad[0, 0] = math.nan
+        optimizer.step()
+        if t == 29:
+            records = monitor.measure()  # in the middle of them, and (every=4) between two records
+            state = monitor.state_dict()
+            monitor.close()
+            monitor = sn.Monitor(optimizer, every=every, flush=5)
+            monitor.load_state_dict(state)
+    records += monitor.measure()
+    good, ill = (dict(zip([each["step"] for each in records], column(records, name, "forecast"), strict=True)) for name in ("0.0", "0.1"))  # fmt: skip
+    for step in range(every, 61, every):
+        taken = step - min(max(step - 20, 0), 12)
+        if taken in good:
+            assert ill[step] == pytest.approx(good[taken], rel=1e-6), step
+    expected = dict(zip([each["step"] for each in records], column(records, "0.1", "expected"), strict=True))
+    assert expected[24] is None and (expected[40] is not None)
+    assert records[-1]["weight_norm"] is not None

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,6 +37,23 @@ def test_steady_state_points_agree_with_the_kernel_and_not_with_the_papers_assum
     square = [p["linear"] / p["simulated"] for p in points if p["kind"].startswith("square")]
     assert min(square) > 1.04
     assert [claim.verdict for claim in outcome.claims][1] == "holds"
+
+
+@pytest.mark.parametrize("off, verdict", [(0.09, "does not hold"), (0.11, "holds")])
+def test_the_paper_is_off_by_ten_percent_only_from_ten_percent_on(
+    off: float, verdict: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    small(monkeypatch)
+
+    def panel(_: Any, __: Any, kind: steady_state.Kind) -> list[steady_state.Point]:
+        linear = 1 + off if kind.label.startswith("square") else 1.0
+        return [
+            steady_state.Point(kind.label, momentum, 0.2, 1.0, 1e-3, 1.0, linear, 1.0)
+            for momentum in steady_state.MOMENTA
+        ]
+
+    monkeypatch.setattr(steady_state, "_panel", panel)
+    assert steady_state.run(paper.Context(tmp_path, quick=True)).claims[1].verdict == verdict
 
 
 def test_parts_can_be_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

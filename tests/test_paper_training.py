@@ -19,7 +19,7 @@ import tyro
 
 from steadynorm import paper, records, theory
 from steadynorm.cli import main
-from steadynorm.cli.commands import Command
+from steadynorm.cli.commands import command_of
 from steadynorm.files import lock
 from steadynorm.models import GPTConfig
 from steadynorm.paper import carrying, commands, keeping, measures, norms, pool, settings, training
@@ -36,7 +36,7 @@ STEPS = 6
 def parsed(command: str) -> Config:
     words = shlex.split(command)
     words = words[words.index("train") :]
-    config = tyro.cli(Command, args=words)
+    config = tyro.cli(command_of(words), args=words)
     assert isinstance(config, Config)
     return config
 

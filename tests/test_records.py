@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steadynorm import records
+from steadynorm.integrations.sinks import to_folder
 from steadynorm.records import Recorder, RecordError, read, reader
 
 CONFIG = {"lr": 0.1, "model": {"width": 64, "betas": (0.9, 0.95)}, "folder": Path("runs"), "clip": math.inf}
@@ -383,3 +384,39 @@ def test_many_kinds_of_lines_keep_within_the_bound():
 
 def test_well_known_keys_are_described():
     assert all(each.label and each.description.endswith(".") for each in records.QUANTITIES.values())
+
+
+def test_a_recorder_reopens_only_the_file_that_it_left(tmp_path):
+    """Without copying what is there; a file that another has replaced, cut or gone on with is copied with resume_at."""
+    path = tmp_path / "records.jsonl"
+    recorder = records.Recorder(path, name="x", config={})
+    assert not recorder.reopen()  # it is open
+    recorder.write({"step": 1})
+    recorder.close()
+    inode = path.stat().st_ino
+    assert recorder.reopen()
+    recorder.write({"step": 2})
+    recorder.close()
+    assert path.stat().st_ino == inode
+    assert records.read(path).steps.tolist() == [1, 2]
+    with path.open("ab") as file:
+        file.write(b'{"step": 3')  # torn by a kill
+    assert not recorder.reopen()
+    with records.Recorder(path, name="x", config={}, resume_at=3) as other:
+        other.write({"step": 3})
+    assert not recorder.reopen()
+    path.unlink()
+    assert not recorder.reopen()
+
+
+def test_a_folder_is_appended_to_and_copied_only_when_steps_come_again(tmp_path):
+    """A copy at every call took time in the square of a run's length."""
+    sink, path, inodes = to_folder(tmp_path), tmp_path / "records.jsonl", []
+    for steps in ((1, 2), (3, 4), (5,), (4,), (5, 6)):
+        sink([{"step": step, "lr": 0.1 * step} for step in steps])
+        inodes.append(path.stat().st_ino)
+    assert len(set(inodes[:3])) == 1 and inodes[3] == inodes[4]
+    assert records.read(tmp_path).steps.tolist() == [1, 2, 3, 4, 5, 6]
+    to_folder(tmp_path)([{"step": 3, "lr": 0.0}])  # another one cuts the file: the first sees that
+    sink([{"step": 7, "lr": 0.7}])
+    assert records.read(tmp_path).steps.tolist() == [1, 2, 3, 7]

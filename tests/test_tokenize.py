@@ -13,7 +13,7 @@ import pytest
 from pyarrow import parquet
 
 from steadynorm.data import documents, tokenize
-from steadynorm.data.encoders import END_OF_TEXT, Encoder, encoder_of, make_encoder, train_bpe
+from steadynorm.data.encoders import END_OF_TEXT, Encoder, make_encoder, saved_encoder, train_bpe
 from steadynorm.data.files import DataError
 from steadynorm.data.get import get
 from steadynorm.data.shards import count_tokens, open_shard, read_token_set, shard_paths
@@ -268,7 +268,7 @@ def test_a_trained_bpe_decodes_back_any_text_and_is_kept_with_the_shards(tmp_pat
         assert bpe.decode(tokens[1:]) == text
         assert len(tokens) <= 1 + len(text.encode())
     made = run([jsonl(tmp_path / "a.jsonl")], tmp_path / "out", tokenizer="bpe", vocab_size=300, shard_tokens=9)
-    kept = encoder_of(made)
+    kept = saved_encoder("bpe", made.vocab_size, made.end_of_text, made.folder / "tokenizer.json")
     joined = np.concatenate([open_shard(path) for path in made.validation + made.train])
     assert kept.vocab_size == made.vocab_size == 300
     assert kept.decode(joined) == "".join(END_OF_TEXT + text for text in TEXTS if text)
@@ -351,4 +351,4 @@ def test_gpt2_gives_the_known_tokens_and_decodes_back(tmp_path):
         assert encoder.decode(encoder.encode([text])[1:]) == text
     made = tokenize_files([jsonl(tmp_path / "a.jsonl")], tmp_path / "out", tokenizer=folder, shard_tokens=9, workers=1)
     assert made.vocab_size == 50257
-    assert encoder_of(made).decode(open_shard(made.validation[0])) == "<|endoftext|>To be, or not to be<|endoftext|>"
+    assert encoder.decode(open_shard(made.validation[0])) == "<|endoftext|>To be, or not to be<|endoftext|>"

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,11 @@ import torch
 from torch import nn
 
 from steadynorm import records
+from steadynorm.data.augment import Evaluate
+from steadynorm.data.images import InMemory
 from steadynorm.data.shards import write_shard
 from steadynorm.models import GPTConfig
-from steadynorm.train import loop
+from steadynorm.train import loop, tasks
 from steadynorm.train.config import Config, Gpt, Optim, Schedule
 from steadynorm.train.optimizers import build
 from steadynorm.train.parallel import Team
@@ -80,3 +83,74 @@ def test_micro_batches_are_averaged(tmp_path: Path):
     one, two = (records.read(each.out).columns for each in runs)
     for key in ("loss", "grad_norm"):
         assert one[key].tolist() == pytest.approx(two[key].tolist(), rel=1e-4), key
+
+
+def tiny(folder: Path, **changes: Any) -> Config:
+    generator = np.random.default_rng(0)
+    for name, count in (("a_val_000000.bin", 400), ("a_train_000001.bin", 800)):
+        write_shard(folder / name, np.cumsum(generator.integers(1, 3, count)) % 60)
+    return Config(
+        task=Gpt(GPTConfig(layers=1, width=16, heads=2, vocab=64, context=16), folder, length=16, eval_tokens=128),
+        out=folder / "run", batch=4, bf16=False, tensorboard=False, **{"steps": 2} | changes,
+    )  # fmt: skip
+
+
+def test_muons_two_optimizers_record_one_gradient_norm_clipped_or_not(tmp_path: Path):
+    """Clipping finds the norm of all: it must not be counted once for each optimizer."""
+    free = tiny(tmp_path, optim=Optim("muon", lr=0.02, output_lr=1e-3))
+    clipped = replace(free, out=tmp_path / "clipped", clip=1e6)
+    norms = []
+    for each in (free, clipped):
+        loop.train(each, quiet=True)
+        norms.append(records.read(each.out).columns["grad_norm"].tolist())
+    assert norms[1] == pytest.approx(norms[0], rel=1e-5)
+
+
+class Compiled(nn.Module):
+    """As torch.compile's module: it does not show what it wraps."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self._orig_mod = module
+
+    def forward(self, *arguments: Any) -> Any:
+        return self._orig_mod(*arguments)
+
+
+def test_a_compiled_model_is_told_when_to_exchange_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    told: list[tuple[nn.Module, bool]] = []
+    original = Team.accumulating
+
+    def accumulating(self: Team, wrapped: nn.Module, last: bool) -> Any:
+        told.append((wrapped, last))
+        return original(self, wrapped, last)
+
+    monkeypatch.setattr(torch, "compile", Compiled)
+    monkeypatch.setattr(Team, "accumulating", accumulating)
+    config = tiny(tmp_path, steps=1, micro_batch=2, optim=Optim("adamw", lr=1e-3), compile=True)
+    assert loop.train(config, quiet=True).finished
+    assert [last for _, last in told] == [False, True]
+    assert not any(isinstance(wrapped, Compiled) for wrapped, _ in told)
+
+
+@pytest.mark.parametrize("asked, seen", [(None, 9), (7, 7), (100, 9)])
+def test_every_process_calls_the_model_for_every_validation_batch(asked: int | None, seen: int):
+    """FSDP2 gathers weights in the call: a process whose part of the last batch is empty must not leave it out."""
+    made: Any = object.__new__(tasks.VitTask)
+    made.config = SimpleNamespace(batch=4, micro_batch=2)
+    made.task = SimpleNamespace(eval_images=asked, workers=0)
+    made.world, made.transform = 2, Evaluate(8, resize=8)
+    made.validation = InMemory(np.zeros((9, 8, 8, 3), np.uint8), [0] * 9, classes=("a", "b"))
+    calls, sums = [], []
+    for made.rank in (0, 1):
+        sizes: list[int] = []
+
+        def forward(pictures: torch.Tensor, sizes: list[int] = sizes) -> torch.Tensor:
+            sizes.append(len(pictures))
+            return torch.zeros(len(pictures), 2)
+
+        sums.append(made.evaluate(forward, torch.device("cpu")))
+        calls.append(sizes)
+    assert len(calls[0]) == len(calls[1]) == -(-seen // 4) and min(*calls[0], *calls[1]) > 0
+    total = {key: sum(float(each[key]) for each in sums) for key in sums[0]}
+    assert total == pytest.approx({"count": seen, "val_loss": seen * np.log(2), "val_accuracy": seen})

@@ -60,7 +60,7 @@ class Family:
         return self.target
 
 
-def _alpha(group: Group) -> float:
+def alpha_of(group: Group) -> float:
     """alpha, the weight of the new gradient; 1 in a group without momentum (Muon's auxiliary Adam groups)."""
     return float(group["alpha"]) if "alpha" in group else 1 - float(group.get("momentum", 0.0))
 
@@ -69,7 +69,8 @@ def _nesterov(group: Group) -> bool:
     return bool(group.get("nesterov", False))
 
 
-def _betas(group: Group) -> list[float]:
+def betas_of(group: Group) -> list[float]:
+    """Both betas, as floats."""
     return [float(beta) for beta in group["betas"]]
 
 
@@ -78,19 +79,19 @@ def _ema_gain(alpha: float, group: Group) -> float:
 
 
 def _ema_target(target: float, lr: float, group: Group, kernel: theory.Overlap | None) -> float:
-    return theory.weight_decay_for(target, lr, _alpha(group), nesterov=_nesterov(group), overlap=kernel or "linear")
+    return theory.weight_decay_for(target, lr, alpha_of(group), nesterov=_nesterov(group), overlap=kernel or "linear")
 
 
 ADAM = Family("adam", target=lambda target, lr, *_: theory.adam_weight_decay_for(target, lr))
 OTHER = Family("other")
-SGD = Family("sgd", _alpha, lambda alpha, group: check_alpha(alpha) ** -2 if group.get("trace") else 1.0)
-MUON = Family("muon", _alpha, _ema_gain, _ema_target, lmo="spectral")
-SCION = Family("scion", _alpha, _ema_gain, _ema_target)
+SGD = Family("sgd", alpha_of, lambda alpha, group: check_alpha(alpha) ** -2 if group.get("trace") else 1.0)
+MUON = Family("muon", alpha_of, _ema_gain, _ema_target, lmo="spectral")
+SCION = Family("scion", alpha_of, _ema_gain, _ema_target)
 LION = Family(
     "lion",
-    _betas,
+    betas_of,
     lambda betas, _: theory.lion_gain(*betas),
-    lambda target, lr, group, _: theory.lion_weight_decay_for(target, lr, *_betas(group)),
+    lambda target, lr, group, _: theory.lion_weight_decay_for(target, lr, *betas_of(group)),
 )
 
 FAMILIES = {each.name: each for each in (ADAM, OTHER, SGD, MUON, SCION, LION)}
@@ -155,10 +156,10 @@ def _readable(family: Family, optimizer: Optimizer) -> Family:
     for index, group in enumerate(optimizer.param_groups):
         if family is LION and "betas" not in group:
             raise ValueError(f"correct: group {index} of {name} has no 'betas' to read its momentum from")
-        if family is SCION and not 0 < _alpha(group) <= 1:
-            raise ValueError(f"correct: group {index} of {name} has alpha {_alpha(group):g}, outside (0, 1]")
-        if family is MUON and not 0 < _alpha(group) <= 1:
-            raise ValueError(f"correct: group {index} of {name} has momentum {1 - _alpha(group):g}, outside [0, 1)")
+        if family is SCION and not 0 < alpha_of(group) <= 1:
+            raise ValueError(f"correct: group {index} of {name} has alpha {alpha_of(group):g}, outside (0, 1]")
+        if family is MUON and not 0 < alpha_of(group) <= 1:
+            raise ValueError(f"correct: group {index} of {name} has momentum {1 - alpha_of(group):g}, outside [0, 1)")
     if family is MUON and not any("momentum" in group or "alpha" in group for group in optimizer.param_groups):
         raise ValueError(f"correct: no group of {name} has a 'momentum' to read")
     return family

@@ -12,7 +12,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         import tyro
 
-        from steadynorm.cli.commands import Command, execute
+        from steadynorm.cli.commands import command_of, execute
     except ImportError as error:
         print(f"steadynorm: {error}; {_MISSING}", file=sys.stderr)
         return 2
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         command = tyro.cli(
-            Command,
+            command_of(argv),
             prog="steadynorm",
             description="Corrected decoupled weight decay: the norm stays where you put it.",
             args=argv or ["--help"],

@@ -1,5 +1,6 @@
 """All commands, as one type for the parser."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from steadynorm.cli import training
@@ -12,23 +13,26 @@ from steadynorm.train.config import Config
 _PAPER = one_of({"list": PaperList, "run": PaperRun})
 _DATA = one_of({"get": training.DataGet, "tokenize": training.DataTokenize})
 
-Command: Any = one_of(
-    {
-        "demo": Demo,
-        "predict": Predict,
-        "simulate": Simulate,
-        "train": training.TRAIN,
-        "paper": _PAPER,
-        "report": Report,
-        "data": _DATA,
-        "bench": Bench,
-    },
-    {
-        "train": "One training run; goes on where it was interrupted.",
-        "paper": "Figures and tables of the paper, as named experiments.",
-        "data": "Get data sets; turn text into token shards.",
-    },
-)
+
+def command_of(argv: Sequence[str]) -> Any:
+    """All commands; `train` has the defaults of the optimizer that argv names."""
+    return one_of(
+        {
+            "demo": Demo,
+            "predict": Predict,
+            "simulate": Simulate,
+            "train": training.commands(argv),
+            "paper": _PAPER,
+            "report": Report,
+            "data": _DATA,
+            "bench": Bench,
+        },
+        {
+            "train": "One training run; goes on where it was interrupted.",
+            "paper": "Figures and tables of the paper, as named experiments.",
+            "data": "Get data sets; turn text into token shards.",
+        },
+    )
 
 
 def execute(command: Any) -> int | None:

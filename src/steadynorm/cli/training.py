@@ -1,15 +1,18 @@
 """`steadynorm train` and `steadynorm data`."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, get_args
 
 from tyro.conf import AvoidSubcommands, Positional
 
 from steadynorm.cli.subcommands import one_of
 from steadynorm.data import get, tokenize
-from steadynorm.train.config import Config
-from steadynorm.train.recipes import RECIPES
+from steadynorm.train.config import Config, OptimizerName
+from steadynorm.train.recipes import RECIPES, with_optimizer
 
 _ABOUT = {
     "gpt": "NanoGPT at the size of a desk, on the embedded texts.",
@@ -18,7 +21,23 @@ _ABOUT = {
     "vit-s16-imagenet": "The paper's Simple ViT-S/16 on ImageNet-1k, 90 epochs.",
 }
 
-TRAIN = one_of(dict.fromkeys(RECIPES, AvoidSubcommands[Config]), _ABOUT, RECIPES)
+
+def commands(argv: Sequence[str] = ()) -> Any:
+    """The recipes as commands; what is not given has the default of the optimizer that this command line names."""
+    name = _optimizer_of(argv)
+    recipes = RECIPES if name is None else {key: with_optimizer(each, name) for key, each in RECIPES.items()}
+    return one_of(dict.fromkeys(recipes, AvoidSubcommands[Config]), _ABOUT, recipes)
+
+
+def _optimizer_of(argv: Sequence[str]) -> OptimizerName | None:
+    """The last --optim.name; None if there is none, or one that the parser will refuse.
+
+    >>> _optimizer_of(["gpt", "--optim.name", "adamw", "--steps", "3"]), _optimizer_of(["gpt", "--optim.name=muon"])
+    ('adamw', 'muon')
+    """
+    words = [word for each in argv for word in each.split("=", 1)]
+    named = [value for option, value in pairwise(words) if option == "--optim.name"]
+    return next((name for name in get_args(OptimizerName) if named and name == named[-1]), None)
 
 
 def train(config: Config) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from steadynorm.data.files import DataError
 from steadynorm.data.get import GPT2_FILES, get
-from steadynorm.data.shards import MAX_VOCAB, Tokens, TokenSet
+from steadynorm.data.shards import MAX_VOCAB, Tokens
 from steadynorm.files import PathLike, sha256
 
 if TYPE_CHECKING:
@@ -126,11 +126,6 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Encoder:
     )
     backend.train_from_iterator(texts, trainer)
     return _described("bpe", backend.to_str(), END_OF_TEXT)
-
-
-def encoder_of(made: TokenSet) -> Encoder:
-    """The encoder that a set's shards were made with."""
-    return saved_encoder(made.tokenizer, made.vocab_size, made.end_of_text, made.folder / "tokenizer.json")
 
 
 def saved_encoder(name: str, vocab_size: int, end_of_text: int, path: Path) -> Encoder:

@@ -253,12 +253,15 @@ def validation_batches(
     world: int = 1,
     workers: int = 0,
     pin: bool = False,
+    samples: int | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Every sample exactly once and in order, `batch` at a time over all ranks; the last batch is smaller.
 
-    All ranks get the same number of batches, so that they can wait for each other; a part may be empty.
+    `samples`: of the first so many alone, whatever the batch. All ranks get the same number of batches, so that they can wait for each other; a part may be empty.
     """
-    samples = len(dataset)
+    if samples is not None and samples < 1:
+        raise ValueError(f"validation_batches: samples={samples} must be at least 1; leave it out for all")
+    samples = len(dataset) if samples is None else min(samples, len(dataset))
     _check_split(samples, batch, rank, world)
     keys = []
     for start in range(0, samples, batch):
@@ -314,7 +317,9 @@ def _own_group(worker: int) -> None:
 
 @lru_cache(maxsize=4)
 def _permutation(seed: int, epoch: int, samples: int) -> np.ndarray:
-    return generator_for("order", seed, epoch).permutation(samples)
+    # Philox's raw stream is fixed for all versions of numpy; Generator.permutation is not.
+    raw: Any = generator_for("order", seed, epoch).bit_generator
+    return np.argsort(raw.random_raw(samples), kind="stable")
 
 
 def _shown(folder: Path) -> list[os.DirEntry[str]]:

@@ -54,16 +54,17 @@ def to_folder(folder: str | Path, *, config: Mapping[str, Any] | None = None) ->
     [0.1, 0.3]
     """
     path = Path(folder) / files.FILE
-    last: list[int] = []
+    held: list[files.Recorder] = []
 
     def sink(records: Sequence[Record]) -> None:
         if not records:
             return
         first = records[0]["step"]
-        resume_at = first if path.exists() else None
-        with files.Recorder(path, name=path.parent.name, config=config or {}, resume_at=resume_at) as recorder:
+        if not (held and held[0].last < first and held[0].reopen()):  # the first time, or steps come again
+            resume_at = first if path.exists() else None
+            held[:] = [files.Recorder(path, name=path.parent.name, config=config or {}, resume_at=resume_at)]
+        with held[0] as recorder:
             for record in records:
                 recorder.write(record)
-        last[:] = [records[-1]["step"]]
 
     return sink

@@ -59,26 +59,41 @@ class Course:
     crosses: list[float] = field(default_factory=list)  # X of each pending stride
     gains: list[float] = field(default_factory=list)  # |u| of an element of it, gradients of unit variance
 
-    def settle(self, starts: Mapping[Layer, Start]) -> None:
-        """Walk the pending strides; their norms and cosines can be asked for until the next time."""
-        if not self.begun and self.pending:
-            self._begin([starts[layer] for layer in self.layers])
+    def settle(self, starts: Sequence[Start], skipped: frozenset[int] = frozenset()) -> None:
+        """Walk the pending strides; their norms and cosines can be asked for until the next time.
+
+        skipped: which of them were not taken; the norm stands still there, and there is no cosine.
+        """
+        pending = [stride for k, stride in enumerate(self.pending) if k not in skipped]
+        if not self.begun and pending:
+            self._begin(starts, pending[0])
         walk, self.gains = self.walk, []
         var = walk.var
-        for stride in self.pending:
+        for stride in pending:
             self.count += 1
             step = theory.advance(stride.filter, var)
             self.gains.append(self._gain(stride, step.var_x))
             var = step.var_m
-        lr = np.array([stride.lr for stride in self.pending]) * np.array(self.gains)
-        eta = np.array([stride.eta for stride in self.pending], dtype=np.float64)
-        filters = [stride.filter for stride in self.pending]
+        lr = np.array([stride.lr for stride in pending]) * np.array(self.gains)
+        eta = np.array([stride.eta for stride in pending], dtype=np.float64)
+        filters = [stride.filter for stride in pending]
         after, cosines, self.walk = theory.walk(walk, self.kernel, filters, lr, eta)
         self.norms = [walk.norm_sq, *after.tolist()]
         self.crosses = (-cosines * np.sqrt(self.norms[:-1])).tolist()
         self.keeps = [self.keep, *(self.keep * np.cumprod((1 - eta) ** 2)).tolist()]
         self.keep = self.keeps[-1]
+        if skipped:
+            self._spread(skipped)
         self.pending = []
+
+    def _spread(self, skipped: frozenset[int]) -> None:
+        """Results of the strides taken, put where they were among all that are pending."""
+        taken = [k not in skipped for k in range(len(self.pending))]
+        so_far = [0, *np.cumsum(taken).tolist()]
+        self.norms, self.keeps = ([each[k] for k in so_far] for each in (self.norms, self.keeps))
+        crosses, gains = iter(self.crosses), iter(self.gains)
+        self.crosses = [next(crosses) if each else math.nan for each in taken]
+        self.gains = [next(gains) if each else math.nan for each in taken]
 
     def _gain(self, stride: Stride, var_x: float) -> float:
         """Size of an element of u = s x where that is linear in x; Adam's s = 1/(1 - b1^t)."""
@@ -87,11 +102,10 @@ class Course:
         corrected = self.motion.name == "adam" and self.count > 0
         return math.sqrt(var_x) / (1 - stride.filter.r**self.count if corrected else 1.0)
 
-    def _begin(self, starts: Sequence[Start]) -> None:
+    def _begin(self, starts: Sequence[Start], stride: Stride) -> None:
         """A cold start has no momentum; a warm one is taken to have moved at today's numbers for long."""
         self.begun = True
         self.count = max(start.updates for start in starts)
-        stride = self.pending[0]
         r, s, eta = stride.filter.r, stride.filter.s, stride.eta
         if not any(start.warm for start in starts) or r >= 1:
             return
@@ -133,6 +147,13 @@ class Mark(NamedTuple):
     moved: bool  # the last of them in the recorded step
 
 
+class Seen(NamedTuple):
+    """What a record knows of the courses: where each stood, and how many updates of each layer had been skipped."""
+
+    marks: Sequence[Mark]
+    skips: Mapping[Layer, int]
+
+
 class Forecasts:
     """The courses of all layers of one optimizer."""
 
@@ -141,6 +162,7 @@ class Forecasts:
         self.motion = motion  # None: nothing to forecast
         self.courses: list[Course] = []
         self.units: dict[Layer, float] = {}
+        self.skips: dict[Layer, int] = {}  # up to the strides settled last, where the optimizer counts them
 
     def begin(self, layers: Iterable[Layer]) -> None:
         """Take up layers that have not been seen before."""
@@ -188,10 +210,58 @@ class Forecasts:
                 course.layers = tuple(layer for layer in course.layers if layer in moved)
                 self.courses.append(replace(course, layers=behind, pending=list(course.pending)))
 
-    def settle(self, starts: Mapping[Layer, Start], marks: Iterable[Mark]) -> None:
-        """Walk all courses, those too that only `marks` still hold."""
-        for course in {id(c): c for c in (*self.courses, *(mark.course for mark in marks))}.values():
-            course.settle(starts)
+    def settle(
+        self, starts: Mapping[Layer, Start], seen: Sequence[Seen], skips: Mapping[Layer, int]
+    ) -> list[list[Mark]]:
+        """Walk all courses, those too that only marks still hold; returns the marks of each record, to be asked now.
+
+        skips: updates of each layer skipped up to now. Layers of a course that skipped different strides part.
+        """
+        skipped = self._skipped(seen, skips)
+        holders: dict[Course, dict[Layer, None]] = {course: dict.fromkeys(course.layers) for course in self.courses}
+        for mark in (mark for each in seen for mark in each.marks):
+            holders.setdefault(mark.course, {}).update(dict.fromkeys(mark.layers))
+        walked: dict[Course, dict[frozenset[int], Course]] = {}
+        for course, layers in holders.items():
+            walked[course] = self._settle(course, list(layers), starts, skipped)
+        return [
+            [each for mark in record.marks for each in _moved(mark, walked[mark.course], skipped)] for record in seen
+        ]
+
+    def _settle(
+        self,
+        course: Course,
+        layers: list[Layer],
+        starts: Mapping[Layer, Start],
+        skipped: Mapping[Layer, frozenset[int]],
+    ) -> dict[frozenset[int], Course]:
+        """One course, or as many as there are ways in which its layers skipped strides."""
+        alike: dict[frozenset[int], list[Layer]] = {}
+        for layer in layers:
+            alike.setdefault(skipped.get(layer, frozenset()), []).append(layer)
+        current, out = set(course.layers), {}
+        copies = [replace(course, pending=list(course.pending)) for _ in range(len(alike) - 1)]
+        for (which, some), each in zip(alike.items(), (course, *copies), strict=True):
+            each.layers = tuple(layer for layer in some if layer in current)
+            each.settle([starts[layer] for layer in some], which)
+            out[which] = each
+        self.courses += [each for each in copies if each.layers]
+        return out
+
+    def _skipped(self, seen: Sequence[Seen], skips: Mapping[Layer, int]) -> dict[Layer, frozenset[int]]:
+        """The pending strides that a layer did not take: as many as its counter went up by, the last ones between two
+        records (with every=1 there is one; else which of them is not known)."""
+        found: dict[Layer, set[int]] = {layer: set() for layer, now in skips.items() if now > self.skips.get(layer, 0)}
+        at, count = dict.fromkeys(found, 0), {layer: self.skips.get(layer, 0) for layer in found}
+        ends = [(layer, len(course.pending), skips) for course in self.courses for layer in course.layers]
+        marked = [(layer, mark.at, each.skips) for each in seen for mark in each.marks for layer in mark.layers]
+        for layer, end, counts in (*marked, *ends) if found else ():
+            if layer in found and layer in counts:
+                more = counts[layer] - count[layer]
+                found[layer].update(range(max(at[layer], end - more), end))
+                at[layer], count[layer] = end, counts[layer]
+        self.skips |= skips
+        return {layer: frozenset(some) for layer, some in found.items() if some}
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Settled courses as plain values and tensors."""
@@ -220,3 +290,13 @@ class Forecasts:
             loaded.append(Course(motion, motion.kernel(layers[0]), layers, walk, *so_far))
         self.drop({layer for course in loaded for layer in course.layers})
         self.courses += loaded
+
+
+def _moved(mark: Mark, walked: Mapping[frozenset[int], Course], skipped: Mapping[Layer, frozenset[int]]) -> list[Mark]:
+    """A mark after its course has parted: one for each course that its layers are in now."""
+    out = []
+    for which, course in walked.items():
+        layers = tuple(layer for layer in mark.layers if skipped.get(layer, frozenset()) == which)
+        if layers:
+            out.append(Mark(course, layers, mark.at, mark.moved and mark.at - 1 not in which))
+    return out

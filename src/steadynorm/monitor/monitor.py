@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadynorm.families import unwrapped
-from steadynorm.monitor.forecast import Forecasts, Mark, Start
+from steadynorm.monitor.forecast import Forecasts, Mark, Seen, Start
 from steadynorm.monitor.layers import PEAK, Layer, find_layers
 from steadynorm.monitor.measures import PowerIteration, gradient, norms, peak, power_iterations, totals
 from steadynorm.monitor.motion import is_decoupled, motion_of
 from steadynorm.monitor.record import (
     ALONG,
     BEFORE,
+    SKIPS,
     UPDATE,
     Record,
     Row,
@@ -26,6 +27,7 @@ from steadynorm.monitor.record import (
     fetch,
     group_labels,
     group_numbers,
+    skips_in,
 )
 from steadynorm.optim.base import SteadyOptimizer
 from steadynorm.optim.layout import layout_of, local
@@ -77,10 +79,11 @@ class Monitor:
         forecast_norm: what weight_norm is expected to be.
         alignment, expected_alignment, excess_alignment: cos(theta_{t-1}, u_t), what momentum alone makes of it, and
             measured - expected; means over the spectral layers, over all if there are none.
-        lr, alpha, effective_lr, weight_decay: of the group named hidden, else the first; of groups that differ from
-            it also "lr/<group>" and so on. "excess_alignment/<group>" where there are several.
+        lr, alpha, effective_lr, weight_decay, steady_norm_sq (where there is a target): of the group named hidden, else
+            the first; of groups that differ from it also "lr/<group>" and so on. "excess_alignment/<group>" where there are several.
         layers: name -> norm, forecast, grad, alignment, expected, excess, spectral.
-        And what was logged. An update skipped for a non-finite gradient has no alignment; the forecast passes over it.
+        And what was logged. An update that our optimizers skip for a non-finite gradient has no alignment, and the
+        forecast passes over it; those that others leave out (a GradScaler's, say) it does not know of.
 
     >>> from steadynorm import ScionC
     >>> layer = nn.Linear(4, 4, bias=False); optimizer = ScionC(layer.parameters(), lmo="spectral")
@@ -168,6 +171,8 @@ class Monitor:
     def _before_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._refresh()
         self._row = Row() if (self.steps + 1) % self.every == 0 else None
+        if self._row is not None and len(self._taken) == self.flush:
+            self._drain()  # now: after the step its skips would be counted that the forecast has not noted yet
         if not _closure(args, kwargs):
             self._see_gradients()
         if self._row is not None and self._observes:
@@ -179,8 +184,6 @@ class Monitor:
     def _after_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if _closure(args, kwargs):
             self._see_gradients()
-        if self._row is not None and len(self._taken) == self.flush:
-            self._drain()
         self.steps += 1
         marks = self._forecasts.note(self._moved)
         if self._row is not None:
@@ -211,6 +214,7 @@ class Monitor:
         for layers, products in self._products():
             products = totals(products, [layer.layout for layer in layers])
             row.put(products, [(kind, layer) for kind in (ALONG, UPDATE, BEFORE) for layer in layers])
+        self._put_skips(row, plan.layers)
         for name, value in self._logged.items():
             if isinstance(value, Tensor):
                 row.put(value, [("log", name)])
@@ -218,6 +222,16 @@ class Monitor:
         known = {"step": self.steps, **group_numbers(self.optimizer, labels, self._motion, self._apart)}
         known |= {name: value for name, value in self._logged.items() if not isinstance(value, Tensor)}
         self._taken.append(Taken(known, labels, plan.layers, marks, row.close()))
+
+    def _put_skips(self, row: Row, layers: list[Layer]) -> None:
+        """The counters of skipped updates, where the optimizer has them; replicas and shards count alike."""
+        counters: dict[torch.device, dict[Layer, Tensor]] = {}
+        for layer in layers:
+            count = self.optimizer.state.get(layer.parameter, {}).get("skipped")
+            if isinstance(count, Tensor):
+                counters.setdefault(count.device, {})[layer] = local(count)
+        for some in counters.values():
+            row.put(torch.stack(list(some.values())), [(SKIPS, layer) for layer in some])
 
     def _products(self) -> list[tuple[list[Layer], Tensor]]:
         """<theta, u>, |u|^2, |theta|^2 of the step just taken, (3, layers): from the optimizer, or from the copies.
@@ -276,20 +290,26 @@ class Monitor:
                     row.put(found, [("momentum", layer)])
             if "step" in state:
                 row.put(local(torch.as_tensor(state["step"])), [("count", layer)])
+        self._put_skips(row, layers)
         return row.close()
 
     def _drain(self) -> None:
         """Bring all that is on the device to the host and make records of it."""
         new, taken = self._new, self._taken
         self._new, self._taken = [], []
-        values = fetch([*(row for _, row in new), *(each.row for each in taken)])
+        last = Row()
+        self._put_skips(last, self._plan.layers)
+        *values, now = fetch([*(row for _, row in new), *(each.row for each in taken), last.close()])
         for (layers, _), found in zip(new, values[: len(new)], strict=True):
             for layer in layers:
                 norm, momentum, count = (found.get((kind, layer), 0.0) for kind in ("norm", "momentum", "count"))
                 self._starts[layer] = Start(norm**2, momentum > 0, int(count))
-        self._forecasts.settle(self._starts, [mark for each in taken for mark in each.marks])
-        for each, found in zip(taken, values[len(new) :], strict=True):
-            self._records.append(compose(each, found, self._starts, self._forecasts.units))
+            self._forecasts.skips |= skips_in(found)
+        rows = values[len(new) :]
+        seen = [Seen(each.marks, skips_in(found)) for each, found in zip(taken, rows, strict=True)]
+        marks = self._forecasts.settle(self._starts, seen, skips_in(now))
+        for each, found, moved in zip(taken, rows, marks, strict=True):
+            self._records.append(compose(each._replace(marks=moved), found, self._starts, self._forecasts.units))
 
     # --- checkpoints
 
@@ -303,6 +323,7 @@ class Monitor:
             "power": {name: v for power in self._plan.power for name, v in power.by_layer().items()},
             "starts": {layer.name: list(self._starts[layer]) for layer in self._plan.layers},
             "courses": self._forecasts.state_dict(),
+            "skips": {layer.name: count for layer, count in self._forecasts.skips.items()},
         }
 
     @torch.no_grad()
@@ -321,6 +342,7 @@ class Monitor:
             power.load(state["power"])
         self._starts |= {by_name[name]: Start(*values) for name, values in state["starts"].items()}
         self._forecasts.load_state_dict(state["courses"], by_name)
+        self._forecasts.skips |= {by_name[name]: n for name, n in state.get("skips", {}).items() if name in by_name}
         self.steps, self._records, self._apart = int(state["steps"]), list(state["records"]), set(state["apart"])
 
 

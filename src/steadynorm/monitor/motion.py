@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from steadynorm import families, theory
-from steadynorm.families import Group
+from steadynorm.equivalents import muon_factor
+from steadynorm.families import Group, alpha_of, betas_of
 from steadynorm.monitor.layers import Layer
 from steadynorm.optim.scion import ScionC
 from steadynorm.theory import Filter, Overlap
@@ -58,21 +59,15 @@ def muon_update_norm_sq(shape: Sequence[int], group: Group) -> float | None:
     s, (p, q, r) = np.sqrt(x / small), group["ns_coefficients"]
     for _ in range(group["ns_steps"]):
         s = p * s + q * s**3 + r * s**5
-    adjusted_sq = 0.04 * large if group["adjust_lr_fn"] == "match_rms_adamw" else max(1.0, shape[0] / shape[1])
-    return adjusted_sq * small * float(2 / grid * np.sin(phi) ** 2 / x @ s**2)
+    return (
+        muon_factor(group["adjust_lr_fn"] or "original", shape) ** 2
+        * small
+        * float(2 / grid * np.sin(phi) ** 2 / x @ s**2)
+    )
 
 
 def _ema(group: Group) -> Filter:
-    return theory.ema(_alpha(group), nesterov=bool(group.get("nesterov", False)))
-
-
-def _alpha(group: Group) -> float:
-    return families._alpha(group)
-
-
-def _betas(group: Group) -> tuple[float, float]:
-    one, two = group["betas"]
-    return float(one), float(two)
+    return theory.ema(alpha_of(group), nesterov=bool(group.get("nesterov", False)))
 
 
 def _lr(group: Group) -> float:
@@ -80,11 +75,11 @@ def _lr(group: Group) -> float:
 
 
 def _normalised_lr(group: Group) -> float:
-    return theory.effective_lr(_lr(group), _alpha(group), nesterov=bool(group.get("nesterov", False)))
+    return theory.effective_lr(_lr(group), alpha_of(group), nesterov=bool(group.get("nesterov", False)))
 
 
 def _sgd_filter(group: Group) -> Filter:
-    return theory.trace(1 - _alpha(group), nesterov=group["nesterov"]) if group["trace"] else _ema(group)
+    return theory.trace(1 - alpha_of(group), nesterov=group["nesterov"]) if group["trace"] else _ema(group)
 
 
 def _elements(layer: Layer, _: Group) -> float:
@@ -94,7 +89,7 @@ def _elements(layer: Layer, _: Group) -> float:
 MOTIONS = {
     "scion": Motion(
         "scion",
-        _alpha,
+        alpha_of,
         _normalised_lr,
         _ema,
         lambda layer: layer.lmo.overlap(layer.shape, blocks=layer.blocks),
@@ -102,7 +97,7 @@ MOTIONS = {
     ),
     "muon": Motion(
         "muon",
-        _alpha,
+        alpha_of,
         _normalised_lr,
         _ema,
         lambda layer: theory.overlap("spectral", layer.shape),
@@ -110,24 +105,24 @@ MOTIONS = {
     ),
     "lion": Motion(
         "lion",
-        lambda group: 1 - _betas(group)[1],
-        lambda group: _lr(group) * math.sqrt(theory.lion_gain(*_betas(group))),
-        lambda group: theory.lion(*_betas(group)),
+        lambda group: 1 - betas_of(group)[1],
+        lambda group: _lr(group) * math.sqrt(theory.lion_gain(*betas_of(group))),
+        lambda group: theory.lion(*betas_of(group)),
         lambda _: theory.overlap("sign", None),
         _elements,
     ),
     "adam": Motion(
         "adam",
-        lambda group: 1 - _betas(group)[0],
+        lambda group: 1 - betas_of(group)[0],
         _lr,
-        lambda group: theory.ema(1 - _betas(group)[0]),
+        lambda group: theory.ema(1 - betas_of(group)[0]),
         lambda _: _LINEAR,
         _elements,
     ),
     "sgd": Motion(
         "sgd",
-        _alpha,
-        lambda group: _lr(group) / (_alpha(group) if group["trace"] else 1.0),
+        alpha_of,
+        lambda group: _lr(group) / (alpha_of(group) if group["trace"] else 1.0),
         _sgd_filter,
         lambda _: _LINEAR,
         _elements,
@@ -161,6 +156,13 @@ def weight_decay_of(optimizer: Optimizer, group: Group, p: Tensor) -> float:
     if isinstance(optimizer, ScionC):
         return optimizer.weight_decay_of(p)
     return float(group.get("weight_decay") or 0.0)
+
+
+def target_of(optimizer: Optimizer, group: Group) -> float | None:
+    """C^2 that the group is steered to; None where its decay is given."""
+    target = group.get("steady_norm_sq")
+    constant = isinstance(optimizer, ScionC) and group["weight_decay"] is not None
+    return None if target is None or constant else float(target)
 
 
 def is_decoupled(optimizer: Optimizer) -> bool:

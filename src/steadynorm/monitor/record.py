@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from steadynorm.families import Group
 from steadynorm.monitor.forecast import Mark, Start
 from steadynorm.monitor.layers import Layer
-from steadynorm.monitor.motion import Motion, weight_decay_of
+from steadynorm.monitor.motion import Motion, target_of, weight_decay_of
 
 Record = dict[str, Any]
 Key = tuple[str, Any]  # what a value is, and of what
@@ -20,6 +20,8 @@ Values = dict[Key, float]
 
 _LEAST = 1e-30  # sums of squares below it are of squares that fp32 has lost
 ALONG, UPDATE, BEFORE = "along", "update", "before"  # <theta, u>, |u|^2, |theta|^2, theta before the step
+TARGET = "steady_norm_sq"
+SKIPS = "skips"  # updates skipped so far
 
 
 class Row:
@@ -61,6 +63,11 @@ def fetch(rows: Sequence[Row]) -> list[Values]:
     return out
 
 
+def skips_in(values: Values) -> dict[Layer, int]:
+    """Skipped updates of each layer, of a row's values."""
+    return {layer: round(value) for (kind, layer), value in values.items() if kind == SKIPS}
+
+
 def group_labels(optimizer: Optimizer) -> list[str]:
     """How records name the groups: by name, else by number."""
     names = [str(group.get("name", index)) for index, group in enumerate(optimizer.param_groups)]
@@ -68,7 +75,8 @@ def group_labels(optimizer: Optimizer) -> list[str]:
 
 
 def group_numbers(optimizer: Optimizer, labels: Sequence[str], motion: Motion | None, apart: set[str]) -> Record:
-    """lr, alpha, effective_lr and weight_decay of the step just taken: the hidden group's, else the first's.
+    """lr, alpha, effective_lr, weight_decay and the target, if any, of the step just taken: the hidden group's, else the
+    first's.
 
     And "lr/<group>" and so on of every group that differs from it now or did before: `apart` keeps the keys.
     """
@@ -81,7 +89,8 @@ def group_numbers(optimizer: Optimizer, labels: Sequence[str], motion: Motion | 
         if column is not columns[main]
     }
     apart |= {key for key, value in beside.items() if value != columns[main][key.split("/")[0]]}
-    return columns[main] | {key: value for key, value in beside.items() if key in apart}
+    found = columns[main] | {key: value for key, value in beside.items() if key in apart}
+    return {key: value for key, value in found.items() if value is not None or not key.startswith(TARGET)}
 
 
 def _numbers_of(optimizer: Optimizer, group: Group, motion: Motion | None) -> Record:
@@ -91,8 +100,8 @@ def _numbers_of(optimizer: Optimizer, group: Group, motion: Motion | None) -> Re
         momentum = (None, None) if motion is None else (motion.alpha(group), motion.effective_lr(group))
     except (ValueError, KeyError, ZeroDivisionError):  # out of range, or a group of another kind
         momentum = (None, None)
-    values = (float(group["lr"]), *momentum, decay)
-    return dict(zip(("lr", "alpha", "effective_lr", "weight_decay"), map(number, values), strict=True))
+    values = (float(group["lr"]), *momentum, decay, target_of(optimizer, group))
+    return dict(zip(("lr", "alpha", "effective_lr", "weight_decay", TARGET), map(number, values), strict=True))
 
 
 def number(value: float | None) -> float | None:

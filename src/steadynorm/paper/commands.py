@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from steadynorm.train.config import Config
-from steadynorm.train.recipes import RECIPES
+from steadynorm.train.recipes import RECIPES, with_optimizer
 
 
 def train_command(config: Config, recipe: str, processes: int = 0) -> list[str]:
@@ -25,7 +25,9 @@ def options(config: Config, recipe: str) -> list[str]:
     >>> options(replace(base, steps=5, clip=1.0, bf16=False, optim=replace(base.optim, betas=(0.9, 0.95))), "gpt")
     ['--steps', '5', '--optim.betas', '0.9', '0.95', '--clip', '1.0', '--no-bf16']
     """
-    return [word for option in _differing(config, RECIPES[recipe], "") for word in option]
+    start = with_optimizer(RECIPES[recipe], config.optim.name)
+    named = [["--optim.name", config.optim.name]] if config.optim.name != RECIPES[recipe].optim.name else []
+    return [word for option in (*named, *_differing(config, start, "")) for word in option]
 
 
 def _differing(new: Any, old: Any, prefix: str) -> Iterator[list[str]]:

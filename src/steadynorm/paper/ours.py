@@ -9,7 +9,7 @@ from statistics import fmean
 import numpy as np
 import torch
 
-from steadynorm import lmo, page
+from steadynorm import lmo, page, theory
 from steadynorm.groups import param_groups
 from steadynorm.models import SimpleViT, ViTConfig
 from steadynorm.paper.drawing import curves, measured, numbers, round_to
@@ -31,7 +31,7 @@ SECOND_HALF = (0.5, 0.9)  # but the last tenth, where lr has left nothing to mov
 
 def _target_arms(setting: Setting) -> dict[str, Config]:
     """At both alphas the same effective lr and the same target; the smaller alpha is where the linear formula is off."""
-    root = math.sqrt((2 - ALPHA) / ALPHA * SMALL / (2 - SMALL))
+    root = theory.effective_lr(1.0, ALPHA) / theory.effective_lr(1.0, SMALL)
     small = {"alpha": SMALL, "lr": short(setting.lr * root), "output_alpha": ALPHA}
     return {
         "linear, alpha 0.1": setting.scionc(),

@@ -42,6 +42,7 @@ class Recorder:
     ):
         self.path = Path(path)
         self._last = -1
+        self._left: tuple[int, int, int] | None = None  # the file when it was closed
         plain = _plain(config, "config")
         make_folder(self.path.parent)
         if self.path.exists() and self.path.stat().st_size and resume_at is not None:
@@ -98,8 +99,16 @@ class Recorder:
     def close(self) -> None:
         """Close the file; a second call does nothing."""
         if self._file is not None:
+            self._left = _which(os.fstat(self._file))
             os.close(self._file)
             self._file = None
+
+    def reopen(self) -> bool:
+        """Go on after `close`, without the copy that `resume_at` makes; False if the file is not as it was left."""
+        if self._file is None and self.path.exists() and _which(self.path.stat()) == self._left:
+            self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+            return True
+        return False
 
     def __enter__(self) -> Self:
         return self
@@ -121,6 +130,11 @@ class Recorder:
                 yield seal(line)
                 if step == resume_at - 1:  # what follows is written again, whatever it is
                     return
+
+
+def _which(file: os.stat_result) -> tuple[int, int, int]:
+    """Tells a file that somebody else replaced, cut or went on with."""
+    return file.st_dev, file.st_ino, file.st_size
 
 
 def _line(values: Mapping[str, Any]) -> bytes:

@@ -35,7 +35,11 @@ QUANTITIES: Mapping[str, Quantity] = MappingProxyType(
         "forecast_norm": Quantity(
             "Forecast weight norm", "l2", "Expected norm if updates were independent of weights."
         ),
-        "grad_norm": Quantity("Gradient norm", "l2", "Norm of all gradients, before clipping."),
+        "grad_norm": Quantity(
+            "Gradient norm",
+            "l2",
+            "Norm of all gradients; before clipping where that norm is logged, as `steadynorm train` does.",
+        ),
         "spectral_norm": Quantity("Spectral norm", "", "Largest singular value / sqrt(d_out/d_in), geometric mean."),
         "sign_norm": Quantity("Sign norm", "", "d_in * max|W| of the sign layers, mean."),
         "embedding_norm": Quantity("Embedding norm", "", "max|W| of the embeddings, mean."),

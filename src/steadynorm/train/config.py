@@ -16,10 +16,13 @@ MomentumName = Literal["constant", "linear", "matched", "matched-gamma-prime"]
 
 @dataclass(frozen=True)
 class Optim:
-    """Which optimizer, and its numbers. What an optimizer does not have is not used."""
+    """Which optimizer, and its numbers: Scion's, unless they are given. What an optimizer does not have is not used.
+
+    `recipes.OPTIMIZERS` has the numbers of the other families; the command line begins with them.
+    """
 
     name: OptimizerName = "scionc"
-    """The optimizer; muon: torch's Muon for hidden matrices, AdamW for the rest."""
+    """The optimizer; muon: torch's Muon for hidden matrices, AdamW for the rest. Of another family than the recipe's: its own defaults."""
     lr: float = 0.01
     """Peak learning rate."""
     output_lr: float | None = None
@@ -43,7 +46,7 @@ class Optim:
     nesterov: bool = False
     """Nesterov momentum (Scion family, muon)."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Of the Adam family."""
+    """Of the Adam family; LionC takes its second."""
     eps: float = 1e-8
     """Of the Adam family."""
     polar_steps: int = 5
@@ -82,7 +85,7 @@ class Gpt:
     shuffle: bool = False
     """Sequences in random order instead of as they are stored."""
     eval_tokens: int | None = None
-    """Validation tokens; default: all."""
+    """Validation tokens; default: all. In whole batches of micro_batch x processes: what is left over is left out."""
 
 
 @dataclass(frozen=True)

@@ -77,9 +77,8 @@ class Trainer:
         torch.manual_seed(config.seed)
         task = tasks.make(config, team.rank, team.world)
         model = task.model(generator).to(self.device)
-        self.called: Any = team.wrap(model, config.parallel)
-        if config.compile:
-            self.called = torch.compile(self.called)
+        self.wrapped = team.wrap(model, config.parallel)  # torch.compile's module hides that it is DDP or FSDP2
+        self.called: Any = torch.compile(self.wrapped) if config.compile else self.wrapped
         mesh = team.mesh if config.parallel == "ddp" else None  # FSDP2's parameters bring their own
         pairs = optimizers.build(model, config.optim, config.schedule, config.steps, mesh=mesh)
         self.parts = Parts(model, pairs, [Monitor(each, model, every=config.monitor_every) for each, _ in pairs], task)
@@ -146,7 +145,7 @@ class Trainer:
         parts = list(pieces)
         total = torch.zeros((), device=self.device)
         for k, part in enumerate(parts, start=1):
-            with self.team.accumulating(self.called, last=k == len(parts)):
+            with self.team.accumulating(self.wrapped, last=k == len(parts)):
                 with self._autocast():
                     loss = self.parts.task.loss(self.called, part) / len(parts)
                 loss.backward()
@@ -180,7 +179,7 @@ class Trainer:
         taken, *others = (monitor.measure() for monitor in self.parts.monitors)
         for more in others:  # muon's second optimizer
             for record, other in zip(taken, more, strict=True):
-                _join(record, other)
+                _join(record, other, clipped=self.config.clip is not None)
         if evaluated and taken and taken[-1]["step"] == self.step:
             taken[-1] |= evaluated
         elif evaluated:
@@ -210,9 +209,12 @@ class Trainer:
 _FLUSH = 20  # steps between transfers from the device
 
 
-def _join(record: dict[str, Any], other: dict[str, Any]) -> None:
-    """Two optimizers' records of one step: norms add up, layers are all of them."""
-    for key in ("weight_norm", "grad_norm", "forecast_norm"):
+def _join(record: dict[str, Any], other: dict[str, Any], *, clipped: bool) -> None:
+    """Two optimizers' records of one step: norms add up, layers are all of them.
+
+    clipped: both have the gradient norm of all parameters, which clipping found.
+    """
+    for key in ("weight_norm", "forecast_norm") if clipped else ("weight_norm", "grad_norm", "forecast_norm"):
         one, two = record.get(key), other.get(key)
         record[key] = None if one is None or two is None else math.hypot(one, two)
     record["layers"] = {**record.get("layers", {}), **other.get("layers", {})}

@@ -46,11 +46,11 @@ class Team:
         fully_shard(model, mesh=self.mesh)
         return model
 
-    def accumulating(self, called: nn.Module, last: bool) -> Any:
-        """Gradients are exchanged in the last micro-batch alone."""
-        if isinstance(called, FSDPModule):
-            called.set_requires_gradient_sync(last)
-        return called.no_sync() if isinstance(called, DistributedDataParallel) and not last else nullcontext()
+    def accumulating(self, wrapped: nn.Module, last: bool) -> Any:
+        """Gradients are exchanged in the last micro-batch alone. `wrapped`: what `wrap` returned, not compiled."""
+        if isinstance(wrapped, FSDPModule):
+            wrapped.set_requires_gradient_sync(last)
+        return wrapped.no_sync() if isinstance(wrapped, DistributedDataParallel) and not last else nullcontext()
 
     def settle(self, model: nn.Module) -> None:
         """After an evaluation FSDP2 leaves whole weights in place of the sharded ones that the optimizer has."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from steadynorm.models import GPTConfig, ViTConfig
-from steadynorm.train.config import Config, Gpt, Optim, Schedule, Vit
+from steadynorm.train.config import Config, Gpt, Optim, OptimizerName, Vit
 
 # NanoGPT, 124M, 100B tokens of FineWeb-Edu: one node of 8 GPUs.
 #   torchrun --nproc-per-node 8 -m steadynorm.cli train gpt-124m-fineweb-edu --task.data SHARDS
@@ -85,11 +85,25 @@ RECIPES: Mapping[str, Config] = {
 }
 
 
-def vit_adam(
-    config: Config, *, lr: float = 1e-3, weight_decay: float = 0.1, name: str = "adamw", warmup: int = 10_000
-) -> Config:
-    """The AdamW / AdamC side of the ViT recipe: the other variant of the model, warmup, clipping at 1."""
-    assert isinstance(config.task, Vit)
-    task = replace(config.task, model=replace(config.task.model, variant="adam"))
-    optim = Optim(name, lr=lr, weight_decay=weight_decay)  # pyright: ignore[reportArgumentType]
-    return replace(config, task=task, optim=optim, schedule=Schedule(warmup=warmup), clip=1.0)
+# Where an optimizer of another family than a recipe's begins: its own published numbers, and the recipe's have no say.
+_ADAM = Optim("adamw", lr=1e-3, weight_decay=0.1)
+_MUON = Optim("muon", lr=0.02, output_lr=1e-3, weight_decay=0.1, alpha=0.05, nesterov=True)
+OPTIMIZERS: Mapping[OptimizerName, Optim] = {
+    **{name: replace(_ADAM, name=name) for name in ("adamw", "adamc", "renormalized-adamw")},
+    "lionc": Optim("lionc", lr=1e-4, weight_decay=1.0, betas=(0.9, 0.99)),
+    "sgdc": Optim("sgdc", lr=0.1, weight_decay=0.01),
+    **{name: replace(_MUON, name=name) for name in ("muon", "muon-corrected")},
+}
+_SCION = ("scion", "scionc")
+
+
+def with_optimizer(config: Config, name: OptimizerName) -> Config:
+    """A recipe with another optimizer: Scion and ScionC share its numbers, any other has those of its own family.
+
+    >>> made = with_optimizer(GPT_DESK, "adamw").optim
+    >>> made.lr, made.output_lr, with_optimizer(GPT_DESK, "scion").optim.output_lr
+    (0.001, None, 0.3)
+    """
+    if name == config.optim.name or (name in _SCION and config.optim.name in _SCION):
+        return replace(config, optim=replace(config.optim, name=name))
+    return replace(config, optim=OPTIMIZERS.get(name, Optim(name)))

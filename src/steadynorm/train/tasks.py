@@ -1,7 +1,6 @@
 """What differs between the recipes: the model, its data, the loss of a batch, evaluation."""
 
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any, Protocol
 
 import torch
@@ -158,12 +157,14 @@ class VitTask:
             rank=self.rank,
             world=self.world,
             workers=self.task.workers,
+            samples=self.task.eval_images,
         )
-        limit = None if self.task.eval_images is None else max(1, self.task.eval_images // (micro * self.world))
-        for pictures, labels in islice(batches, limit):
-            if not len(labels):
-                continue
-            logits, labels = model(normalize(pictures).to(device)).float(), labels.to(device)
+        for pictures, labels in batches:
+            if not len(
+                labels
+            ):  # the others wait for this process in FSDP2's all-gather: it goes along with a black image
+                pictures = pictures.new_zeros(1, *pictures.shape[1:])
+            logits, labels = model(normalize(pictures).to(device)).float()[: len(labels)], labels.to(device)
             sums["count"] += len(labels)
             sums["val_loss"] += functional.cross_entropy(logits, labels, reduction="sum").double()
             sums["val_accuracy"] += (logits.argmax(1) == labels).sum()
