@@ -10,7 +10,6 @@ from torch.optim.optimizer import ParamsT
 from steadynorm.decay import Correction, group_keys, group_label
 from steadynorm.families import ADAM
 from steadynorm.groups import settled
-from steadynorm.optim.agreement import Agreement
 from steadynorm.optim.base import Group, SteadyOptimizer, members, no_skips
 from steadynorm.optim.checks import (
     NonFiniteGradientError,
@@ -24,8 +23,10 @@ from steadynorm.optim.layout import is_dtensor, local
 from steadynorm.optim.loading import load_exactly
 from steadynorm.optim.parameters import check_parameter, check_unchanged, name_of
 from steadynorm.optim.relative import base_from_plain_checkpoint
+from steadynorm.optim.settling import Settled, settle_state
 
-_Found: TypeAlias = tuple[int, Group, torch.device, list[Tensor], Tensor]  # alike parameters, and which are finite
+_Alike: TypeAlias = tuple[int, torch.device, torch.dtype, list[Tensor]]  # parameters of a group that have a gradient
+_Found: TypeAlias = tuple[int, Group, torch.device, list[Tensor], Tensor]  # the same, and which are finite
 
 
 class AdamC(torch.optim.AdamW):
@@ -112,17 +113,19 @@ class AdamC(torch.optim.AdamW):
             raise ValueError(f"AdamC, {group_label(len(self.param_groups), group)}: {error}") from None
         for p in group["params"]:
             self.state[p].update(self._fresh_state(group, p))
-        self.__dict__.pop("_agreement", None)
+        self.__dict__.pop("_settled", None)
 
     def _fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
         """torch's own state, made now instead of at the first step, and the count of skipped updates."""
         on_device = group["capturable"] or group["fused"]
-        names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
         return {
             "step": torch.zeros((), dtype=torch.float32, device=p.device if on_device else "cpu"),
-            **{name: torch.zeros_like(p, memory_format=torch.preserve_format) for name in names},
+            **{name: torch.zeros_like(p, memory_format=torch.preserve_format) for name in _moments(group)},
             "skipped": no_skips(p),
         }
+
+    def _settle_state(self) -> None:
+        settle_state(self, lambda group: ("step", *_moments(group), "skipped"), self._fresh_state)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -150,16 +153,19 @@ class AdamC(torch.optim.AdamW):
     def _withhold_non_finite(self) -> list[tuple[Tensor, Tensor]]:
         """Take non-finite gradients away, so that torch's step leaves those parameters alone, and those of other strides
         than a fused step can read; returns them."""
-        check_dense_gradients(self)
-        for index, group in enumerate(self.param_groups):
-            for k, p in enumerate(group["params"]):
-                if p.grad is not None:
-                    check_unchanged(self, index, k, p, dtype=True)  # torch's step would fail half-way
+        alike = self._known().get(self, ("amsgrad",), self._alike)
+        if not all("skipped" in self.state[p] for *_, params in alike for p in params):  # cleared
+            self._settle_state()
         found = self._agreed(
             [
-                (index, group, device, params, _finite([local(p.grad) for p in params if p.grad is not None], dtype))
-                for index, group in enumerate(self.param_groups)
-                for (device, dtype), params in _alike(group["params"]).items()
+                (
+                    index,
+                    self.param_groups[index],
+                    device,
+                    params,
+                    _finite([local(p.grad) for p in params if p.grad is not None], dtype),
+                )
+                for index, device, dtype, params in alike
             ]
         )
         withheld = []
@@ -183,11 +189,27 @@ class AdamC(torch.optim.AdamW):
                     p.grad = torch.empty_like(p).copy_(p.grad)
         return withheld
 
+    def _known(self) -> Settled[list[_Alike]]:
+        return self.__dict__.setdefault("_settled", Settled())
+
+    def _alike(self) -> list[_Alike]:
+        """Parameters that have a gradient, by group, device and dtype: checked, and with their state."""
+        check_dense_gradients(self)
+        self._settle_state()
+        found: dict[tuple[int, torch.device, torch.dtype], list[Tensor]] = {}
+        for index, group in enumerate(self.param_groups):
+            for k, p in enumerate(group["params"]):
+                if p.grad is not None:
+                    check_unchanged(self, index, k, p, dtype=True)  # torch's step would fail half-way
+                    if p.numel():
+                        found.setdefault((index, p.device, p.dtype), []).append(p)
+        return [(*key, params) for key, params in found.items()]
+
     def _agreed(self, found: list[_Found]) -> list[_Found]:
         """The same with shards of other ranks counted: a parameter is finite if all of it is."""
-        agreement = self.__dict__.setdefault("_agreement", Agreement())  # neither saved nor copied
+        agreement = self._known().agreement
         if agreement.members is None:
-            agreement.set_members(list(members(self, self.state)))
+            agreement.set_members(list(members(self, ())))
         if not agreement.members:
             return found
         flags = {id(p): flag for *_, params, finite in found for p, flag in zip(params, finite.unbind(0), strict=True)}
@@ -205,13 +227,23 @@ class AdamC(torch.optim.AdamW):
 
     skipped_steps = SteadyOptimizer.skipped_steps
 
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's, with state of every parameter that the groups have now."""
+        self._settle_state()
+        return super().state_dict()
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load as torch does; a plain AdamW checkpoint too: its weight_decay is the base.
 
         A checkpoint that does not fit raises ValueError before anything changes.
         """
         load_exactly(self, super().load_state_dict, state_dict, self._fresh_state)
+        self.__dict__.pop("_settled", None)
         base_from_plain_checkpoint(self, state_dict)
+
+
+def _moments(group: Group) -> tuple[str, ...]:
+    return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
 
 
 def _has_gaps(p: Tensor) -> bool:
@@ -234,12 +266,3 @@ def _finite(grads: list[Tensor], dtype: torch.dtype) -> Tensor:
     Adam's second moment would too. Squared, because the norm of a single element takes no square."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     return torch.stack(torch._foreach_norm(grads, 2.0, dtype=wide)).square().isfinite()
-
-
-def _alike(params: list[Tensor]) -> dict[tuple[torch.device, torch.dtype], list[Tensor]]:
-    """Parameters that have a gradient, by device and dtype."""
-    found: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for p in params:
-        if p.grad is not None and p.numel():
-            found.setdefault((p.device, p.dtype), []).append(p)
-    return found

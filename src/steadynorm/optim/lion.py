@@ -51,6 +51,7 @@ class LionC(RelativelyCorrected):
 
     rule = staticmethod(LION_PARTS.rule)
     parts = LION_PARTS
+    state_keys = ("momentum_buffer",)
     elementwise = True
     family = LION
 

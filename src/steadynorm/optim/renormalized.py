@@ -76,6 +76,7 @@ class RenormalizedAdamW(SteadyOptimizer):
     """
 
     rule = staticmethod(renormalized_rule)
+    state_keys = ("step", "exp_avg", "exp_avg_sq")
     corrects_itself = False
 
     def __init__(

@@ -94,6 +94,7 @@ class Scion(SteadyOptimizer):
 
     rule = staticmethod(SCION_PARTS.rule)
     parts = SCION_PARTS
+    state_keys = ("momentum_buffer",)
     setting_keys = ("lmo", "blocks", "nesterov", "polar", "polar_steps")
     corrects_itself = False
 

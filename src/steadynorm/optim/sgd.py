@@ -46,6 +46,7 @@ class SGDC(RelativelyCorrected):
     """
 
     rule = staticmethod(sgd_rule)
+    state_keys = ("momentum_buffer",)
     setting_keys = ("nesterov", "trace")
     family = SGD
     elementwise = True
