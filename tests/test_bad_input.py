@@ -311,3 +311,22 @@ def test_a_replaced_parameter_that_cannot_be_trained_is_named_and_nothing_is_wri
         optimizer.step()
     assert all(torch.equal(model.state_dict()[key], value) for key, value in before.items())
     assert bad not in optimizer.state
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_entries_of_others_in_the_state_are_left_alone_and_loaded(name: str):
+    """Some loops keep a note or an average of their own there; torch neither reads nor drops it."""
+    model, other = model_of(), model_of()
+    optimizer, reference = OWN[name](model.parameters()), OWN[name](other.parameters())
+    mine = {"note": "mine", "average": torch.arange(5.0), "seen": [1, 2]}
+    for p in (model[0].weight, model[1].weight):
+        optimizer.state[p].update(copy.deepcopy(mine))
+    for _ in range(2):  # before and after loading
+        train(model, optimizer)
+        train(other, reference)
+        assert equal_weights(model, other)
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        state = optimizer.state[model[1].weight]
+        assert (state["note"], state["seen"]) == ("mine", [1, 2])
+        assert torch.equal(state["average"], mine["average"])
+        assert "note" not in optimizer.state[model[2].weight]

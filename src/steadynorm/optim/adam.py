@@ -200,7 +200,7 @@ class AdamC(torch.optim.AdamW):
         for index, group in enumerate(self.param_groups):
             for k, p in enumerate(group["params"]):
                 if p.grad is not None:
-                    check_unchanged(self, index, k, p, dtype=True)  # torch's step would fail half-way
+                    check_unchanged(self, index, k, p, _moments(group), dtype=True)  # torch's step would fail half-way
                     if p.numel():
                         found.setdefault((index, p.device, p.dtype), []).append(p)
         return [(*key, params) for key, params in found.items()]

@@ -198,7 +198,7 @@ class SteadyOptimizer(Optimizer, ABC):
             for k, p in enumerate(group["params"]):
                 if p.grad is None or p.numel() == 0:
                     continue
-                check_unchanged(self, index, k, p)
+                check_unchanged(self, index, k, p, self.state_keys)
                 shape, state = tuple(p.shape), {name: self.state[p][name] for name in self.state_keys}
                 try:
                     (settings, by_rows), layout = self.settings(group, p), layout_of(p, state)
@@ -249,8 +249,8 @@ class SteadyOptimizer(Optimizer, ABC):
         super().__setstate__(state)
         self._forget()
         for p, values in self.state.items():  # torch keeps only state and groups: the mesh is in the state
-            for value in values.values() if isinstance(p, Tensor) and not is_dtensor(p) else ():
-                self.mesh = getattr(value, "device_mesh", self.mesh)
+            for key in self.state_keys if isinstance(p, Tensor) and not is_dtensor(p) else ():
+                self.mesh = getattr(values.get(key), "device_mesh", self.mesh)
 
 
 def members(optimizer: Optimizer, state_keys: Sequence[str], setting_keys: Sequence[str] = ()) -> Iterator[Member]:

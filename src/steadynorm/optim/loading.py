@@ -19,7 +19,10 @@ def load_exactly(
     state_dict: dict[str, Any],
     fresh_state: Callable[[Group, Tensor], dict[str, Tensor]],
 ) -> None:
-    """torch's load, then the state again in the dtype and device of `fresh_state`, and group keys that were missing."""
+    """torch's load, then the state again in the dtype and device of `fresh_state`, and group keys that were missing.
+
+    Entries that are not ours stay: tensors as torch has loaded them, others as they were saved (torch spoils strings).
+    """
     loaded: dict[str, Any] = {}
     before = [dict(group) for group in optimizer.param_groups]
 
@@ -36,10 +39,15 @@ def load_exactly(
         for key, value in old.items():
             group.setdefault(key, value)
         for p, index in zip(group["params"], saved["params"], strict=True):
-            values = _tensors(loaded["state"].get(index, {}))
-            optimizer.state[p] = {
-                key: placed_like(values[key], fresh) if key in values else fresh
-                for key, fresh in fresh_state(group, p).items()
+            given, own = loaded["state"].get(index, {}), fresh_state(group, p)
+            values = _tensors(given)
+            theirs = {
+                key: optimizer.state[p][key] if isinstance(value, Tensor) else value
+                for key, value in given.items()
+                if key not in own
+            }
+            optimizer.state[p] = theirs | {
+                key: placed_like(values[key], fresh) if key in values else fresh for key, fresh in own.items()
             }
 
 
