@@ -672,6 +672,65 @@ def test_checkpoint_of_another_optimizer_is_refused():
     assert optimizer.param_groups[0]["lmo"] == "spectral"
 
 
+def test_a_scion_checkpoint_leaves_scionc_corrected():
+    """Momentum and lr are taken over; the constant decay only where the group's own is constant, too."""
+    params = parameters({"w": MATRIX, "head": MATRIX})
+
+    def groups(**head: float) -> list[dict[str, Any]]:
+        return [{"params": [params["w"]]}, {"params": [params["head"]], **head}]
+
+    old = sn.Scion(groups(), lr=0.03, lmo="spectral", weight_decay=0.3)
+    train(old, params, range(2), lr=0.03)
+    new = sn.ScionC(groups(weight_decay=0.7), lmo="spectral", steady_norm_sq=2.0)
+    new.load_state_dict(old.state_dict())
+    assert [group["weight_decay"] for group in new.param_groups] == [None, 0.3]
+    lr, alpha = new.param_groups[0]["lr"], new.param_groups[0]["alpha"]
+    assert lr == old.param_groups[0]["lr"] != 0.01
+    assert new.weight_decay_of(params["w"]) == pytest.approx((2 - alpha) / (2 * alpha * 2.0) * lr)
+    assert torch.equal(new.state[params["w"]]["momentum_buffer"], old.state_dict()["state"][0]["momentum_buffer"])
+    again = sn.ScionC(groups(weight_decay=0.7), lmo="spectral")
+    again.load_state_dict(new.state_dict())
+    assert [group["weight_decay"] for group in again.param_groups] == [None, 0.3]
+
+
+OTHERS: dict[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {
+    "ScionC in Scion": (
+        partial(sn.ScionC, lmo="sign"),
+        partial(sn.Scion, lmo="sign"),
+        r"weight_decay=None.*use ScionC",
+    ),
+    "SGDC in LionC": (sn.SGDC, sn.LionC, r"no betas.*another optimizer"),
+    "LionC in SGDC": (sn.LionC, sn.SGDC, r"no alpha.*another optimizer"),
+    "SGDC in ScionC": (sn.SGDC, partial(sn.ScionC, lmo="sign"), r"no lmo.*another optimizer"),
+    "Scion in SGDC": (partial(sn.Scion, lmo="sign"), sn.SGDC, r"no trace.*another optimizer"),
+    "SGD in AdamC, before its first step": (torch.optim.SGD, sn.AdamC, r"no betas.*another optimizer"),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_a_checkpoint_with_other_group_settings_is_refused_before_anything_changes(case: str):
+    saves, loads, message = OTHERS[case]
+    params = parameters({"w": MATRIX})
+    saved = saves(params.values()).state_dict()
+    optimizer = loads(params.values())
+    train(optimizer, params, range(1))
+    before, groups = snapshot(optimizer, params), copy.copy(optimizer.param_groups[0])
+    with pytest.raises(ValueError, match=rf"{type(optimizer).__name__}, group 0: .*{message}"):
+        optimizer.load_state_dict(saved)
+    assert_same(snapshot(optimizer, params), before)
+    assert optimizer.param_groups[0] == groups
+
+
+def test_a_checkpoint_with_a_setting_out_of_range_is_refused_before_anything_changes():
+    params = parameters({"w": MATRIX})
+    optimizer = sn.ScionC(params.values(), lmo="spectral")
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["param_groups"][0]["alpha"] = 1.5
+    with pytest.raises(ValueError, match=r"ScionC, group 0: the checkpoint's group is refused: alpha=1\.5"):
+        optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["alpha"] == 0.1
+
+
 # --- large numbers
 
 

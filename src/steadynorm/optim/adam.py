@@ -237,7 +237,7 @@ class AdamC(torch.optim.AdamW):
 
         A checkpoint that does not fit raises ValueError before anything changes.
         """
-        load_exactly(self, super().load_state_dict, state_dict, self._fresh_state)
+        load_exactly(self, super().load_state_dict, state_dict, self._fresh_state, ("betas",))
         self.__dict__.pop("_settled", None)
         base_from_plain_checkpoint(self, state_dict)
 

@@ -36,6 +36,7 @@ class SteadyOptimizer(Optimizer, ABC):
     elementwise = False  # elements do not see each other: any shard can be updated by itself
     mesh: Any = None  # over which the state of plain parameters is sharded
     state_keys: tuple[str, ...]  # of `fresh_state`; set by each subclass
+    mark_keys: tuple[str, ...]  # group keys without which a checkpoint is another optimizer's; set by each subclass
     setting_keys: tuple[str, ...] = ()  # group keys that `settings` reads
     corrects_itself = True  # correct() refuses these: they know their own decay
     observing = False  # a monitor sets it before a step, to have products in `observed` after it
@@ -63,7 +64,11 @@ class SteadyOptimizer(Optimizer, ABC):
 
     @abstractmethod
     def check_group(self, group: Group) -> None:
-        """Raise ValueError where a setting makes no sense; called when a group is added."""
+        """Raise ValueError where a setting makes no sense; called when a group is added or would be loaded."""
+
+    def adopted(self, saved: Group, group: Group) -> Group:
+        """What of a saved group is loaded in place of `group`; by default all of it."""
+        return saved
 
     def before_step(self) -> None:
         """Runs on the host before a step's scalars are read; by default nothing."""
@@ -77,11 +82,7 @@ class SteadyOptimizer(Optimizer, ABC):
         try:
             for k, p in enumerate(group["params"]):
                 check_parameter(p, name_of(group, k))
-            check_one(group["lr"])
-            check_lr(float(group["lr"]))
-            self.check_group(group)
-            for p in group["params"]:
-                self.settings(group, p)
+            self._check_whole_group(group)
             states = [checked_state(group, k, self._all_state) for k in range(len(group["params"]))]
         except (ValueError, TypeError) as error:
             self.param_groups.pop()
@@ -89,6 +90,13 @@ class SteadyOptimizer(Optimizer, ABC):
         for p, state in zip(group["params"], states, strict=True):
             self.state[p].update(state)
         self._forget()
+
+    def _check_whole_group(self, group: Group) -> None:
+        check_one(group["lr"])
+        check_lr(float(group["lr"]))
+        self.check_group(group)
+        for p in group["params"]:
+            self.settings(group, p)
 
     def _forget(self) -> None:
         """Drop what is worked out from groups and state."""
@@ -239,7 +247,15 @@ class SteadyOptimizer(Optimizer, ABC):
 
         A checkpoint that does not fit raises ValueError before anything changes.
         """
-        load_exactly(self, super().load_state_dict, state_dict, lambda group, p: self._all_state(group, p))
+        load_exactly(
+            self,
+            super().load_state_dict,
+            state_dict,
+            self._all_state,
+            self.mark_keys,
+            self.adopted,
+            self._check_whole_group,
+        )
         self._forget()
 
     def _all_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:

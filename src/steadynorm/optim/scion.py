@@ -95,6 +95,7 @@ class Scion(SteadyOptimizer):
     rule = staticmethod(SCION_PARTS.rule)
     parts = SCION_PARTS
     state_keys = ("momentum_buffer",)
+    mark_keys = ("alpha", "lmo")
     setting_keys = ("lmo", "blocks", "nesterov", "polar", "polar_steps")
     corrects_itself = False
 
@@ -221,6 +222,11 @@ class ScionC(Scion):
         for p in group["params"]:
             if p.numel():
                 self._weight_decay(group, float(group["lr"]), self.settings(group, p)[0], tuple(p.shape))
+
+    def adopted(self, saved: Group, group: Group) -> Group:
+        """A checkpoint of Scion has constant decay only: a corrected group stays corrected."""
+        plain = "steady_norm_sq" not in saved and group["weight_decay"] is None
+        return {**saved, "weight_decay": None} if plain else saved
 
     def weight_decay(self, group: Group, lr: float, bucket: Bucket) -> float:
         return self._weight_decay(group, lr, bucket.settings, bucket.shape)
