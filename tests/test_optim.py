@@ -558,6 +558,9 @@ BAD: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "alpha 0": (sn.ScionC, {"lmo": "spectral", "alpha": 0.0}, r"group 0.*alpha=0.*\(0, 1\]"),
     "alpha above 1": (sn.SGDC, {"alpha": 1.5}, r"group 0.*alpha=1.5.*\(0, 1\]"),
     "alpha nan": (sn.Scion, {"lmo": "spectral", "alpha": math.nan}, r"group 0.*alpha=nan"),
+    "alpha None": (sn.ScionC, {"lmo": "spectral", "alpha": None}, r"group 0.*alpha=None must be a number"),
+    "alpha in words": (sn.SGDC, {"alpha": "0.1"}, r"group 0.*alpha='0\.1' must be a number"),
+    "C^2 None": (sn.ScionC, {"lmo": "spectral", "steady_norm_sq": None}, r"group 0.*steady_norm_sq=None must be a n"),
     "C^2 zero": (sn.ScionC, {"lmo": "spectral", "steady_norm_sq": 0.0}, r"group 0.*steady_norm_sq=0"),
     "C^2 negative": (sn.LionC, {"steady_norm_sq": -1.0}, r"group 0.*steady_norm_sq=-1"),
     "C^2 negative, Adam": (sn.AdamC, {"steady_norm_sq": -1.0}, r"group 0.*steady_norm_sq=-1"),
@@ -577,16 +580,26 @@ BAD: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "unknown overlap": (sn.ScionC, {"lmo": "spectral", "overlap": "cubic"}, r"group 0.*overlap='cubic'.*'exact'"),
     "unknown polar": (sn.ScionC, {"lmo": "spectral", "polar": "qr"}, r"group 0.*polar='qr'.*svd"),
     "polar steps": (sn.ScionC, {"lmo": "spectral", "polar_steps": 0}, r"group 0.*polar_steps=0"),
+    "half a block": (sn.ScionC, {"lmo": "spectral", "blocks": 1.5}, r"group 0.*blocks=1\.5 must be a whole number"),
+    "blocks in words": (sn.Scion, {"lmo": "sign", "blocks": "2"}, r"group 0.*blocks='2' must be a whole number"),
     "blocks": (sn.ScionC, {"lmo": "spectral", "blocks": 3}, r"group 0.*blocks=3 does not divide"),
     "negative decay": (sn.Scion, {"lmo": "spectral", "weight_decay": -0.1}, r"group 0.*weight_decay=-0.1"),
     "no decay number": (sn.Scion, {"lmo": "spectral", "weight_decay": None}, r"group 0.*weight_decay"),
     "nan decay": (sn.AdamC, {"weight_decay": math.nan}, r"weight_decay.*nan"),
     "negative peak": (sn.LionC, {"peak_lr": -1.0}, r"group 0.*peak_lr=-1"),
     "zero peak": (sn.AdamC, {"peak_lr": 0.0}, r"group 0.*peak_lr=0"),
+    "one beta": (sn.LionC, {"betas": 0.9}, r"group 0.*betas=0\.9 must be two numbers"),
+    "no betas": (sn.RenormalizedAdamW, {"betas": None}, r"group 0.*betas=None must be two numbers"),
     "beta 1": (sn.LionC, {"betas": (0.9, 1.0)}, r"group 0.*betas\[1\]=1"),
     "beta nan": (sn.RenormalizedAdamW, {"betas": (math.nan, 0.9)}, r"group 0.*betas\[0\]=nan"),
     "eps": (sn.RenormalizedAdamW, {"eps": -1.0}, r"group 0.*eps=-1"),
 }
+
+
+def test_decay_of_a_parameter_that_no_group_has_is_refused():
+    optimizer = sn.ScionC([nn.Parameter(torch.ones(MATRIX))], lmo="spectral")
+    with pytest.raises(ValueError, match=r"ScionC.weight_decay_of: no group has this parameter of shape \(2,\)"):
+        optimizer.weight_decay_of(torch.zeros(2))
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -144,6 +144,8 @@ class Scion(SteadyOptimizer):
                 "lmo='by-shape' goes by shape alone and sends embeddings to spectral"
             )
         check_range("alpha", group["alpha"], most=1.0)
+        if type(group["blocks"]) is not int:
+            raise ValueError(f"blocks={group['blocks']!r} must be a whole number")
         if group["momentum_dtype"] is not None and group["momentum_dtype"] not in _DTYPES:
             raise ValueError(
                 f"momentum_dtype={group['momentum_dtype']!r} is unknown; choose one of {', '.join(_DTYPES)}"
@@ -233,7 +235,12 @@ class ScionC(Scion):
 
     def weight_decay_of(self, p: Tensor) -> float:
         """lambda_t that a step would use for this parameter now."""
-        group = next(group for group in self.param_groups if any(p is q for q in group["params"]))
+        group = next((group for group in self.param_groups if any(p is q for q in group["params"])), None)
+        if group is None:
+            raise ValueError(
+                f"{type(self).__name__}.weight_decay_of: no group has this parameter of shape {tuple(p.shape)}; "
+                "pass one of the optimizer's"
+            )
         return self._weight_decay(group, float(group["lr"]), self.settings(group, p)[0], tuple(p.shape))
 
     def _weight_decay(self, group: Group, lr: float, settings: ScionSettings, shape: tuple[int, ...]) -> float:
