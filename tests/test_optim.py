@@ -726,7 +726,7 @@ def test_a_checkpoint_with_other_group_settings_is_refused_before_anything_chang
     params = parameters({"w": MATRIX})
     saved = saves(params.values()).state_dict()
     optimizer = loads(params.values())
-    train(optimizer, params, range(1))
+    train(optimizer, params, range(1), lr=optimizer.param_groups[0]["lr"])
     before, groups = snapshot(optimizer, params), copy.copy(optimizer.param_groups[0])
     with pytest.raises(ValueError, match=rf"{type(optimizer).__name__}, group 0: .*{message}"):
         optimizer.load_state_dict(saved)
@@ -758,6 +758,21 @@ def test_adam_skips_a_gradient_whose_square_overflows(shape, foreach):
     assert torch.equal(p, torch.ones(shape))
     assert optimizer.skipped_steps().item() == 1
     assert all(value.isfinite().all() for value in optimizer.state[p].values())
+
+
+@pytest.mark.parametrize("shape", [(3,), (80, 80)])
+def test_adam_skips_none_where_only_the_sum_over_all_gradients_overflows(shape):
+    """They are looked at together first; then each by itself."""
+    params = parameters(dict.fromkeys("abcd", shape))
+    optimizer = sn.AdamC(params.values())
+    most = (torch.finfo(torch.float32).max / 2 / math.prod(shape)) ** 0.5
+    for p in params.values():
+        p.grad = torch.full_like(p, most)
+    params["c"].grad[0] = math.nan
+    before = {name: p.detach().clone() for name, p in params.items()}
+    optimizer.step()
+    assert optimizer.skipped_steps() == optimizer.state[params["c"]]["skipped"] == 1
+    assert [name for name, p in params.items() if torch.equal(p, before[name])] == ["c"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

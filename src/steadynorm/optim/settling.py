@@ -32,10 +32,10 @@ class Settled(Generic[Made]):
         key = tuple(
             (
                 *(group[name] for name in setting_keys),
-                *(
+                *[
                     (id(p), None if (grad := p.grad) is None else grad.layout, p.shape, p.dtype, p.device)
                     for p in group["params"]
-                ),
+                ],
             )
             for group in optimizer.param_groups
         )
