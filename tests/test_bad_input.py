@@ -4,6 +4,9 @@ docs/integrations.md lists them for users.
 """
 
 import copy
+import gc
+import weakref
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -248,3 +251,82 @@ def test_a_setting_that_the_groups_would_hide_is_refused(setting, other):
         sn.ScionC(groups, **{setting: other})
     groups = sn.param_groups(model, output=False, **{setting: other})
     assert sn.ScionC(groups, **{setting: other}).param_groups[0][setting] == other
+
+
+# --- parameters replaced in the groups, state cleared
+
+
+def equal_weights(model: nn.Module, other: nn.Module) -> bool:
+    return all(torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_cleared_state_starts_anew(name: str):
+    """`optimizer.state = defaultdict(dict)`, which many loops do between phases: as a new optimizer."""
+    model = model_of()
+    optimizer = OWN[name](model.parameters())
+    train(model, optimizer, 2)
+    other = copy.deepcopy(model)
+    optimizer.state = defaultdict(dict)
+    assert optimizer.skipped_steps() == 0
+    optimizer.state[model[0].weight].clear()
+    optimizer.state.pop(model[1].weight)
+    train(model, optimizer, 2)
+    train(other, OWN[name](other.parameters()), 2)
+    assert equal_weights(model, other)
+    assert len(optimizer.state_dict()["state"]) == 6
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize("name", OWN)
+def test_parameters_replaced_in_the_groups_train_in_place_of_the_old(name: str, steps: int):
+    """What Accelerate does under FSDP2. State of the old ones is let go: with it torch could not save."""
+    model = model_of()
+    optimizer = OWN[name](model.parameters())
+    train(model, optimizer, steps)
+    new = model_of(1)
+    old, before = [weakref.ref(p) for p in model.parameters()], snapshot(model)
+    optimizer.param_groups[0]["params"] = list(new.parameters())
+    saved = optimizer.state_dict()
+    assert set(saved["state"]) == set(range(6)) and set(optimizer.state) == set(new.parameters())
+    other = copy.deepcopy(new)
+    train(new, optimizer, 2)
+    train(other, OWN[name](other.parameters()), 2)
+    assert equal_weights(new, other)
+    assert all(torch.equal(model.state_dict()[key], value) for key, value in before.items())
+    del model
+    gc.collect()
+    assert all(ref() is None for ref in old)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_replaced_parameter_that_cannot_be_trained_is_named_and_nothing_is_written(name: str):
+    model = model_of()
+    optimizer = OWN[name](model.parameters())
+    train(model, optimizer)
+    optimizer.param_groups[0]["params"][2] = bad = nn.Parameter(torch.ones(6, 6, dtype=torch.complex64))
+    before = snapshot(model)
+    bad.grad = torch.ones_like(bad)
+    with pytest.raises(ValueError, match=r"group 0: parameter 2 .* is of torch\.complex64"):
+        optimizer.step()
+    assert all(torch.equal(model.state_dict()[key], value) for key, value in before.items())
+    assert bad not in optimizer.state
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_entries_of_others_in_the_state_are_left_alone_and_loaded(name: str):
+    """Some loops keep a note or an average of their own there; torch neither reads nor drops it."""
+    model, other = model_of(), model_of()
+    optimizer, reference = OWN[name](model.parameters()), OWN[name](other.parameters())
+    mine = {"note": "mine", "average": torch.arange(5.0), "seen": [1, 2]}
+    for p in (model[0].weight, model[1].weight):
+        optimizer.state[p].update(copy.deepcopy(mine))
+    for _ in range(2):  # before and after loading
+        train(model, optimizer)
+        train(other, reference)
+        assert equal_weights(model, other)
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        state = optimizer.state[model[1].weight]
+        assert (state["note"], state["seen"]) == ("mine", [1, 2])
+        assert torch.equal(state["average"], mine["average"])
+        assert "note" not in optimizer.state[model[2].weight]

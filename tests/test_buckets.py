@@ -111,7 +111,7 @@ def test_steps_hold_no_memory_of_their_own():
     optimizer = train(parameters())
     assert set(vars(optimizer)["state"][optimizer.param_groups[0]["params"][0]]) == {"momentum_buffer", "skipped"}
     copied = copy.deepcopy(optimizer)
-    assert copied._buckets == {}
+    assert copied._settled._made == {}
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])

@@ -573,6 +573,9 @@ BAD: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "alpha 0": (sn.ScionC, {"lmo": "spectral", "alpha": 0.0}, r"group 0.*alpha=0.*\(0, 1\]"),
     "alpha above 1": (sn.SGDC, {"alpha": 1.5}, r"group 0.*alpha=1.5.*\(0, 1\]"),
     "alpha nan": (sn.Scion, {"lmo": "spectral", "alpha": math.nan}, r"group 0.*alpha=nan"),
+    "alpha None": (sn.ScionC, {"lmo": "spectral", "alpha": None}, r"group 0.*alpha=None must be a number"),
+    "alpha in words": (sn.SGDC, {"alpha": "0.1"}, r"group 0.*alpha='0\.1' must be a number"),
+    "C^2 None": (sn.ScionC, {"lmo": "spectral", "steady_norm_sq": None}, r"group 0.*steady_norm_sq=None must be a n"),
     "C^2 zero": (sn.ScionC, {"lmo": "spectral", "steady_norm_sq": 0.0}, r"group 0.*steady_norm_sq=0"),
     "C^2 negative": (sn.LionC, {"steady_norm_sq": -1.0}, r"group 0.*steady_norm_sq=-1"),
     "C^2 negative, Adam": (sn.AdamC, {"steady_norm_sq": -1.0}, r"group 0.*steady_norm_sq=-1"),
@@ -592,12 +595,16 @@ BAD: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "unknown overlap": (sn.ScionC, {"lmo": "spectral", "overlap": "cubic"}, r"group 0.*overlap='cubic'.*'exact'"),
     "unknown polar": (sn.ScionC, {"lmo": "spectral", "polar": "qr"}, r"group 0.*polar='qr'.*svd"),
     "polar steps": (sn.ScionC, {"lmo": "spectral", "polar_steps": 0}, r"group 0.*polar_steps=0"),
+    "half a block": (sn.ScionC, {"lmo": "spectral", "blocks": 1.5}, r"group 0.*blocks=1\.5 must be a whole number"),
+    "blocks in words": (sn.Scion, {"lmo": "sign", "blocks": "2"}, r"group 0.*blocks='2' must be a whole number"),
     "blocks": (sn.ScionC, {"lmo": "spectral", "blocks": 3}, r"group 0.*blocks=3 does not divide"),
     "negative decay": (sn.Scion, {"lmo": "spectral", "weight_decay": -0.1}, r"group 0.*weight_decay=-0.1"),
     "no decay number": (sn.Scion, {"lmo": "spectral", "weight_decay": None}, r"group 0.*weight_decay"),
     "nan decay": (sn.AdamC, {"weight_decay": math.nan}, r"weight_decay.*nan"),
     "negative peak": (sn.LionC, {"peak_lr": -1.0}, r"group 0.*peak_lr=-1"),
     "zero peak": (sn.AdamC, {"peak_lr": 0.0}, r"group 0.*peak_lr=0"),
+    "one beta": (sn.LionC, {"betas": 0.9}, r"group 0.*betas=0\.9 must be two numbers"),
+    "no betas": (sn.RenormalizedAdamW, {"betas": None}, r"group 0.*betas=None must be two numbers"),
     "beta 1": (sn.LionC, {"betas": (0.9, 1.0)}, r"group 0.*betas\[1\]=1"),
     "beta nan": (sn.RenormalizedAdamW, {"betas": (math.nan, 0.9)}, r"group 0.*betas\[0\]=nan"),
     "eps": (sn.RenormalizedAdamW, {"eps": -1.0}, r"group 0.*eps=-1"),
@@ -605,6 +612,12 @@ BAD: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "one beta of a group, Adam": (adam_group, {"betas": (0.9,)}, r"AdamC, group 0.*two numbers"),
     "eps of a group, Adam": (adam_group, {"eps": -1.0}, r"AdamC, group 0.*eps=-1"),
 }
+
+
+def test_decay_of_a_parameter_that_no_group_has_is_refused():
+    optimizer = sn.ScionC([nn.Parameter(torch.ones(MATRIX))], lmo="spectral")
+    with pytest.raises(ValueError, match=r"ScionC.weight_decay_of: no group has this parameter of shape \(2,\)"):
+        optimizer.weight_decay_of(torch.zeros(2))
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -703,6 +716,65 @@ def test_checkpoint_of_another_optimizer_is_refused():
     assert optimizer.param_groups[0]["lmo"] == "spectral"
 
 
+def test_a_scion_checkpoint_leaves_scionc_corrected():
+    """Momentum and lr are taken over; the constant decay only where the group's own is constant, too."""
+    params = parameters({"w": MATRIX, "head": MATRIX})
+
+    def groups(**head: float) -> list[dict[str, Any]]:
+        return [{"params": [params["w"]]}, {"params": [params["head"]], **head}]
+
+    old = sn.Scion(groups(), lr=0.03, lmo="spectral", weight_decay=0.3)
+    train(old, params, range(2), lr=0.03)
+    new = sn.ScionC(groups(weight_decay=0.7), lmo="spectral", steady_norm_sq=2.0)
+    new.load_state_dict(old.state_dict())
+    assert [group["weight_decay"] for group in new.param_groups] == [None, 0.3]
+    lr, alpha = new.param_groups[0]["lr"], new.param_groups[0]["alpha"]
+    assert lr == old.param_groups[0]["lr"] != 0.01
+    assert new.weight_decay_of(params["w"]) == pytest.approx((2 - alpha) / (2 * alpha * 2.0) * lr)
+    assert torch.equal(new.state[params["w"]]["momentum_buffer"], old.state_dict()["state"][0]["momentum_buffer"])
+    again = sn.ScionC(groups(weight_decay=0.7), lmo="spectral")
+    again.load_state_dict(new.state_dict())
+    assert [group["weight_decay"] for group in again.param_groups] == [None, 0.3]
+
+
+OTHERS: dict[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {
+    "ScionC in Scion": (
+        partial(sn.ScionC, lmo="sign"),
+        partial(sn.Scion, lmo="sign"),
+        r"weight_decay=None.*use ScionC",
+    ),
+    "SGDC in LionC": (sn.SGDC, sn.LionC, r"no betas.*another optimizer"),
+    "LionC in SGDC": (sn.LionC, sn.SGDC, r"no alpha.*another optimizer"),
+    "SGDC in ScionC": (sn.SGDC, partial(sn.ScionC, lmo="sign"), r"no lmo.*another optimizer"),
+    "Scion in SGDC": (partial(sn.Scion, lmo="sign"), sn.SGDC, r"no trace.*another optimizer"),
+    "SGD in AdamC, before its first step": (torch.optim.SGD, sn.AdamC, r"no betas.*another optimizer"),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_a_checkpoint_with_other_group_settings_is_refused_before_anything_changes(case: str):
+    saves, loads, message = OTHERS[case]
+    params = parameters({"w": MATRIX})
+    saved = saves(params.values()).state_dict()
+    optimizer = loads(params.values())
+    train(optimizer, params, range(1), lr=optimizer.param_groups[0]["lr"])
+    before, groups = snapshot(optimizer, params), copy.copy(optimizer.param_groups[0])
+    with pytest.raises(ValueError, match=rf"{type(optimizer).__name__}, group 0: .*{message}"):
+        optimizer.load_state_dict(saved)
+    assert_same(snapshot(optimizer, params), before)
+    assert optimizer.param_groups[0] == groups
+
+
+def test_a_checkpoint_with_a_setting_out_of_range_is_refused_before_anything_changes():
+    params = parameters({"w": MATRIX})
+    optimizer = sn.ScionC(params.values(), lmo="spectral")
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["param_groups"][0]["alpha"] = 1.5
+    with pytest.raises(ValueError, match=r"ScionC, group 0: the checkpoint's group is refused: alpha=1\.5"):
+        optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["alpha"] == 0.1
+
+
 # --- large numbers
 
 
@@ -717,6 +789,21 @@ def test_adam_skips_a_gradient_whose_square_overflows(shape, foreach):
     assert torch.equal(p, torch.ones(shape))
     assert optimizer.skipped_steps().item() == 1
     assert all(value.isfinite().all() for value in optimizer.state[p].values())
+
+
+@pytest.mark.parametrize("shape", [(3,), (80, 80)])
+def test_adam_skips_none_where_only_the_sum_over_all_gradients_overflows(shape):
+    """They are looked at together first; then each by itself."""
+    params = parameters(dict.fromkeys("abcd", shape))
+    optimizer = sn.AdamC(params.values())
+    most = (torch.finfo(torch.float32).max / 2 / math.prod(shape)) ** 0.5
+    for p in params.values():
+        p.grad = torch.full_like(p, most)
+    params["c"].grad[0] = math.nan
+    before = {name: p.detach().clone() for name, p in params.items()}
+    optimizer.step()
+    assert optimizer.skipped_steps() == optimizer.state[params["c"]]["skipped"] == 1
+    assert [name for name, p in params.items() if torch.equal(p, before[name])] == ["c"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

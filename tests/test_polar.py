@@ -265,3 +265,15 @@ def test_no_singular_value_is_thrown_far_above_one(d: int, n: int, count: int, s
     x = (u * sigma.unsqueeze(-2)) @ v.mT
     assert torch.linalg.matrix_norm(polar(x, steps=steps), 2).max() < 1.4
     assert torch.linalg.matrix_norm(polar(x.mT, steps=steps), 2).max() < 1.4
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("shape", [(2, 12, 20), (330, 340)])
+def test_autocast_changes_nothing(method, shape):
+    """Its products would be rounded to bf16."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = polar(x, method=method)
+        assert torch.is_autocast_enabled("cpu")
+    assert inside.dtype == torch.float32
+    assert torch.equal(inside, polar(x, method=method))

@@ -2,6 +2,7 @@
 
 import json
 import math
+import pickle
 from itertools import pairwise
 from pathlib import Path
 
@@ -270,3 +271,10 @@ def test_bad_input_is_named(name):
     call, what = BAD[name]
     with pytest.raises(ValueError, match=what):
         call()
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_kernels_can_be_pickled(name):
+    kernel = overlap(*TWINS[name][:2])
+    copied = pickle.loads(pickle.dumps(kernel))
+    assert (copied(0.3), copied.gain(0.1)) == (kernel(0.3), kernel.gain(0.1))

@@ -74,8 +74,11 @@ class Polar:
         """Polar factor of each matrix of x (..., d_out, d_in), tall or wide, in x's dtype.
 
         fp64 is computed in fp64 throughout, everything else in bf16 (svd: fp32). Scale does not matter. The result is
-        written to `out`, contiguous memory like x or x itself, else to new memory.
+        written to `out`, contiguous memory like x or x itself, else to new memory. Autocast changes nothing.
         """
+        if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
+            with torch.autocast(x.device.type, enabled=False):
+                return self(x, out=out)
         if x.ndim < 2:
             raise ValueError(f"polar: needs matrices, got shape {tuple(x.shape)}")
         if out is None:

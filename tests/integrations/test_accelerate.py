@@ -5,10 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from following import LR, MAKERS, Steps, assert_same, weights
 from needs import library
 from small import batch, net
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 import steadynorm as sn
 from steadynorm.monitor import scalars
@@ -16,6 +19,7 @@ from steadynorm.monitor import scalars
 library("accelerate")
 
 from accelerate import Accelerator
+from accelerate.utils.fsdp_utils import fsdp2_switch_optimizer_parameters
 
 TOTAL = 8
 
@@ -111,3 +115,33 @@ def test_correct_and_monitor_reach_through_its_wrapper():
     wrapped.step()
     assert wrapped.param_groups[0]["weight_decay"] == pytest.approx(0.05)
     assert [record["weight_decay"] for record in monitor.measure()] == pytest.approx([0.05])
+
+
+@pytest.fixture
+def one_process():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.device_mesh.init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_trains_the_sharded_parameters_that_its_fsdp2_puts_into_the_groups(one_process: Any, name: str):
+    """The steps of `Accelerator._prepare_fsdp2`: placeholders, fully_shard, then the switch."""
+    plain, model = net(), net()
+    optimizer, reference = MAKERS[name](model), MAKERS[name](plain)
+    names = {id(p): key for key, p in model.named_parameters()}
+    for group in optimizer.param_groups:
+        for k, p in enumerate(group["params"]):
+            group["params"][k] = torch.empty(1)
+            group["params"][k].data_ptr = names[id(p)]
+    fully_shard(model, mesh=one_process)
+    fsdp2_switch_optimizer_parameters(optimizer, dict(model.named_parameters()))
+    for step in range(3):
+        for one, both in ((model, optimizer), (plain, reference)):
+            both.zero_grad()
+            nn.functional.cross_entropy(one(batch(step)[0]), batch(step)[1]).backward()
+            both.step()
+    assert all(isinstance(p, DTensor) for p in optimizer.state)
+    assert len(optimizer.state_dict()["state"]) == len(list(model.parameters()))
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p.full_tensor(), q)

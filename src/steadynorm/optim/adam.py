@@ -1,16 +1,16 @@
 """AdamC: torch's AdamW with corrected decay."""
 
 from collections.abc import Callable
-from typing import Any, Never, TypeAlias
+from typing import Any, NamedTuple, Never, TypeAlias
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors
 from torch.optim.optimizer import ParamsT
 
 from steadynorm.decay import Correction, group_keys, group_label
 from steadynorm.families import ADAM
 from steadynorm.groups import settled
-from steadynorm.optim.agreement import Agreement
 from steadynorm.optim.base import Group, SteadyOptimizer, members, no_skips
 from steadynorm.optim.checks import (
     NonFiniteGradientError,
@@ -26,9 +26,27 @@ from steadynorm.optim.layout import is_dtensor, local
 from steadynorm.optim.loading import load_exactly
 from steadynorm.optim.parameters import check_parameter, check_unchanged, name_of
 from steadynorm.optim.relative import base_from_plain_checkpoint
+from steadynorm.optim.settling import Settled, settle_state
 from steadynorm.theory.steady import eta_of
 
-_Found: TypeAlias = tuple[int, Group, torch.device, list[Tensor], Tensor]  # alike parameters, and which are finite
+_SMALL = 1 << 12  # elements of gradients that are looked at together: a call for each would cost more than the copy
+
+
+class _Alike(NamedTuple):
+    """Parameters of a group that have a gradient, of one device and dtype, DTensors or not."""
+
+    group: int
+    device: torch.device
+    dtype: torch.dtype
+    sharded: bool
+    params: list[Tensor]
+
+    def grads(self) -> list[Tensor]:
+        grads = [p.grad for p in self.params if p.grad is not None]
+        return [local(grad) for grad in grads] if self.sharded else grads
+
+
+_Found: TypeAlias = tuple[_Alike, Tensor]  # and which are finite
 
 
 class AdamC(torch.optim.AdamW):
@@ -121,17 +139,19 @@ class AdamC(torch.optim.AdamW):
             raise ValueError(f"AdamC, {group_label(len(self.param_groups), group)}: {error}") from None
         for p in group["params"]:
             self.state[p].update(self._fresh_state(group, p))
-        self.__dict__.pop("_agreement", None)
+        self.__dict__.pop("_settled", None)
 
     def _fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
         """torch's own state, made now instead of at the first step, and the count of skipped updates."""
         on_device = group["capturable"] or group["fused"]
-        names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
         return {
             "step": torch.zeros((), dtype=torch.float32, device=p.device if on_device else "cpu"),
-            **{name: torch.zeros_like(p, memory_format=torch.preserve_format) for name in names},
+            **{name: torch.zeros_like(p, memory_format=torch.preserve_format) for name in _moments(group)},
             "skipped": no_skips(p),
         }
+
+    def _settle_state(self) -> None:
+        settle_state(self, lambda group: ("step", *_moments(group), "skipped"), self._fresh_state)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -167,49 +187,65 @@ class AdamC(torch.optim.AdamW):
     def _withhold_non_finite(self) -> list[tuple[Tensor, Tensor]]:
         """Take non-finite gradients away, so that torch's step leaves those parameters alone, and those of other strides
         than a fused step can read; returns them."""
+        alike = self._known().get(self, ("amsgrad",), self._alike)
+        if not all("skipped" in self.state[p] for each in alike for p in each.params):  # cleared
+            self._settle_state()
+        withheld, counted = [], []
+        for each, finite in self._agreed(alike):
+            group = self.param_groups[each.group]
+            if group["fused"] and each.device.type != "cpu" and not group["check_finite"]:
+                self._skip_all_if(finite.all().logical_not())
+                counted.append((each.params, list(finite.logical_not().long().unbind(0))))
+                continue
+            bad = [p for p, good in zip(each.params, finite.tolist(), strict=True) if not good]
+            if bad and group["check_finite"]:
+                k = next(k for k, p in enumerate(group["params"]) if p is bad[0])
+                raise NonFiniteGradientError(type(self).__name__, each.group, group, k)
+            counted.append((bad, 1))
+            withheld += [(p, p.grad) for p in bad]
+        for params, counts in counted:
+            if params:
+                torch._foreach_add_([self.state[p]["skipped"] for p in params], counts)
+        for p, _ in withheld:
+            p.grad = None
+        for each in alike:
+            for p in each.params if self.param_groups[each.group]["fused"] and not each.sharded else ():
+                if (grad := p.grad) is not None and grad.stride() != p.stride():
+                    withheld.append((p, grad))  # torch's fused kernel goes by memory, not by strides
+                    p.grad = torch.empty_like(p).copy_(grad)
+        return withheld
+
+    def _known(self) -> Settled[list[_Alike]]:
+        return self.__dict__.setdefault("_settled", Settled())
+
+    def _alike(self) -> list[_Alike]:
+        """Parameters that have a gradient, by group, device and dtype: checked, and with their state."""
         check_dense_gradients(self)
+        self._settle_state()
+        found: dict[tuple[int, torch.device, torch.dtype, bool], list[Tensor]] = {}
         for index, group in enumerate(self.param_groups):
             for k, p in enumerate(group["params"]):
                 if p.grad is not None:
-                    check_unchanged(self, index, k, p, dtype=True)  # torch's step would fail half-way
-        found = self._agreed(
-            [
-                (index, group, device, params, _finite([local(p.grad) for p in params if p.grad is not None], dtype))
-                for index, group in enumerate(self.param_groups)
-                for (device, dtype), params in _alike(group["params"]).items()
-            ]
-        )
-        withheld = []
-        for index, group, device, params, finite in found:
-            if group["fused"] and device.type != "cpu" and not group["check_finite"]:
-                self._skip_all_if(finite.all().logical_not())
-                continue
-            bad = [p for p, good in zip(params, finite.tolist(), strict=True) if not good]
-            if bad and group["check_finite"]:
-                k = next(k for k, p in enumerate(group["params"]) if p is bad[0])
-                raise NonFiniteGradientError(type(self).__name__, index, group, k)
-            withheld += [(p, p.grad) for p in bad]
-        for _, _, _, params, finite in found:
-            torch._foreach_add_([self.state[p]["skipped"] for p in params], list(finite.logical_not().long().unbind(0)))
-        for p, _ in withheld:
-            p.grad = None
-        for group in self.param_groups:
-            for p in group["params"] if group["fused"] else ():
-                if p.grad is not None and not is_dtensor(p) and p.grad.stride() != p.stride():
-                    withheld.append((p, p.grad))  # torch's fused kernel goes by memory, not by strides
-                    p.grad = torch.empty_like(p).copy_(p.grad)
-        return withheld
+                    check_unchanged(self, index, k, p, _moments(group), dtype=True)  # torch's step would fail half-way
+                    if p.numel():
+                        found.setdefault((index, p.device, p.dtype, is_dtensor(p)), []).append(p)
+        return [_Alike(*key, params) for key, params in found.items()]
 
-    def _agreed(self, found: list[_Found]) -> list[_Found]:
-        """The same with shards of other ranks counted: a parameter is finite if all of it is."""
-        agreement = self.__dict__.setdefault("_agreement", Agreement())  # neither saved nor copied
+    def _agreed(self, alike: list[_Alike]) -> list[_Found]:
+        """Which parameters are finite, all shards of them; those left out are known to be."""
+        agreement = self._known().agreement
         if agreement.members is None:
-            agreement.set_members(list(members(self, self.state)))
+            agreement.set_members(list(members(self, ())))
+        found = []
+        for each in alike:
+            grads = each.grads()
+            if agreement.members or each.device.type != "cpu" or not _all_finite(grads, each.dtype):
+                found.append((each, _finite(grads, each.dtype)))
         if not agreement.members:
             return found
-        flags = {id(p): flag for *_, params, finite in found for p, flag in zip(params, finite.unbind(0), strict=True)}
+        flags = {id(p): flag for each, finite in found for p, flag in zip(each.params, finite.unbind(0), strict=True)}
         flags |= agreement.finite(flags)
-        return [(*each[:4], torch.stack([flags[id(p)] for p in each[3]])) for each in found]
+        return [(each, torch.stack([flags[id(p)] for p in each.params])) for each, _ in found]
 
     def _skip_all_if(self, bad: Tensor) -> None:
         """Tell torch's fused kernel, on the device, to leave everything as it is; GradScaler's word counts too."""
@@ -222,12 +258,18 @@ class AdamC(torch.optim.AdamW):
 
     skipped_steps = SteadyOptimizer.skipped_steps
 
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's, with state of every parameter that the groups have now."""
+        self._settle_state()
+        return super().state_dict()
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load as torch does; a plain AdamW checkpoint too: its weight_decay is the base.
 
         A checkpoint that does not fit raises ValueError before anything changes.
         """
-        load_exactly(self, super().load_state_dict, state_dict, self._fresh_state)
+        load_exactly(self, super().load_state_dict, state_dict, self._fresh_state, ("betas",))
+        self.__dict__.pop("_settled", None)
         base_from_plain_checkpoint(self, state_dict)
 
 
@@ -236,6 +278,10 @@ def _check_numbers(group: Group) -> None:
     check_betas(group["betas"])
     check_range("eps", group["eps"], closed=True)
     check_range("weight_decay", group["weight_decay"], closed=True)
+
+
+def _moments(group: Group) -> tuple[str, ...]:
+    return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
 
 
 def _has_gaps(p: Tensor) -> bool:
@@ -256,14 +302,17 @@ def _adamw_step() -> Callable[[torch.optim.AdamW], Any]:
 def _finite(grads: list[Tensor], dtype: torch.dtype) -> Tensor:
     """Whether each gradient is finite, (gradients,). By the 2-norm, the fast one: where the sum of squares overflows,
     Adam's second moment would too. Squared, because the norm of a single element takes no square."""
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    return torch.stack(torch._foreach_norm(grads, 2.0, dtype=wide)).square().isfinite()
+    return torch.stack(torch._foreach_norm(grads, 2.0, dtype=_wide(dtype))).square().isfinite()
 
 
-def _alike(params: list[Tensor]) -> dict[tuple[torch.device, torch.dtype], list[Tensor]]:
-    """Parameters that have a gradient, by device and dtype."""
-    found: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for p in params:
-        if p.grad is not None and p.numel():
-            found.setdefault((p.device, p.dtype), []).append(p)
-    return found
+def _all_finite(grads: list[Tensor], dtype: torch.dtype) -> bool:
+    """Whether all of them are, by the sum of all squares: False also where that alone overflows. Waits for the device."""
+    small = [grad for grad in grads if grad.numel() <= _SMALL]
+    large = [grad for grad in grads if grad.numel() > _SMALL]
+    together = [_flatten_dense_tensors(small)] if small else []
+    norms = torch._foreach_norm(together + large, 2.0, dtype=_wide(dtype))
+    return bool(torch.stack(norms).square().sum().isfinite())
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32

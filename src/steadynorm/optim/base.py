@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,12 +15,13 @@ from steadynorm.decay import group_label
 from steadynorm.families import Group
 from steadynorm.groups import settled
 from steadynorm.optim import distributed
-from steadynorm.optim.agreement import Agreement, Member
+from steadynorm.optim.agreement import Member
 from steadynorm.optim.buckets import Bucket, Parts, Rule, Work, finite_gradients, no_products, run
 from steadynorm.optim.checks import NonFiniteGradientError, check_dense_gradients, check_lr, check_one, refuse_unused
 from steadynorm.optim.layout import is_dtensor, layout_of
 from steadynorm.optim.loading import load_exactly
 from steadynorm.optim.parameters import check_parameter, check_unchanged, name_of
+from steadynorm.optim.settling import Settled, checked_state, settle_state
 from steadynorm.optim.sharded_state import checked_mesh, sharded_zeros
 
 
@@ -34,6 +35,8 @@ class SteadyOptimizer(Optimizer, ABC):
     parts: Parts | None = None  # the Rule in parts, where it needs whole parameters or takes a mesh
     elementwise = False  # elements do not see each other: any shard can be updated by itself
     mesh: Any = None  # over which the state of plain parameters is sharded
+    state_keys: tuple[str, ...]  # of `fresh_state`; set by each subclass
+    mark_keys: tuple[str, ...]  # group keys without which a checkpoint is another optimizer's; set by each subclass
     setting_keys: tuple[str, ...] = ()  # group keys that `settings` reads
     corrects_itself = True  # correct() refuses these: they know their own decay
     observing = False  # a monitor sets it before a step, to have products in `observed` after it
@@ -42,8 +45,7 @@ class SteadyOptimizer(Optimizer, ABC):
     def __init__(self, params: ParamsT, defaults: Group, mesh: Any = None):
         self.mesh, params = checked_mesh(mesh), settled(params, defaults)
         refuse_unused(type(self), params, defaults)
-        self._buckets: dict[Any, list[Bucket]] = {}
-        self._agreement = Agreement()
+        self._settled: Settled[list[Bucket]] = Settled()
         super().__init__(params, defaults)
 
     # --- what a subclass fills in
@@ -62,7 +64,11 @@ class SteadyOptimizer(Optimizer, ABC):
 
     @abstractmethod
     def check_group(self, group: Group) -> None:
-        """Raise ValueError where a setting makes no sense; called when a group is added."""
+        """Raise ValueError where a setting makes no sense; called when a group is added or would be loaded."""
+
+    def adopted(self, saved: Group, group: Group) -> Group:
+        """What of a saved group is loaded in place of `group`; by default all of it."""
+        return saved
 
     def before_step(self) -> None:
         """Runs on the host before a step's scalars are read; by default nothing."""
@@ -76,12 +82,8 @@ class SteadyOptimizer(Optimizer, ABC):
         try:
             for k, p in enumerate(group["params"]):
                 check_parameter(p, name_of(group, k))
-            check_one(group["lr"])
-            check_lr(float(group["lr"]))
-            self.check_group(group)
-            for p in group["params"]:
-                self.settings(group, p)
-            states = self._fresh_states(group)
+            self._check_whole_group(group)
+            states = [checked_state(group, k, self._all_state) for k in range(len(group["params"]))]
         except (ValueError, TypeError) as error:
             self.param_groups.pop()
             raise type(error)(f"{type(self).__name__}, {group_label(index, group)}: {error}") from None
@@ -89,20 +91,23 @@ class SteadyOptimizer(Optimizer, ABC):
             self.state[p].update(state)
         self._forget()
 
-    def _fresh_states(self, group: Group) -> list[dict[str, Tensor]]:
-        states = []
-        for k, p in enumerate(group["params"]):
-            try:
-                states.append(self._all_state(group, p))
-                layout_of(p, states[-1])
-            except ValueError as error:
-                raise ValueError(f"{name_of(group, k)} {error}") from None
-        return states
+    def _check_whole_group(self, group: Group) -> None:
+        check_one(group["lr"])
+        check_lr(float(group["lr"]))
+        self.check_group(group)
+        for p in group["params"]:
+            self.settings(group, p)
 
     def _forget(self) -> None:
         """Drop what is worked out from groups and state."""
-        self._buckets.clear()
-        self._agreement = Agreement()
+        self._settled = Settled()
+
+    def _settle_state(self) -> None:
+        settle_state(self, lambda group: self._own_keys, self._all_state)
+
+    @property
+    def _own_keys(self) -> tuple[str, ...]:
+        return *self.state_keys, "skipped"
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -133,10 +138,7 @@ class SteadyOptimizer(Optimizer, ABC):
             except ValueError as error:
                 raise ValueError(f"{type(self).__name__}, {group_label(bucket.group, group)}: {error}") from None
             grads = self._gradients(bucket)
-            state: dict[str, list[Tensor]] = {}
-            for p in bucket.params:
-                for key, value in self.state[p].items():
-                    state.setdefault(key, []).append(value)
+            state = self._states(bucket)
             skipped = state.pop("skipped")
             scalars = {key: torch.tensor(value, dtype=torch.float64) for key, value in numbers.items()}
             products = no_products(bucket) if observing else None
@@ -154,6 +156,14 @@ class SteadyOptimizer(Optimizer, ABC):
         ]
         return here, [work for work in works if work.bucket.plan]
 
+    def _states(self, bucket: Bucket) -> dict[str, list[Tensor]]:
+        """The state of a bucket's parameters, ours alone: others may keep theirs beside it. Made anew where cleared."""
+        try:
+            return {key: [self.state[p][key] for p in bucket.params] for key in self._own_keys}
+        except KeyError:
+            self._settle_state()
+        return {key: [self.state[p][key] for p in bucket.params] for key in self._own_keys}
+
     def _gradients(self, bucket: Bucket) -> list[Tensor]:
         if bucket.layout is None:
             return [p.grad for p in bucket.params if p.grad is not None]
@@ -167,16 +177,17 @@ class SteadyOptimizer(Optimizer, ABC):
 
     def _agreed(self, works: list[Work]) -> list[Work]:
         """With all ranks: which parameters to skip. ValueError on all of them where they do not have the same ones."""
-        if self._agreement.members is None:
-            self._agreement.set_members(list(members(self, self.state, self.setting_keys)))
-        if not self._agreement.members:
+        agreement = self._settled.agreement
+        if agreement.members is None:
+            agreement.set_members(list(members(self, self.state_keys, self.setting_keys)))
+        if not agreement.members:
             return works
         flags: dict[int, Tensor] = {}
         for work in works:
             if work.bucket.layout is not None and work.bucket.layout.group is not None:
                 found = distributed.finite_shards(work.grads, work.bucket)
                 flags |= {id(p): flag for p, flag in zip(work.bucket.params, found, strict=True)}
-        agreed = self._agreement.finite(flags)
+        agreed = agreement.finite(flags)
         done = []
         for work in works:
             known = [agreed[id(p)] for p in work.bucket.params if id(p) in agreed]
@@ -185,29 +196,23 @@ class SteadyOptimizer(Optimizer, ABC):
 
     def _current_buckets(self) -> list[Bucket]:
         """Buckets of the parameters that have a gradient now; cached by which ones these are and the settings."""
-        check_dense_gradients(self)
-        key = tuple(
-            (
-                *(group[name] for name in self.setting_keys),
-                *((p.grad is not None, p.shape, p.dtype, p.device) for p in group["params"]),
-            )
-            for group in self.param_groups
-        )
-        if key not in self._buckets:
-            if len(self._buckets) > 16:  # parameters come and go at random: do not hoard
-                self._buckets.clear()
-            self._buckets[key] = self._make_buckets()
-        return self._buckets[key]
+        return self._settled.get(self, self.setting_keys, self._make_buckets)
 
     def _make_buckets(self) -> list[Bucket]:
+        check_dense_gradients(self)
+        self._settle_state()
         found: dict[Any, Bucket] = {}
         for index, group in enumerate(self.param_groups):
             for k, p in enumerate(group["params"]):
                 if p.grad is None or p.numel() == 0:
                     continue
-                check_unchanged(self, index, k, p)
-                settings, by_rows = self.settings(group, p)
-                shape, layout = tuple(p.shape), layout_of(p, self.state[p])
+                check_unchanged(self, index, k, p, self.state_keys)
+                shape, state = tuple(p.shape), {name: self.state[p][name] for name in self.state_keys}
+                try:
+                    (settings, by_rows), layout = self.settings(group, p), layout_of(p, state)
+                except ValueError as error:
+                    label = f"{type(self).__name__}, {group_label(index, group)}: {name_of(group, k)}"
+                    raise ValueError(f"{label}: {error}") from None
                 key = (index, shape, p.dtype, p.device, settings, layout)
                 bucket = Bucket(index, shape, by_rows and p.ndim > 0, settings, [], layout)
                 found.setdefault(key, bucket).params.append(p)
@@ -227,8 +232,14 @@ class SteadyOptimizer(Optimizer, ABC):
 
     def skipped_steps(self) -> Tensor:
         """How many parameter updates were left out because of a non-finite gradient: a 0-d tensor, on the device."""
+        self._settle_state()
         counts = [self.state[p]["skipped"] for group in self.param_groups for p in group["params"]]
         return torch.stack(counts).sum()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's, with state of every parameter that the groups have now."""
+        self._settle_state()
+        return super().state_dict()
 
     @torch._disable_dynamo
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -236,7 +247,15 @@ class SteadyOptimizer(Optimizer, ABC):
 
         A checkpoint that does not fit raises ValueError before anything changes.
         """
-        load_exactly(self, super().load_state_dict, state_dict, lambda group, p: self._all_state(group, p))
+        load_exactly(
+            self,
+            super().load_state_dict,
+            state_dict,
+            self._all_state,
+            self.mark_keys,
+            self.adopted,
+            self._check_whole_group,
+        )
         self._forget()
 
     def _all_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
@@ -244,19 +263,18 @@ class SteadyOptimizer(Optimizer, ABC):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._buckets = {}
-        self._agreement = Agreement()
+        self._forget()
         for p, values in self.state.items():  # torch keeps only state and groups: the mesh is in the state
-            for value in values.values() if isinstance(p, Tensor) and not is_dtensor(p) else ():
-                self.mesh = getattr(value, "device_mesh", self.mesh)
+            for key in self.state_keys if isinstance(p, Tensor) and not is_dtensor(p) else ():
+                self.mesh = getattr(values.get(key), "device_mesh", self.mesh)
 
 
-def members(optimizer: Optimizer, state: Mapping[Tensor, Any], keys: Sequence[str] = ()) -> Iterator[Member]:
+def members(optimizer: Optimizer, state_keys: Sequence[str], setting_keys: Sequence[str] = ()) -> Iterator[Member]:
     """The parameters of an optimizer that are sharded, or whose state is."""
     for index, group in enumerate(optimizer.param_groups):
-        settings = {key: group[key] for key in keys}
+        settings = {key: group[key] for key in setting_keys}
         for k, p in enumerate(group["params"]):
-            layout = layout_of(p, state[p])
+            layout = layout_of(p, {key: optimizer.state[p][key] for key in state_keys})
             if layout is not None and layout.group is not None and p.numel():
                 label = f"{type(optimizer).__name__}, {group_label(index, group)}: {name_of(group, k)}"
                 yield Member(p, layout, label, f"of shape {tuple(p.shape)}, {p.dtype}, {settings}")

@@ -2,7 +2,8 @@
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any, Never
 
 import torch
@@ -78,6 +79,8 @@ def check_lr(lr: float) -> None:
 
 def check_range(name: str, value: float, *, above: float = 0.0, most: float = math.inf, closed: bool = False) -> None:
     """`above` < value <= most (closed: `above` allowed), and finite."""
+    if not isinstance(value, Real | Tensor):
+        raise ValueError(f"{name}={value!r} must be a number")
     low = value >= above if closed else value > above
     if not (low and value <= most and math.isfinite(value)):
         raise ValueError(f"{name}={value} must be finite and in {'[' if closed else '('}{above:g}, {most:g}]")
@@ -90,7 +93,7 @@ def is_known(value: float | Tensor) -> bool:
 
 def check_betas(betas: tuple[float | Tensor, float | Tensor]) -> None:
     """There must be two, both in [0, 1); AdamC's may be tensors, on a device unread."""
-    if len(betas) != 2:
+    if not isinstance(betas, Sequence) or len(betas) != 2:
         raise ValueError(f"betas={betas} must be two numbers")
     for k, beta in enumerate(betas):
         if is_known(beta) and not 0 <= beta < 1:

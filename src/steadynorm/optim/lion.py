@@ -52,6 +52,8 @@ class LionC(RelativelyCorrected):
 
     rule = staticmethod(LION_PARTS.rule)
     parts = LION_PARTS
+    state_keys = ("momentum_buffer",)
+    mark_keys = ("betas",)
     elementwise = True
     family = LION
 

@@ -1,5 +1,7 @@
 """Can a parameter be trained, does it still fit its state, and what is it called in errors?"""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
@@ -22,10 +24,13 @@ def check_parameter(p: Tensor, name: str) -> None:
         )
 
 
-def check_unchanged(optimizer: Optimizer, index: int, k: int, p: Tensor, *, dtype: bool = False) -> None:
-    """ValueError if a parameter no longer fits its state: of another shape or on another device (dtype: or of another
-    dtype) than when the optimizer was made."""
-    for key, value in optimizer.state[p].items():
+def check_unchanged(
+    optimizer: Optimizer, index: int, k: int, p: Tensor, keys: Sequence[str], *, dtype: bool = False
+) -> None:
+    """ValueError if a parameter no longer fits its state under these keys: of another shape or on another device
+    (dtype: or of another dtype) than when the optimizer was made."""
+    for key in keys:
+        value = optimizer.state[p][key]
         if value.ndim == 0:  # counters
             continue
         if value.shape != p.shape or value.device != p.device or (dtype and value.dtype != p.dtype):

@@ -77,6 +77,8 @@ class RenormalizedAdamW(SteadyOptimizer):
     """
 
     rule = staticmethod(renormalized_rule)
+    state_keys = ("step", "exp_avg", "exp_avg_sq")
+    mark_keys = ("betas",)
     corrects_itself = False
 
     def __init__(

@@ -47,6 +47,8 @@ class SGDC(RelativelyCorrected):
     """
 
     rule = staticmethod(sgd_rule)
+    state_keys = ("momentum_buffer",)
+    mark_keys = ("alpha", "trace")
     setting_keys = ("nesterov", "trace")
     family = SGD
     elementwise = True

@@ -153,8 +153,11 @@ def _vector(d: int) -> Overlap:
     k = np.arange(_LAST_MODE // 2, dtype=np.float64)
     ratio = (k + 0.5) ** 2 / ((k + d / 2 + 1) * (k + 1))  # of successive coefficients
     a = lead * np.concatenate(([1.0], np.exp(np.cumsum(np.log(ratio[:-1])))))
-    closed = (lambda r: 2 / math.pi * math.asin(r)) if d == 1 else None
-    return Overlap(f"vector({d})" if d > 1 else "sign", *_compress(a), closed)
+    return Overlap(f"vector({d})" if d > 1 else "sign", *_compress(a), _arcsine if d == 1 else None)
+
+
+def _arcsine(r: float) -> float:
+    return 2 / math.pi * math.asin(r)
 
 
 @functools.lru_cache(maxsize=256)
