@@ -52,7 +52,7 @@ def train(recipe: Recipe, starts: list[Tensor], grads: list[list[Tensor]], run: 
 
 @prop(
     fast=120,
-    slow=3000,
+    slow=1_500,
     of=with_dtype(recipes(polar=("svd",))),
     data=st.data(),
     shapes=some_shapes,
