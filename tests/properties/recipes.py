@@ -9,7 +9,7 @@ import twins_optim as twins
 from contract import LR, REGISTRY, Entry
 from hypothesis import strategies as st
 from strategies import log_floats
-from torch import Tensor, nn
+from torch import Tensor
 
 from steadynorm import lmo as lmos
 from steadynorm import theory
@@ -45,7 +45,10 @@ class Recipe:
         merged: list[dict[str, Any]] = []
         for group in groups if not isinstance(params[0], dict) else ():
             same = [g for g in merged if all(g.get(key) == group.get(key) for key in own)]
-            same[0]["params"].extend(group["params"]) if same else merged.append(group)
+            if same:
+                same[0]["params"] += group["params"]
+            else:
+                merged.append(group)
         return self.entry(merged or groups, **settings)
 
     def _groups(self, given: Any, own: dict[str, Any]) -> list[dict[str, Any]]:
@@ -143,7 +146,3 @@ def set_lr(group: dict[str, Any], lr: float) -> None:
         group["lr"].fill_(lr)
     else:
         group["lr"] = lr
-
-
-def parameter(value: Tensor) -> nn.Parameter:
-    return nn.Parameter(value.clone())

@@ -13,7 +13,7 @@ from models import Model, layers
 from recipes import OWN, Recipe, recipes, set_lr
 from strategies import Drawn, dtypes, exponents, log_floats, matrices, seeds, shapes_for, tensors, wide
 from torch import nn
-from trying import FEWER, prop
+from trying import FEWER, SLOW, prop
 
 import steadynorm as sn
 from steadynorm.lmo import LMOS
@@ -38,7 +38,7 @@ def rounding(name: str, p: torch.Tensor) -> float:
 
 @prop(
     fast=150,
-    slow=FEWER,
+    slow=SLOW // 2,
     name=st.sampled_from(sorted(LMOS)),
     data=st.data(),
     dtype=dtypes,
@@ -80,7 +80,7 @@ def test_scion_iterates_are_bounded(name, data, dtype, corrected, polar, peak, s
 
 @prop(
     fast=120,
-    slow=FEWER,
+    slow=SLOW // 2,
     given=tensors(st.one_of(shapes_for("bias")), exponent=small),
     exponent=exponents,
     dtype=wide,
@@ -119,7 +119,7 @@ def test_elements_of_lion_and_adam_are_bounded(given, exponent, dtype, decay, lr
 
 @prop(
     fast=80,
-    slow=FEWER,
+    slow=SLOW // 2,
     recipe=recipes(["SGDC", "SGDC nesterov", "SGDC trace"]),
     given=tensors(shapes_for("bias"), exponent=small),
     exponent=st.integers(-4, 4),
@@ -151,7 +151,7 @@ MUON = {"most": 1.27, "least": 0.6}  # singular values of torch's Newton-Schulz 
 
 @prop(
     fast=50,
-    slow=FEWER,
+    slow=SLOW // 4,
     shape=matrices,
     seed=seeds,
     weight=small,
@@ -183,7 +183,7 @@ def test_iterates_of_corrected_muon_are_bounded(shape, seed, weight, exponent, d
 
 @prop(
     fast=120,
-    slow=FEWER,
+    slow=SLOW // 4,
     recipe=recipes(["Scion", "ScionC", "ScionC nesterov", "LionC"]),
     shape=matrices,
     seed=seeds,

@@ -24,7 +24,7 @@ from strategies import (
     tensors,
     wide,
 )
-from trying import FEWER, prop
+from trying import FEWER, SLOW, prop
 
 from steadynorm.lmo import LMOS, get
 from steadynorm.polar import METHODS, Polar
@@ -63,7 +63,7 @@ def test_fast_update_is_finite_and_nearly_in_the_unit_ball(drawn, dtype):
     assert get(name).norm(u.double()).item() <= POLAR_BOUND["express"] + ROUNDED[dtype]
 
 
-@prop(fast=150, slow=FEWER, drawn=any_input(), dtype=dtypes, method=st.sampled_from(METHODS))
+@prop(fast=150, slow=SLOW // 2, drawn=any_input(), dtype=dtypes, method=st.sampled_from(METHODS))
 def test_update_is_nearly_as_steep_as_any_of_the_unit_ball(drawn, dtype, method):
     """<x, u> is the dual norm of x, as the slow twin has it; a fast polar factor's is a share of that."""
     name, given = drawn
@@ -133,7 +133,7 @@ TURNS = {"spectral": (True, True), "spectral-transposed": (True, True), "row": (
 
 
 @pytest.mark.parametrize("name", TURNS)
-@prop(fast=30, slow=FEWER, rows=side, columns=side, seed=seeds, exponent=exponents)
+@prop(fast=30, slow=SLOW // len(TURNS), rows=side, columns=side, seed=seeds, exponent=exponents)
 def test_rotating_a_matrix_rotates_its_update(name, rows, columns, seed, exponent):
     """u(Q x P) = Q u(x) P: spectral on both sides, row and column norms on theirs."""
     left, right = TURNS[name]
@@ -151,7 +151,7 @@ def test_rotating_a_vector_rotates_its_update(n, seed, exponent):
 
 
 @pytest.mark.parametrize("name", ["sign", "embedding", "row", "column", "spectral"])
-@prop(fast=30, slow=FEWER, given=tensors(matrices), seed=seeds)
+@prop(fast=30, slow=SLOW // 5, given=tensors(matrices), seed=seeds)
 def test_permuting_rows_and_columns_permutes_the_update(name, given, seed):
     generator = torch.Generator().manual_seed(seed)
     rows, columns = (torch.randperm(n, generator=generator) for n in given.shape)
@@ -161,7 +161,7 @@ def test_permuting_rows_and_columns_permutes_the_update(name, given, seed):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@prop(fast=40, slow=FEWER, given=tensors(st.one_of(matrices, stacks)))
+@prop(fast=40, slow=SLOW // len(METHODS), given=tensors(st.one_of(matrices, stacks)))
 def test_transpose_of_a_matrix_has_the_transposed_polar_factor(method, given):
     x = given.make()
     torch.testing.assert_close(Polar(method)(x.mT.contiguous()), Polar(method)(x).mT, rtol=0, atol=1e-6)

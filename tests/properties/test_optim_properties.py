@@ -98,7 +98,7 @@ def assert_close_states(a: dict, b: dict, tolerance: float) -> None:
 # --- the same whatever
 
 
-@prop(fast=80, slow=FEWER, entry=recipes(NORMALISED), drawn=layers(exponent=usual), dtype=wide, power=powers)
+@prop(fast=80, slow=SLOW // 4, entry=recipes(NORMALISED), drawn=layers(exponent=usual), dtype=wide, power=powers)
 def test_scale_of_the_gradient_changes_nothing_for_normalised_updates(entry, drawn, dtype, power):
     """By a power of two: not one bit."""
     model, scaled = Model(drawn, dtype), Model(drawn, dtype)
@@ -125,7 +125,7 @@ def running(elements: int, threads: int):
 
 @prop(
     fast=60,
-    slow=FEWER,
+    slow=1_500,
     entry=recipes(polar=FAST_POLAR),
     drawn=layers(least=2, most=5, exponent=usual),
     seed=seeds,
@@ -179,7 +179,7 @@ VECTORS = {
 
 
 @pytest.mark.parametrize("name", VECTORS)
-@prop(fast=40, slow=FEWER, n=st.integers(1, 30), seed=seeds, exponent=st.integers(-20, 20))
+@prop(fast=40, slow=SLOW // 4, n=st.integers(1, 30), seed=seeds, exponent=st.integers(-20, 20))
 def test_rotating_a_vector_rotates_its_whole_run(name, n, seed, exponent):
     start, q = Drawn((n,), "normal", seed).make(), orthogonal(n, seed)
     p, turned = nn.Parameter(start.clone()), nn.Parameter(q @ start)
@@ -192,7 +192,7 @@ def test_rotating_a_vector_rotates_its_whole_run(name, n, seed, exponent):
     torch.testing.assert_close(turned.detach(), q @ p.detach(), rtol=1e-8, atol=1e-8 * p.abs().max().item())
 
 
-@prop(fast=40, slow=FEWER, rows=side, columns=side, seed=seeds, nesterov=st.booleans())
+@prop(fast=40, slow=SLOW // 4, rows=side, columns=side, seed=seeds, nesterov=st.booleans())
 def test_rotating_a_matrix_on_both_sides_rotates_its_whole_run(rows, columns, seed, nesterov):
     q, r = orthogonal(rows, seed), orthogonal(columns, seed + 1)
     start = Drawn((rows, columns), "normal", seed).make()

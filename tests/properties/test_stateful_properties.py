@@ -347,6 +347,6 @@ class Life(CountedMachine):
 
 @pytest.mark.parametrize("name", sorted(ENTRIES))
 def test_any_life_of_an_optimizer(name):
-    """150 lives of up to 50 rules each in the slow profile: one takes about a tenth of a second."""
+    """100 lives of up to 50 rules each in the slow profile: one takes about a tenth of a second."""
     machine = type(f"Life of {name}", (Life,), {"entry": ENTRIES[name]})
-    run_state_machine_as_test(machine, settings=budget(6, 150), _min_steps=1)
+    run_state_machine_as_test(machine, settings=budget(5, 100), _min_steps=1)

@@ -52,7 +52,7 @@ def train(recipe: Recipe, starts: list[Tensor], grads: list[list[Tensor]], run: 
 
 @prop(
     fast=120,
-    slow=3000,
+    slow=1_500,
     of=with_dtype(recipes(polar=("svd",))),
     data=st.data(),
     shapes=some_shapes,
@@ -82,7 +82,8 @@ def test_every_optimizer_equals_its_twin(of, data, shapes, seed, kind, weight, e
         before, size, allowed = start.double(), start.double().abs(), 0.0
         for t, (mine, its) in enumerate(zip(found[k], expected, strict=True)):
             size = torch.maximum(size, its.abs())
-            allowed += kept.eps * (size + kept.tiny) + rounding * (its - before).abs().max()
+            allowed += kept.eps * (size + kept.tiny) + 4 * computed.eps * size  # as kept; 1 - eta, and two operations
+            allowed += rounding * (its - before).abs().max()
             unsure = torch.maximum((above[t] - its).abs(), (below[t] - its).abs())
             off = (mine - its).abs() - allowed - 2 * unsure
             assert (off <= 0).all(), f"{tuple(start.shape)}, step {t}: off by {off.max().item():.3g} more than allowed"
