@@ -13,9 +13,6 @@ LEAST = {
     "express": 0.78,
     "newton-schulz": 0.65,
 }  # singular value, where x has none below 1/50 of its largest
-# express with five steps in bf16 in the Gram form (192 rows and more), where rounding lifts the largest singular values;
-# measured on Gaussian matrices: 1.23 at 192 x 384, 1.26 at 321 x 483
-GRAM_BOUND = 1.3
 
 
 def full_rank(shape: tuple[int, ...], seed: int) -> Tensor:
