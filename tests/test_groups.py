@@ -664,3 +664,40 @@ def test_constant_decay_comes_from_scion_too():
     assert [group["weight_decay"] for group in groups] == [0.1, 0.1, 0.005, 0.1]
     with pytest.raises(ValueError, match="weight_decay=None means corrected"):
         sn.Scion(param_groups(mlp(), output="4"))
+
+
+# which optimizer takes which kind
+
+
+ADAM_KIND = [sn.AdamC, sn.LionC, sn.SGDC, sn.RenormalizedAdamW]
+
+
+@pytest.mark.parametrize("cls", ADAM_KIND)
+def test_groups_made_for_scion_are_refused_by_all_others(cls: Any) -> None:
+    """They would train: AdamC would take C^2 for the mean square of an element, and the output's lr is 20 times theirs."""
+    with pytest.raises(ValueError, match=rf"{cls.__name__}: .*for Scion; use param_groups\(model, kind='adam'\)"):
+        cls(param_groups(mlp(), output="4"), lr=1e-3)
+    as_a_list = list(param_groups(mlp(), output="4"))
+    with pytest.raises(ValueError, match=rf"{cls.__name__}, group 0 \(\"hidden\"\): .*lmo='spectral'.*kind='adam'"):
+        cls(as_a_list)
+    optimizer = cls(param_groups(mlp(), output="4", kind="adam"))
+    with pytest.raises(ValueError, match=r"group 3 .*lmo='spectral'"):
+        optimizer.add_param_group(as_a_list[0])
+    assert len(optimizer.param_groups) == 3
+
+
+@pytest.mark.parametrize("cls", [sn.Scion, sn.ScionC])
+def test_groups_made_for_adam_are_refused_by_scion(cls: Any) -> None:
+    with pytest.raises(ValueError, match=rf"{cls.__name__}: .*for Adam; use param_groups\(model, kind='scion'\)"):
+        cls(param_groups(mlp(), output="4", kind="adam"), lmo="by-shape")
+
+
+@pytest.mark.parametrize("decay", [None, 0.1])
+def test_correct_refuses_groups_made_for_scion(decay: float | None) -> None:
+    optimizer = torch.optim.AdamW(param_groups(mlp(), output="4", weight_decay=decay))
+    with pytest.raises(ValueError, match=r"correct: group 0 \(\"hidden\"\): it has lmo=.*kind='adam'"):
+        sn.correct(optimizer)
+    assert sn.correct(sn.Scion(param_groups(mlp(), output="4", weight_decay=0.1)))
+    optimizer = torch.optim.AdamW([{"params": [nn.Parameter(torch.ones(2))], "weight_decay": None}])
+    with pytest.raises(ValueError, match="correct: group 0: weight_decay=None is no number"):
+        sn.correct(optimizer)

@@ -16,7 +16,7 @@ import torch
 from torch.optim import Optimizer
 
 from steadynorm import theory
-from steadynorm.families import Family, Group, family_of, unwrapped
+from steadynorm.families import OTHER, SCION, Family, Group, family_of, refuse_scion_groups, unwrapped
 
 KEYS = (
     "base_weight_decay",
@@ -48,6 +48,10 @@ def corrected_weight_decay(group: Group, family: Family, kernel: theory.Overlap 
 
 def group_keys(group: Group, family: Family, *, peak_lr: float | None = None) -> Group:
     """The correction's keys for a group, those it has already kept; writes nothing."""
+    if family not in (SCION, OTHER):
+        refuse_scion_groups(group)
+    if group.get("weight_decay", 0.0) is None:
+        raise ValueError("weight_decay=None is no number to correct; set one")
     keys = {key: group[key] for key in KEYS if group.get(key) is not None}
     keys.setdefault("base_weight_decay", float(group.get("weight_decay", 0.0)))
     keys.setdefault("corrected", True)

@@ -94,6 +94,14 @@ LION = Family(
 )
 
 
+def refuse_scion_groups(group: Group) -> None:
+    """ValueError for a group that `param_groups` made for Scion: its lr and target mean another thing elsewhere."""
+    if group.get("lmo") is not None:
+        raise ValueError(
+            f"it has lmo={group['lmo']!r}, so it is for Scion and ScionC; use param_groups(model, kind='adam')"
+        )
+
+
 def unwrapped(optimizer: Optimizer) -> Optimizer:
     """The optimizer inside the wrappers of trainers (Accelerate's, Lightning's), which have it as `.optimizer`."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):

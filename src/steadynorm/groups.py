@@ -144,10 +144,17 @@ def param_groups(
     return groups
 
 
-def settled(params: Any, settings: Mapping[str, Any]) -> Any:
-    """What an optimizer was given to train: groups of `param_groups` take the settings they were not given from it."""
+def settled(params: Any, settings: Mapping[str, Any], optimizer: str, kind: str = "adam") -> Any:
+    """What an optimizer was given to train: groups of `param_groups` take the settings they were not given from it.
+
+    ValueError if they were made for optimizers of another kind."""
     if not isinstance(params, ParamGroups):
         return params
+    if params.made.keywords["kind"] != kind:
+        raise ValueError(
+            f"{optimizer}: these groups are for {'Adam' if kind == 'scion' else 'Scion'}; "
+            f"use param_groups(model, kind={kind!r})"
+        )
     known = {key: settings.get(key) for key in ("lr", "alpha", "steady_norm_sq", "weight_decay")}
     return params.settled({key: None if value is None else float(value) for key, value in known.items()})
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from steadynorm.decay import Correction, group_keys, group_label
-from steadynorm.families import ADAM
+from steadynorm.families import ADAM, refuse_scion_groups
 from steadynorm.groups import settled
 from steadynorm.optim.agreement import Agreement
 from steadynorm.optim.base import Group, SteadyOptimizer, members, no_skips
@@ -72,7 +72,7 @@ class AdamC(torch.optim.AdamW):
     ):
         refuse_unknown(type(self).__name__, unknown)
         own = {"lr": lr, "weight_decay": weight_decay}
-        params = settled(params, own)
+        params = settled(params, own, type(self).__name__)
         refuse_unused(type(self), params, own)
         self._extra_defaults = {"peak_lr": peak_lr, "steady_norm_sq": steady_norm_sq, "check_finite": check_finite}
         super().__init__(
@@ -95,6 +95,7 @@ class AdamC(torch.optim.AdamW):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
+            refuse_scion_groups(group)
             check_lr(float(group["lr"]))
             check_range("weight_decay", group["weight_decay"], closed=True)
             if group["steady_norm_sq"] is not None:

@@ -35,12 +35,13 @@ class SteadyOptimizer(Optimizer, ABC):
     elementwise = False  # elements do not see each other: any shard can be updated by itself
     mesh: Any = None  # over which the state of plain parameters is sharded
     setting_keys: tuple[str, ...] = ()  # group keys that `settings` reads
+    group_kind = "adam"  # which groups of `param_groups` it takes
     corrects_itself = True  # correct() refuses these: they know their own decay
     observing = False  # a monitor sets it before a step, to have products in `observed` after it
     observed: Sequence[tuple[list[Tensor], Tensor]] = ()  # parameters, (3, parameters): <theta, u>, |u|^2, |theta|^2
 
     def __init__(self, params: ParamsT, defaults: Group, mesh: Any = None):
-        self.mesh, params = checked_mesh(mesh), settled(params, defaults)
+        self.mesh, params = checked_mesh(mesh), settled(params, defaults, type(self).__name__, self.group_kind)
         refuse_unused(type(self), params, defaults)
         self._buckets: dict[Any, list[Bucket]] = {}
         self._agreement = Agreement()

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from steadynorm.decay import Correction, group_keys
-from steadynorm.families import Family
+from steadynorm.families import Family, refuse_scion_groups
 from steadynorm.optim.base import Group, SteadyOptimizer
 from steadynorm.optim.checks import check_range
 
@@ -20,6 +20,7 @@ class RelativelyCorrected(SteadyOptimizer):
         return None, True  # element-wise
 
     def check_group(self, group: Group) -> None:
+        refuse_scion_groups(group)
         check_range("weight_decay", group["weight_decay"], closed=True)
         if group.get("steady_norm_sq") is not None:
             check_range("steady_norm_sq", group["steady_norm_sq"])

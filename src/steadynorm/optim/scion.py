@@ -95,6 +95,7 @@ class Scion(SteadyOptimizer):
     rule = staticmethod(SCION_PARTS.rule)
     parts = SCION_PARTS
     setting_keys = ("lmo", "blocks", "nesterov", "polar", "polar_steps")
+    group_kind = "scion"
     corrects_itself = False
 
     def __init__(
