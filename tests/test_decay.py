@@ -992,3 +992,56 @@ def test_an_added_group_survives_a_checkpoint() -> None:
             group["lr"] /= 2
         step(optimizer)
         assert [group["weight_decay"] for group in optimizer.param_groups] == [DECAY / 4, 0.9 / 4]
+
+
+# ---------------------------------------------------------------- a decay written by somebody else
+
+
+ALL_CORRECTED: dict[str, Callable[[], Optimizer]] = {
+    "correct(AdamW)": lambda: correct(adamw()),
+    "AdamC": lambda: sn.AdamC([weight()], lr=LR, weight_decay=DECAY),
+    "LionC": lambda: sn.LionC([weight()], lr=LR, weight_decay=DECAY),
+    "SGDC": lambda: sn.SGDC([weight()], lr=LR, weight_decay=DECAY),
+}
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize("name", ALL_CORRECTED)
+def test_a_decay_that_is_written_and_not_used_is_said_once(name: str, steps: int) -> None:
+    optimizer = ALL_CORRECTED[name]()
+    for _ in range(steps):
+        decays(optimizer, LR / 2)
+    with pytest.warns(
+        UserWarning, match=r"group 0: weight_decay=0\.7 is not used.*schedule base_weight_decay, or.*False"
+    ):
+        assert decays(optimizer, LR / 2, weight_decay=0.7) == [DECAY / 2]
+    assert decays(optimizer, LR / 2, weight_decay=0.8) == [DECAY / 2]  # warnings are errors here
+    assert decays(optimizer, LR / 2, base_weight_decay=0.8) == [0.4]
+
+
+@pytest.mark.parametrize("name", ALL_CORRECTED)
+def test_no_word_about_a_decay_that_is_the_base_or_was_loaded_or_is_constant(name: str) -> None:
+    optimizer = ALL_CORRECTED[name]()
+    decays(optimizer, LR / 2)
+    saved = through_disk(optimizer)[0]
+    for _ in range(2):
+        assert decays(optimizer, LR / 4, weight_decay=DECAY) == [DECAY / 4]  # a trainer that writes it at every step
+    optimizer.load_state_dict(saved)
+    assert decays(optimizer, LR / 4) == [DECAY / 4]
+    plain = copy.deepcopy(saved)
+    for key in ("base_weight_decay", "peak_lr", "peak_lr_given", "corrected"):
+        plain["param_groups"][0].pop(key)
+    plain["param_groups"][0]["weight_decay"] = 0.6
+    optimizer.load_state_dict(plain)
+    assert decays(optimizer, LR / 4) == pytest.approx([0.15])
+    assert decays(optimizer, LR / 4, weight_decay=0.7, corrected=False) == [0.7]
+
+
+def test_a_scheduler_refuses_a_decay_that_is_computed() -> None:
+    for make in ALL_CORRECTED.values():
+        optimizer = make()
+        with refused(optimizer, r"group 0: weight_decay is computed.*schedule base_weight_decay"):
+            sn.Scheduler(optimizer, scale={"weight_decay": sn.schedule.linear(10)})
+        sn.Scheduler(optimizer, scale={"base_weight_decay": sn.schedule.constant_then_decay(10, 10)})
+        optimizer.param_groups[0]["corrected"] = False
+        sn.Scheduler(optimizer, scale={"weight_decay": sn.schedule.linear(10)})

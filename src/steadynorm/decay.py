@@ -9,6 +9,7 @@ Everything a resumed run needs is in the parameter groups, under the keys of `KE
 """
 
 import math
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -82,12 +83,36 @@ class Correction:
     def __init__(self, family: Family):
         self.family = family
         self.known: list[Group] = []  # the groups' keys, for checkpoints that lack them
+        self.written: list[tuple[Group, Any]] = []  # groups and the decay last seen in them; a loaded group is another
+        self.warned = False
 
     def __call__(self, optimizer: Optimizer, args: Any = None, kwargs: Any = None) -> None:
         values = [self._value(index, group) for index, group in enumerate(optimizer.param_groups)]
+        self._warn_of_lost_decay(optimizer.param_groups, values)
         for group, value in zip(optimizer.param_groups, values, strict=True):
             if value is not None:
                 group["weight_decay"] = value
+        self.note(optimizer.param_groups)
+
+    def note(self, groups: Sequence[Group]) -> None:
+        """Note each group's decay: another one found before the next step was written by somebody else."""
+        self.written = [(group, group.get("weight_decay")) for group in groups]
+
+    def _warn_of_lost_decay(self, groups: Sequence[Group], values: Sequence[float | None]) -> None:
+        """Once, for a decay that was written and will not be used. A warning, because some trainers put back groups in
+        place, and some write the same decay (the base) at every step."""
+        noted = {id(group): value for group, value in self.written}
+        for index, (group, value) in enumerate(zip(groups, values, strict=True)):
+            found, usual = group.get("weight_decay"), (noted.get(id(group)), group.get("base_weight_decay"))
+            if self.warned or value is None or id(group) not in noted:
+                continue
+            if isinstance(found, torch.Tensor) or found not in usual:
+                self.warned = True
+                warnings.warn(
+                    f"{group_label(index, group)}: weight_decay={found} is not used, it is computed at every step; "
+                    "set or schedule base_weight_decay, or set corrected=False in the group",
+                    stacklevel=4,
+                )
 
     def _value(self, index: int, group: Group) -> float | None:
         """lambda_t, or None where the group's decay is left alone."""
@@ -116,6 +141,11 @@ class Correction:
         for group, known in zip(optimizer.param_groups, self.known, strict=True):
             if "base_weight_decay" not in group:
                 group.update({**known, "base_weight_decay": float(group["weight_decay"])})
+
+
+def own_correction(optimizer: Optimizer, family: Family) -> Correction:
+    """Of an optimizer that corrects itself: one object for its life, neither saved nor copied."""
+    return optimizer.__dict__.setdefault("_correction", Correction(family))
 
 
 def exact_kernel(group: Group, family: Family) -> theory.Overlap | None:
@@ -187,6 +217,7 @@ def correct(
         part = _split(optimizer, groups[index], positions) if positions else groups[index]
         part["corrected"] = False
     correction = Correction(family)
+    correction.note(optimizer.param_groups)
     optimizer.register_step_pre_hook(correction)
     optimizer.register_load_state_dict_pre_hook(lambda this, _: correction.remember(this))
     optimizer.register_load_state_dict_post_hook(correction.after_load)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from steadynorm.decay import Correction, group_keys, group_label
+from steadynorm.decay import group_keys, group_label, own_correction
 from steadynorm.families import ADAM, refuse_scion_groups
 from steadynorm.groups import settled
 from steadynorm.optim.agreement import Agreement
@@ -113,6 +113,7 @@ class AdamC(torch.optim.AdamW):
             raise ValueError(f"AdamC, {group_label(len(self.param_groups), group)}: {error}") from None
         for p in group["params"]:
             self.state[p].update(self._fresh_state(group, p))
+        own_correction(self, ADAM).note(self.param_groups)
         self.__dict__.pop("_agreement", None)
 
     def _fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
@@ -145,7 +146,7 @@ class AdamC(torch.optim.AdamW):
 
     @torch._disable_dynamo
     def _prepare(self) -> None:
-        Correction(ADAM)(self)
+        own_correction(self, ADAM)(self)
 
     @torch._disable_dynamo
     def _withhold_non_finite(self) -> list[tuple[Tensor, Tensor]]:

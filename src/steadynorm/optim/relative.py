@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from steadynorm.decay import Correction, group_keys
+from steadynorm.decay import group_keys, own_correction
 from steadynorm.families import Family, refuse_scion_groups
 from steadynorm.optim.base import Group, SteadyOptimizer
 from steadynorm.optim.checks import check_range
@@ -26,8 +26,12 @@ class RelativelyCorrected(SteadyOptimizer):
             check_range("steady_norm_sq", group["steady_norm_sq"])
         group.update(group_keys(group, self.family))
 
+    def add_param_group(self, param_group: Group) -> None:
+        super().add_param_group(param_group)
+        own_correction(self, self.family).note(self.param_groups)
+
     def before_step(self) -> None:
-        Correction(self.family)(self)
+        own_correction(self, self.family)(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
