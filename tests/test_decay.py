@@ -954,10 +954,11 @@ def test_the_original_of_a_copy_keeps_its_own_correction() -> None:
     assert decays(optimizer, LR / 4) == [DECAY / 4]
 
 
-def test_a_group_added_later_is_corrected_by_its_own_lr_and_decay() -> None:
+@pytest.mark.parametrize("key", ["peak_lr", "max_lr", "initial_lr"])
+def test_a_group_added_later_is_corrected_by_its_own_peak_and_decay(key: str) -> None:
     optimizer = correct(adamw())
     decays(optimizer, LR / 2)
-    optimizer.add_param_group({"params": [weight()], "lr": 0.01, "weight_decay": 0.9})
+    optimizer.add_param_group({"params": [weight()], "lr": 0.01, key: 0.01, "weight_decay": 0.9})
     step(optimizer)
     assert [group["weight_decay"] for group in optimizer.param_groups] == [DECAY / 2, 0.9]
     for group in optimizer.param_groups:
@@ -966,19 +967,45 @@ def test_a_group_added_later_is_corrected_by_its_own_lr_and_decay() -> None:
     assert [group["weight_decay"] for group in optimizer.param_groups] == [DECAY / 4, 0.45]
 
 
-def test_a_group_added_later_does_not_take_its_peak_from_a_step_with_lr_zero() -> None:
-    optimizer = correct(adamw())
-    optimizer.add_param_group({"params": [weight()], "lr": 0.01, "weight_decay": 0.9})
-    decays(optimizer, 0.0)  # what DCP does to build state
-    optimizer.param_groups[0]["lr"], optimizer.param_groups[1]["lr"] = LR, 0.01
+@pytest.mark.parametrize("lr", [0.01, 0.0])
+def test_a_group_added_later_must_bring_its_peak(lr: float) -> None:
+    """Its lr in a step is no peak: it may be in its warmup, or DCP may have set it to 0 to build state."""
+    optimizer = correct(adamw(), peak_lr=LR)
     step(optimizer)
-    assert [group["weight_decay"] for group in optimizer.param_groups] == [DECAY, 0.9]
+    optimizer.add_param_group({"params": [weight()], "name": "late", "lr": lr, "weight_decay": 0.9})
+    for p in parameters(optimizer):
+        p.grad = torch.zeros_like(p)
+    with refused(optimizer, r'group 1 \("late"\): it was added after correct\(\).*put peak_lr='):
+        optimizer.step()
+    optimizer.param_groups[1]["peak_lr"] = 0.02  # what the error says
+    optimizer.param_groups[1]["lr"] = 0.01
+    step(optimizer)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == pytest.approx([DECAY, 0.45])
+    for more in ({"weight_decay": 0.0}, {"weight_decay": 0.3, "corrected": False}):  # need no peak
+        optimizer.add_param_group({"params": [weight()], "lr": 0.01, **more})
+    step(optimizer)
+    assert [group["weight_decay"] for group in optimizer.param_groups[2:]] == [0.0, 0.3]
+
+
+def test_a_plain_checkpoint_into_groups_of_which_one_was_added() -> None:
+    optimizer = correct(adamw())
+    optimizer.add_param_group({"params": [weight()], "lr": LR, "weight_decay": 0.0})
+    optimizer.load_state_dict(adamw({"params": [weight()]}, {"params": [weight()], "weight_decay": 0.0}).state_dict())
+    assert decays(optimizer, LR / 2) == [DECAY / 2, 0.0]
+
+
+def test_the_remedy_for_a_guessed_peak_can_be_followed_in_the_group() -> None:
+    optimizer = correct(adamw())
+    with pytest.raises(ValueError, match="or put it in the group"):
+        decays(optimizer, 2 * LR)
+    optimizer.param_groups[0]["peak_lr"] = 2 * LR
+    assert decays(optimizer, LR) == [DECAY / 2]
 
 
 def test_an_added_group_survives_a_checkpoint() -> None:
     def made() -> Optimizer:
         optimizer = correct(adamw())
-        optimizer.add_param_group({"params": [weight()], "lr": 0.01, "weight_decay": 0.9})
+        optimizer.add_param_group({"params": [weight()], "lr": 0.01, "peak_lr": 0.01, "weight_decay": 0.9})
         return optimizer
 
     saved, resumed = made(), made()

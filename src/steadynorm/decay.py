@@ -43,7 +43,9 @@ def corrected_weight_decay(group: Group, family: Family, kernel: theory.Overlap 
         return family.require_target()(float(group["steady_norm_sq"]), lr, group, kernel)
     peak = group["peak_lr"]
     if not group["peak_lr_given"] and lr > peak * (1 + 1e-6):
-        raise ValueError(f"lr={lr} exceeds the guessed peak_lr={peak}; pass peak_lr=<the schedule's maximum>")
+        raise ValueError(
+            f"lr={lr} exceeds the guessed peak_lr={peak}; pass peak_lr=<the schedule's maximum>, or put it in the group"
+        )
     return group["base_weight_decay"] * (lr / peak) * family.factor(group) if peak > 0 else 0.0
 
 
@@ -120,15 +122,24 @@ class Correction:
         if not (lr >= 0 and math.isfinite(lr)):
             raise ValueError(f"{group_label(index, group)}: lr={lr} must be finite and not negative")
         if "base_weight_decay" not in group:  # added after correct()
-            if lr == 0:  # a step that only builds state (DCP): no peak to be had from it
+            if not group.get("weight_decay") or group.get("corrected") is False:
                 return None
-            group.update(group_keys(group, self.family))
+            group.update(self._keys_of_added(index, group))
         if not group["corrected"] or group["base_weight_decay"] == 0:
             return None
         if not group["peak_lr_given"] and group.get("max_lr") is not None:  # OneCycleLR came after correct()
             group["peak_lr"] = float(group["max_lr"])
         try:
             return corrected_weight_decay(group, self.family, exact_kernel(group, self.family))
+        except ValueError as error:
+            raise ValueError(f"{group_label(index, group)}: {error}") from None
+
+    def _keys_of_added(self, index: int, group: Group) -> Group:
+        """The keys of a group that came after correct(). Its lr may be anything by now, so it has to bring a peak."""
+        try:
+            if all(group.get(key) is None for key in ("peak_lr", "max_lr", "initial_lr")):
+                raise ValueError("it was added after correct() and says no peak; put peak_lr=<its largest lr> in it")
+            return group_keys(group, self.family)
         except ValueError as error:
             raise ValueError(f"{group_label(index, group)}: {error}") from None
 
@@ -139,7 +150,7 @@ class Correction:
     def after_load(self, optimizer: Optimizer) -> None:
         """A checkpoint from before the correction: its weight_decay is the base, the rest stays as it was."""
         for group, known in zip(optimizer.param_groups, self.known, strict=True):
-            if "base_weight_decay" not in group:
+            if known and "base_weight_decay" not in group:
                 group.update({**known, "base_weight_decay": float(group["weight_decay"])})
 
 
