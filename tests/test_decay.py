@@ -461,6 +461,28 @@ def test_muon_with_an_impossible_momentum_is_refused() -> None:
         correct(optimizer)
 
 
+class KellersMuon(Stranger):
+    """Nesterov at all times, which its groups do not say."""
+
+
+def test_a_muon_that_does_not_say_nesterov_is_asked_once_it_matters() -> None:
+    optimizer = correct(KellersMuon([weight()], lr=LR, weight_decay=DECAY, momentum=0.85))
+    assert decays(optimizer, LR / 2) == [DECAY / 2]  # the momentum has not moved
+    optimizer.param_groups[0]["momentum"] = 0.95
+    with refused(optimizer, r"group 0: .*Nesterov.*set group\['nesterov'\] = True \(Keller Jordan's"):
+        optimizer.step()
+    gains = [theory.momentum_gain(1 - momentum, nesterov=True) for momentum in (0.95, 0.85)]
+    expected = DECAY / 2 * gains[0] / gains[1]
+    assert decays(optimizer, nesterov=True) == pytest.approx([expected], rel=1e-12)
+
+    optimizer = KellersMuon([weight()], lr=LR, weight_decay=DECAY, momentum=0.95)
+    with refused(optimizer, r"correct: group 0: .*set group\['nesterov'\]"):
+        correct(optimizer, steady_norm_sq=1.5)
+    optimizer.param_groups[0]["nesterov"] = True
+    expected = theory.weight_decay_for(1.5, LR, 1 - 0.95, nesterov=True)
+    assert decays(correct(optimizer, steady_norm_sq=1.5)) == pytest.approx([expected], rel=1e-12)
+
+
 def test_a_class_named_lion_without_betas_is_refused() -> None:
     class LionLike(Stranger):
         pass

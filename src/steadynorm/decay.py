@@ -218,6 +218,8 @@ def correct(
         try:
             keys = {**group_keys(group, family, peak_lr=peak), **target}
             exact_kernel({**group, **keys}, family)
+            if target and family.gain and family.momentum:
+                family.gain(family.momentum(group), group)  # raises where the group does not say enough for a target
         except ValueError as error:
             raise ValueError(f"correct: {group_label(index, group)}: {error}") from None
         plans.append((group, keys))

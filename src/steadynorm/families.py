@@ -3,7 +3,7 @@
 | family | recognised by (a class or one it derives from) | momentum read from | factor F |
 |---|---|---|---|
 | adam | AdamW; Adam, NAdam, RAdam with decoupled_weight_decay; "Adam" in the name and `decoupled=True` | - | 1 |
-| muon | "Muon" in the name | 1 - `momentum`, `nesterov` | G(alpha_t)/G(alpha_0) |
+| muon | "Muon" in the name | 1 - `momentum`, `nesterov` (must be there if momentum moves) | G(alpha_t)/G(alpha_0) |
 | scion | our Scion | `alpha`, `nesterov` | G(alpha_t)/G(alpha_0) |
 | lion | "Lion" in the name | `betas` | G(betas_t)/G(betas_0) |
 | sgd | our SGDC | `alpha`, `trace` | 1; with trace (alpha_0/alpha_t)^2 |
@@ -81,10 +81,26 @@ def _ema_target(target: float, lr: float, group: Group, kernel: theory.Overlap |
     return theory.weight_decay_for(target, lr, _alpha(group), nesterov=_nesterov(group), overlap=kernel or "linear")
 
 
+def _said(group: Group) -> Group:
+    """A Muon's group, if it says whether its momentum is Nesterov's. Keller Jordan's always is and has no such key."""
+    if "nesterov" not in group and "momentum" in group:
+        raise ValueError(
+            "the decay depends on whether its momentum is Nesterov's, which the group does not say; "
+            "set group['nesterov'] = True (Keller Jordan's Muon) or False"
+        )
+    return group
+
+
 ADAM = Family("adam", target=lambda target, lr, *_: theory.adam_weight_decay_for(target, lr))
 OTHER = Family("other")
 SGD = Family("sgd", _alpha, lambda alpha, group: check_alpha(alpha) ** -2 if group.get("trace") else 1.0)
-MUON = Family("muon", _alpha, _ema_gain, _ema_target, lmo="spectral")
+MUON = Family(
+    "muon",
+    _alpha,
+    lambda alpha, group: _ema_gain(alpha, _said(group)),
+    lambda target, lr, group, kernel: _ema_target(target, lr, _said(group), kernel),
+    lmo="spectral",
+)
 SCION = Family("scion", _alpha, _ema_gain, _ema_target)
 LION = Family(
     "lion",
