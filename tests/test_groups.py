@@ -701,3 +701,18 @@ def test_correct_refuses_groups_made_for_scion(decay: float | None) -> None:
     optimizer = torch.optim.AdamW([{"params": [nn.Parameter(torch.ones(2))], "weight_decay": None}])
     with pytest.raises(ValueError, match="correct: group 0: weight_decay=None is no number"):
         sn.correct(optimizer)
+
+
+@pytest.mark.parametrize("told", ["groups", "optimizer"])
+def test_with_nesterov_the_output_starts_with_the_half_life_of_the_hidden_layers(told: str) -> None:
+    where = {"groups": {"nesterov": True}} if told == "groups" else {"optimizer": {"nesterov": True}}
+    groups = param_groups(mlp(), output="4", output_bias="constant", **where.get("groups", {}))
+    optimizer = sn.ScionC(groups, **where.get("optimizer", {}))
+    assert all(group["nesterov"] for group in optimizer.param_groups)
+    etas = [group["lr"] * optimizer.weight_decay_of(group["params"][0]) for group in optimizer.param_groups]
+    assert etas == pytest.approx([0.01 * sn.theory.weight_decay_for(1.1875, 0.01, 0.1, nesterov=True)] * 4)
+    constant = sn.Scion(param_groups(mlp(), output="4"), weight_decay=0.1, nesterov=True).param_groups
+    assert [group["weight_decay"] for group in constant] == [0.1, 0.1, 0.005, 0.1]
+    with pytest.raises(ValueError, match="nesterov=True would not be used"):
+        sn.ScionC(param_groups(mlp(), output="4", nesterov=False), nesterov=True)
+    assert not any("nesterov" in group for group in param_groups(mlp(), output="4"))

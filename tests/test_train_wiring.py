@@ -80,3 +80,13 @@ def test_micro_batches_are_averaged(tmp_path: Path):
     one, two = (records.read(each.out).columns for each in runs)
     for key in ("loss", "grad_norm"):
         assert one[key].tolist() == pytest.approx(two[key].tolist(), rel=1e-4), key
+
+
+def test_with_nesterov_the_output_decays_alike_under_scion_and_scionc():
+    decays = [
+        next(group["weight_decay"] for group in optimizer.param_groups if group["name"] == "output")
+        for optimizer, _ in (
+            build(model(), Optim(name, nesterov=True), Schedule(), 10)[0] for name in ("scion", "scionc")
+        )
+    ]
+    assert decays[0] == pytest.approx(decays[1], rel=1e-12)
