@@ -716,3 +716,23 @@ def test_with_nesterov_the_output_starts_with_the_half_life_of_the_hidden_layers
     with pytest.raises(ValueError, match="nesterov=True would not be used"):
         sn.ScionC(param_groups(mlp(), output="4", nesterov=False), nesterov=True)
     assert not any("nesterov" in group for group in param_groups(mlp(), output="4"))
+
+
+def test_explain_shows_the_decay_at_the_peak_and_the_target_also_in_mid_schedule() -> None:
+    def shown(optimizer: Any) -> str:
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-4
+            for p in group["params"]:
+                p.grad = torch.ones_like(p)
+        optimizer.step()
+        return explain(optimizer.param_groups)
+
+    matrix = nn.Parameter(torch.ones(4, 4))
+    assert "corrected, 0.1 at peak lr" in shown(sn.AdamC([matrix], lr=1e-3, weight_decay=0.1))
+    assert "corrected, steady_norm_sq = 0.001" in shown(sn.AdamC([matrix], lr=1e-3, steady_norm_sq=1e-3))
+    adamw = torch.optim.AdamW([matrix], lr=1e-3, weight_decay=0.1)
+    assert "constant 0.1" in shown(sn.correct(adamw, skip=[0]))
+    at_zero = sn.AdamC([matrix], lr=1e-3, weight_decay=0.1)
+    at_zero.param_groups[0]["weight_decay"] = 0.0  # as after a step with lr 0
+    assert "corrected, 0.1 at peak lr" in explain(at_zero.param_groups)
+    assert "none" in explain(sn.AdamC([matrix], weight_decay=0.0).param_groups)

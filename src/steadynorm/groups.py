@@ -214,7 +214,7 @@ def explain(groups: Iterable[Mapping[str, Any]]) -> str:
     """A plain-text table: which parameter got which rule, and why.
 
     Decay reads "corrected, C^2 = ..." (computed anew from lr, alpha and C^2 at every step), "corrected, ... at peak lr"
-    (Adam), "constant ..." or "none".
+    or "corrected, steady_norm_sq = ..." (Adam, and what `correct` corrects), "constant ..." or "none".
 
     Args:
         groups: what `param_groups` returned; or `optimizer.param_groups`, which has no reasons to show.
@@ -262,9 +262,12 @@ def _decay_text(group: Mapping[str, Any]) -> str:
     decay = group.get("weight_decay")
     if decay is None:
         return f"corrected, C^2 = {group['steady_norm_sq']:g}" if "steady_norm_sq" in group else "the optimizer's"
-    if decay == 0:
+    if not group.get("corrected"):
+        return f"constant {decay:g}" if decay else "none"
+    if not (base := group.get("base_weight_decay", decay)):  # decay is today's, once it is trained
         return "none"
-    return f"corrected, {decay:g} at peak lr" if group.get("corrected") else f"constant {decay:g}"
+    target = group.get("steady_norm_sq")
+    return f"corrected, {base:g} at peak lr" if target is None else f"corrected, steady_norm_sq = {target:g}"
 
 
 def from_radius(lr: float, radius: float) -> dict[str, float]:
