@@ -787,6 +787,21 @@ def test_an_absolute_target_needs_an_update_of_known_size() -> None:
         correct(optimizer, decoupled=True, steady_norm_sq=1.0)
 
 
+@pytest.mark.parametrize("make", [lambda **k: correct(adamw(weight_decay=k.pop("weight_decay")), **k),
+                                  lambda **k: sn.AdamC([weight()], **k), lambda **k: sn.LionC([weight()], **k)])  # fmt: skip
+def test_a_target_that_no_group_can_use_is_refused(make: Callable[..., Optimizer]) -> None:
+    with pytest.raises(ValueError, match=r"steady_norm_sq=0\.3 would do nothing.*give them a weight_decay"):
+        make(weight_decay=0.0, steady_norm_sq=0.3)
+    assert make(weight_decay=1e-9, steady_norm_sq=0.3)
+    with refused(plain := adamw(weight_decay=0.0), "would do nothing"):
+        correct(plain, steady_norm_sq=0.3)
+
+
+def test_sgd_refuses_a_target_in_a_group_when_it_is_made() -> None:
+    with pytest.raises(ValueError, match=r"SGDC, group 0: steady_norm_sq: the size of sgd updates.*leave it out"):
+        sn.SGDC([{"params": [weight()], "steady_norm_sq": 1.0}])
+
+
 # ---------------------------------------------------------------- checkpoints
 
 

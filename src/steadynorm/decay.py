@@ -159,6 +159,16 @@ def own_correction(optimizer: Optimizer, family: Family) -> Correction:
     return optimizer.__dict__.setdefault("_correction", Correction(family))
 
 
+def refuse_idle_target(where: str, groups: Iterable[Group]) -> None:
+    """ValueError if there is a target and every group that has it is without decay, which stays so."""
+    aimed = [group for group in groups if group.get("steady_norm_sq") is not None]
+    if aimed and not any(group["base_weight_decay"] for group in aimed):
+        raise ValueError(
+            f"{where}: steady_norm_sq={aimed[0]['steady_norm_sq']} would do nothing, because groups with weight_decay=0 "
+            "stay without decay; give them a weight_decay (any above 0: the target takes its place)"
+        )
+
+
 def exact_kernel(group: Group, family: Family) -> theory.Overlap | None:
     """The overlap kernel that all parameters of a group share, for overlap="exact"; None for "linear"."""
     if group.get("overlap") != "exact" or family.lmo is None:
@@ -223,6 +233,7 @@ def correct(
         except ValueError as error:
             raise ValueError(f"correct: {group_label(index, group)}: {error}") from None
         plans.append((group, keys))
+    refuse_idle_target("correct", (keys for _, keys in plans))
 
     for group, keys in plans:
         group.update(keys)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from steadynorm.decay import group_keys, group_label, own_correction
+from steadynorm.decay import group_keys, group_label, own_correction, refuse_idle_target
 from steadynorm.families import ADAM, refuse_scion_groups
 from steadynorm.groups import settled
 from steadynorm.optim.agreement import Agreement
@@ -88,6 +88,7 @@ class AdamC(torch.optim.AdamW):
             differentiable=differentiable,
             fused=fused,
         )
+        refuse_idle_target(type(self).__name__, self.param_groups)
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a group as torch does, with the correction's keys and its state made; on an error nothing changes."""

@@ -4,8 +4,9 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
 
-from steadynorm.decay import group_keys, own_correction
+from steadynorm.decay import group_keys, own_correction, refuse_idle_target
 from steadynorm.families import Family, refuse_scion_groups
 from steadynorm.optim.base import Group, SteadyOptimizer
 from steadynorm.optim.checks import check_range
@@ -16,6 +17,10 @@ class RelativelyCorrected(SteadyOptimizer):
 
     family: Family
 
+    def __init__(self, params: ParamsT, defaults: Group, mesh: Any = None):
+        super().__init__(params, defaults, mesh)
+        refuse_idle_target(type(self).__name__, self.param_groups)
+
     def settings(self, group: Group, p: Tensor) -> tuple[Any, bool]:
         return None, True  # element-wise
 
@@ -23,6 +28,7 @@ class RelativelyCorrected(SteadyOptimizer):
         refuse_scion_groups(group)
         check_range("weight_decay", group["weight_decay"], closed=True)
         if group.get("steady_norm_sq") is not None:
+            self.family.require_target()
             check_range("steady_norm_sq", group["steady_norm_sq"])
         group.update(group_keys(group, self.family))
 
