@@ -530,6 +530,20 @@ def test_a_bad_argument_leaves_the_optimizer_as_it_was(arguments: dict[str, Any]
     assert decays(correct(optimizer), LR / 2) == [DECAY / 2] * 2  # and a good call still works
 
 
+@pytest.mark.parametrize("by", ["parameter", "name", "index"])
+def test_skip_may_be_one_thing(by: str) -> None:
+    head = weight()
+    optimizer = adamw({"params": [("2.weight", weight())]}, {"params": [("4.weight", head)]})
+    correct(optimizer, skip={"parameter": head, "name": "4.weight", "index": 1}[by])
+    assert decays(optimizer, LR / 2) == [DECAY / 2, DECAY]
+
+
+@pytest.mark.parametrize("function", [correct, sn.Monitor])
+def test_a_model_in_place_of_an_optimizer_is_told(function: Any) -> None:
+    with pytest.raises(TypeError, match=rf"{function.__name__} takes an optimizer, not Linear; make one first"):
+        function(torch.nn.Linear(2, 2))
+
+
 def test_skip_of_something_else_is_a_type_error() -> None:
     optimizer = adamw()
     with refused(optimizer, "skip takes parameters, names and group indices", TypeError):

@@ -736,3 +736,19 @@ def test_explain_shows_the_decay_at_the_peak_and_the_target_also_in_mid_schedule
     at_zero.param_groups[0]["weight_decay"] = 0.0  # as after a step with lr 0
     assert "corrected, 0.1 at peak lr" in explain(at_zero.param_groups)
     assert "none" in explain(sn.AdamC([matrix], weight_decay=0.0).param_groups)
+
+
+def test_parameters_in_place_of_the_model_are_told() -> None:
+    with pytest.raises(TypeError, match=r"param_groups takes the model itself.*not generator"):
+        param_groups(mlp().parameters())  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("output", ["4", "4.weight", "_orig_mod.4", "_orig_mod.4.weight"])
+def test_names_in_a_compiled_model_may_be_those_of_the_model(output: str) -> None:
+    compiled: Any = torch.compile(mlp(), backend="eager")
+    assert by_group(param_groups(compiled, output=output))["output"] == ["_orig_mod.4.weight"]
+    groups = param_groups(compiled, output=output, roles={"2.weight": "embedding"}, blocks={"0.*": 2})
+    assert group_of(groups, "_orig_mod.2.weight")["lmo"] == "embedding"
+    assert group_of(groups, "_orig_mod.0.weight")["blocks"] == 2
+    inside = nn.Sequential(torch.compile(nn.Linear(4, 4)), nn.Linear(4, 2))  # pyright: ignore[reportArgumentType]
+    assert by_group(param_groups(inside, output="0"))["output"] == ["0._orig_mod.weight"]

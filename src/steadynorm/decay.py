@@ -185,7 +185,7 @@ def exact_kernel(group: Group, family: Family) -> theory.Overlap | None:
 def correct(
     optimizer: Optimizer,
     *,
-    skip: Iterable[Any] = (),
+    skip: Any = (),
     peak_lr: float | Sequence[float] | None = None,
     steady_norm_sq: float | None = None,
     overlap: str = "linear",
@@ -198,7 +198,8 @@ def correct(
     Arguments:
         optimizer: AdamW, Adam, NAdam or RAdam with decoupled decay, torch's Muon, Lion and others (see `families`);
             also inside Accelerate's or Lightning's wrapper.
-        skip: parameters, names or group indices that keep constant decay: the output layer under cross-entropy.
+        skip: parameters, names or group indices (or one of them) that keep constant decay: the output layer under
+            cross-entropy.
         peak_lr: the schedule's maximum, one number or one per group. Default: the group's `max_lr` (OneCycle), else
             `initial_lr` (torch schedulers), else `lr`.
         steady_norm_sq: an absolute target in place of peak and base decay: E|theta|^2/|u|^2 for Muon and Lion, the
@@ -222,7 +223,8 @@ def correct(
         raise ValueError(f"correct: this {type(optimizer).__name__} is corrected already; call correct() once")
     family, groups = family_of(optimizer, decoupled=decoupled), optimizer.param_groups
     target = _target_keys(family, steady_norm_sq, overlap)
-    skipped = _find_skipped(groups, list(skip), settled=bool(optimizer.state))
+    several = [skip] if isinstance(skip, str | int | torch.Tensor) else list(skip)
+    skipped = _find_skipped(groups, several, settled=bool(optimizer.state))
     plans = []
     for index, (group, peak) in enumerate(zip(groups, _peaks(peak_lr, len(groups)), strict=True)):
         try:

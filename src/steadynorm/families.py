@@ -118,10 +118,17 @@ def refuse_scion_groups(group: Group) -> None:
         )
 
 
-def unwrapped(optimizer: Optimizer) -> Optimizer:
-    """The optimizer inside the wrappers of trainers (Accelerate's, Lightning's), which have it as `.optimizer`."""
+def unwrapped(optimizer: Optimizer, where: str = "correct") -> Optimizer:
+    """The optimizer inside the wrappers of trainers (Accelerate's, Lightning's), which have it as `.optimizer`.
+
+    TypeError for something else, such as a model; `where` names who was given it."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"{where} takes an optimizer, not {type(optimizer).__name__}; make one first, as in "
+            f"{where}(torch.optim.AdamW(model.parameters()))"
+        )
     return optimizer
 
 

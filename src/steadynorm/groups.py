@@ -109,6 +109,10 @@ def param_groups(
     >>> [(group["name"], group["lmo"], group["lr"]) for group in param_groups(model, output="2")]
     [('hidden', 'spectral', 0.01), ('vector', 'bias', 0.01), ('output', 'sign', 0.2), ('output-bias', 'bias', 0.01)]
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"param_groups takes the model itself, whose modules tell the roles, not {type(model).__name__}"
+        )
     check_choice("kind", kind, ("scion", "adam"))
     check_choice("output_bias", output_bias, ("corrected", "constant"))
     given = {
