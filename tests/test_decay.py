@@ -493,6 +493,14 @@ def test_a_class_named_lion_without_betas_is_refused() -> None:
             correct(optimizer)
 
 
+def test_a_capturable_step_is_refused_because_its_decay_would_be_captured() -> None:
+    optimizer = adamw(capturable=True)
+    with refused(optimizer, r"correct: group 0: capturable=True: .*replayed with the decay.*leave it out"):
+        correct(optimizer)
+    with pytest.raises(ValueError, match=r"AdamC, group 0: capturable=True: .*leave it out"):
+        sn.AdamC([weight()], capturable=True)
+
+
 def test_correcting_twice_is_an_error() -> None:
     optimizer = correct(adamw())
     with refused(optimizer, "corrected already"):

@@ -53,6 +53,10 @@ def group_keys(group: Group, family: Family, *, peak_lr: float | None = None) ->
     """The correction's keys for a group, those it has already kept; writes nothing."""
     if family not in (SCION, OTHER):
         refuse_scion_groups(group)
+    if group.get("capturable"):
+        raise ValueError(
+            "capturable=True: a captured step would be replayed with the decay of the step that was captured; leave it out"
+        )
     if group.get("weight_decay", 0.0) is None:
         raise ValueError("weight_decay=None is no number to correct; set one")
     keys = {key: group[key] for key in KEYS if group.get(key) is not None}
