@@ -330,3 +330,23 @@ def test_entries_of_others_in_the_state_are_left_alone_and_loaded(name: str):
         assert (state["note"], state["seen"]) == ("mine", [1, 2])
         assert torch.equal(state["average"], mine["average"])
         assert "note" not in optimizer.state[model[2].weight]
+
+
+@pytest.mark.parametrize("cls", [sn.Scion, sn.ScionC, sn.AdamC, sn.LionC, sn.SGDC, sn.RenormalizedAdamW])
+def test_an_lr_that_a_list_of_groups_would_hide_is_refused(cls: Any):
+    """torch would take it for groups to come; nobody means that."""
+
+    def lrs(second: dict[str, float], **lr: float) -> list[float]:
+        lmo = {"lmo": "sign"} if cls in (sn.Scion, sn.ScionC) else {}
+        groups = [{"params": [nn.Parameter(torch.ones(2, 2))], **lmo, **each} for each in ({"lr": 0.03}, second)]
+        return [group["lr"] for group in cls(groups, **lr).param_groups]
+
+    with pytest.raises(ValueError, match=rf"{cls.__name__}: lr=0\.02 would not be used.*group\['lr'\]"):
+        lrs({"lr": 0.04}, lr=0.02)
+    assert lrs({"lr": 0.04}, lr=0.04) == lrs({"lr": 0.04}) == [0.03, 0.04]
+    assert lrs({}, lr=0.02) == [0.03, 0.02]
+
+
+def test_the_lr_is_not_lost_where_the_groups_of_param_groups_are_a_plain_list():
+    with pytest.raises(ValueError, match="would not be used"):
+        sn.ScionC(list(sn.param_groups(nn.Linear(4, 4), output=False)), lr=0.02)

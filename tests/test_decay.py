@@ -464,6 +464,28 @@ def test_muon_with_an_impossible_momentum_is_refused() -> None:
         correct(optimizer)
 
 
+class KellersMuon(Stranger):
+    """Nesterov at all times, which its groups do not say."""
+
+
+def test_a_muon_that_does_not_say_nesterov_is_asked_once_it_matters() -> None:
+    optimizer = correct(KellersMuon([weight()], lr=LR, weight_decay=DECAY, momentum=0.85))
+    assert decays(optimizer, LR / 2) == [DECAY / 2]  # the momentum has not moved
+    optimizer.param_groups[0]["momentum"] = 0.95
+    with refused(optimizer, r"group 0: .*Nesterov.*set group\['nesterov'\] = True \(Keller Jordan's"):
+        optimizer.step()
+    gains = [theory.momentum_gain(1 - momentum, nesterov=True) for momentum in (0.95, 0.85)]
+    expected = DECAY / 2 * gains[0] / gains[1]
+    assert decays(optimizer, nesterov=True) == pytest.approx([expected], rel=1e-12)
+
+    optimizer = KellersMuon([weight()], lr=LR, weight_decay=DECAY, momentum=0.95)
+    with refused(optimizer, r"correct: group 0: .*set group\['nesterov'\]"):
+        correct(optimizer, steady_norm_sq=1.5)
+    optimizer.param_groups[0]["nesterov"] = True
+    expected = theory.weight_decay_for(1.5, LR, 1 - 0.95, nesterov=True)
+    assert decays(correct(optimizer, steady_norm_sq=1.5)) == pytest.approx([expected], rel=1e-12)
+
+
 def test_a_class_named_lion_without_betas_is_refused() -> None:
     class LionLike(Stranger):
         pass
@@ -472,6 +494,14 @@ def test_a_class_named_lion_without_betas_is_refused() -> None:
         optimizer = LionLike([weight()], lr=LR, weight_decay=DECAY, **more)
         with refused(optimizer, "betas"):
             correct(optimizer)
+
+
+def test_a_capturable_step_is_refused_because_its_decay_would_be_captured() -> None:
+    optimizer = adamw(capturable=True)
+    with refused(optimizer, r"correct: group 0: capturable=True: .*replayed with the decay.*leave it out"):
+        correct(optimizer)
+    with pytest.raises(ValueError, match=r"AdamC, group 0: capturable=True: .*leave it out"):
+        sn.AdamC([weight()], capturable=True)
 
 
 def test_correcting_twice_is_an_error() -> None:
@@ -509,6 +539,20 @@ def test_a_bad_argument_leaves_the_optimizer_as_it_was(arguments: dict[str, Any]
     with refused(optimizer, match):
         correct(optimizer, **arguments)
     assert decays(correct(optimizer), LR / 2) == [DECAY / 2] * 2  # and a good call still works
+
+
+@pytest.mark.parametrize("by", ["parameter", "name", "index"])
+def test_skip_may_be_one_thing(by: str) -> None:
+    head = weight()
+    optimizer = adamw({"params": [("2.weight", weight())]}, {"params": [("4.weight", head)]})
+    correct(optimizer, skip={"parameter": head, "name": "4.weight", "index": 1}[by])
+    assert decays(optimizer, LR / 2) == [DECAY / 2, DECAY]
+
+
+@pytest.mark.parametrize("function", [correct, sn.Monitor])
+def test_a_model_in_place_of_an_optimizer_is_told(function: Any) -> None:
+    with pytest.raises(TypeError, match=rf"{function.__name__} takes an optimizer, not Linear; make one first"):
+        function(torch.nn.Linear(2, 2))
 
 
 def test_skip_of_something_else_is_a_type_error() -> None:
@@ -799,6 +843,21 @@ def test_an_absolute_target_needs_an_update_of_known_size() -> None:
         correct(optimizer, decoupled=True, steady_norm_sq=1.0)
 
 
+@pytest.mark.parametrize("make", [lambda **k: correct(adamw(weight_decay=k.pop("weight_decay")), **k),
+                                  lambda **k: sn.AdamC([weight()], **k), lambda **k: sn.LionC([weight()], **k)])  # fmt: skip
+def test_a_target_that_no_group_can_use_is_refused(make: Callable[..., Optimizer]) -> None:
+    with pytest.raises(ValueError, match=r"steady_norm_sq=0\.3 would do nothing.*give them a weight_decay"):
+        make(weight_decay=0.0, steady_norm_sq=0.3)
+    assert make(weight_decay=1e-9, steady_norm_sq=0.3)
+    with refused(plain := adamw(weight_decay=0.0), "would do nothing"):
+        correct(plain, steady_norm_sq=0.3)
+
+
+def test_sgd_refuses_a_target_in_a_group_when_it_is_made() -> None:
+    with pytest.raises(ValueError, match=r"SGDC, group 0: steady_norm_sq: the size of sgd updates.*leave it out"):
+        sn.SGDC([{"params": [weight()], "steady_norm_sq": 1.0}])
+
+
 # ---------------------------------------------------------------- checkpoints
 
 
@@ -1027,10 +1086,11 @@ def test_the_original_of_a_copy_keeps_its_own_correction() -> None:
     assert decays(optimizer, LR / 4) == [DECAY / 4]
 
 
-def test_a_group_added_later_is_corrected_by_its_own_lr_and_decay() -> None:
+@pytest.mark.parametrize("key", ["peak_lr", "max_lr", "initial_lr"])
+def test_a_group_added_later_is_corrected_by_its_own_peak_and_decay(key: str) -> None:
     optimizer = correct(adamw())
     decays(optimizer, LR / 2)
-    optimizer.add_param_group({"params": [weight()], "lr": 0.01, "weight_decay": 0.9})
+    optimizer.add_param_group({"params": [weight()], "lr": 0.01, key: 0.01, "weight_decay": 0.9})
     step(optimizer)
     assert [group["weight_decay"] for group in optimizer.param_groups] == [DECAY / 2, 0.9]
     for group in optimizer.param_groups:
@@ -1039,13 +1099,39 @@ def test_a_group_added_later_is_corrected_by_its_own_lr_and_decay() -> None:
     assert [group["weight_decay"] for group in optimizer.param_groups] == [DECAY / 4, 0.45]
 
 
-def test_a_group_added_later_does_not_take_its_peak_from_a_step_with_lr_zero() -> None:
-    optimizer = correct(adamw())
-    optimizer.add_param_group({"params": [weight()], "lr": 0.01, "weight_decay": 0.9})
-    decays(optimizer, 0.0)  # what DCP does to build state
-    optimizer.param_groups[0]["lr"], optimizer.param_groups[1]["lr"] = LR, 0.01
+@pytest.mark.parametrize("lr", [0.01, 0.0])
+def test_a_group_added_later_must_bring_its_peak(lr: float) -> None:
+    """Its lr in a step is no peak: it may be in its warmup, or DCP may have set it to 0 to build state."""
+    optimizer = correct(adamw(), peak_lr=LR)
     step(optimizer)
-    assert [group["weight_decay"] for group in optimizer.param_groups] == [DECAY, 0.9]
+    optimizer.add_param_group({"params": [weight()], "name": "late", "lr": lr, "weight_decay": 0.9})
+    for p in parameters(optimizer):
+        p.grad = torch.zeros_like(p)
+    with refused(optimizer, r'group 1 \("late"\): it was added after correct\(\).*put peak_lr='):
+        optimizer.step()
+    optimizer.param_groups[1]["peak_lr"] = 0.02  # what the error says
+    optimizer.param_groups[1]["lr"] = 0.01
+    step(optimizer)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == pytest.approx([DECAY, 0.45])
+    for more in ({"weight_decay": 0.0}, {"weight_decay": 0.3, "corrected": False}):  # need no peak
+        optimizer.add_param_group({"params": [weight()], "lr": 0.01, **more})
+    step(optimizer)
+    assert [group["weight_decay"] for group in optimizer.param_groups[2:]] == [0.0, 0.3]
+
+
+def test_a_plain_checkpoint_into_groups_of_which_one_was_added() -> None:
+    optimizer = correct(adamw())
+    optimizer.add_param_group({"params": [weight()], "lr": LR, "weight_decay": 0.0})
+    optimizer.load_state_dict(adamw({"params": [weight()]}, {"params": [weight()], "weight_decay": 0.0}).state_dict())
+    assert decays(optimizer, LR / 2) == [DECAY / 2, 0.0]
+
+
+def test_the_remedy_for_a_guessed_peak_can_be_followed_in_the_group() -> None:
+    optimizer = correct(adamw())
+    with pytest.raises(ValueError, match="or put it in the group"):
+        decays(optimizer, 2 * LR)
+    optimizer.param_groups[0]["peak_lr"] = 2 * LR
+    assert decays(optimizer, LR) == [DECAY / 2]
 
 
 @pytest.mark.parametrize("lr", [LR, 0.0])
@@ -1069,7 +1155,7 @@ def test_an_added_group_survives_a_checkpoint_before_its_first_step(lr: float) -
 def test_an_added_group_survives_a_checkpoint() -> None:
     def made() -> Optimizer:
         optimizer = correct(adamw())
-        optimizer.add_param_group({"params": [weight()], "lr": 0.01, "weight_decay": 0.9})
+        optimizer.add_param_group({"params": [weight()], "lr": 0.01, "peak_lr": 0.01, "weight_decay": 0.9})
         return optimizer
 
     saved, resumed = made(), made()
@@ -1083,3 +1169,56 @@ def test_an_added_group_survives_a_checkpoint() -> None:
             group["lr"] /= 2
         step(optimizer)
         assert [group["weight_decay"] for group in optimizer.param_groups] == [DECAY / 4, 0.9 / 4]
+
+
+# ---------------------------------------------------------------- a decay written by somebody else
+
+
+ALL_CORRECTED: dict[str, Callable[[], Optimizer]] = {
+    "correct(AdamW)": lambda: correct(adamw()),
+    "AdamC": lambda: sn.AdamC([weight()], lr=LR, weight_decay=DECAY),
+    "LionC": lambda: sn.LionC([weight()], lr=LR, weight_decay=DECAY),
+    "SGDC": lambda: sn.SGDC([weight()], lr=LR, weight_decay=DECAY),
+}
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize("name", ALL_CORRECTED)
+def test_a_decay_that_is_written_and_not_used_is_said_once(name: str, steps: int) -> None:
+    optimizer = ALL_CORRECTED[name]()
+    for _ in range(steps):
+        decays(optimizer, LR / 2)
+    with pytest.warns(
+        UserWarning, match=r"group 0: weight_decay=0\.7 is not used.*schedule base_weight_decay, or.*False"
+    ):
+        assert decays(optimizer, LR / 2, weight_decay=0.7) == [DECAY / 2]
+    assert decays(optimizer, LR / 2, weight_decay=0.8) == [DECAY / 2]  # warnings are errors here
+    assert decays(optimizer, LR / 2, base_weight_decay=0.8) == [0.4]
+
+
+@pytest.mark.parametrize("name", ALL_CORRECTED)
+def test_no_word_about_a_decay_that_is_the_base_or_was_loaded_or_is_constant(name: str) -> None:
+    optimizer = ALL_CORRECTED[name]()
+    decays(optimizer, LR / 2)
+    saved = through_disk(optimizer)[0]
+    for _ in range(2):
+        assert decays(optimizer, LR / 4, weight_decay=DECAY) == [DECAY / 4]  # a trainer that writes it at every step
+    optimizer.load_state_dict(saved)
+    assert decays(optimizer, LR / 4) == [DECAY / 4]
+    plain = copy.deepcopy(saved)
+    for key in ("base_weight_decay", "peak_lr", "peak_lr_given", "corrected"):
+        plain["param_groups"][0].pop(key)
+    plain["param_groups"][0]["weight_decay"] = 0.6
+    optimizer.load_state_dict(plain)
+    assert decays(optimizer, LR / 4) == pytest.approx([0.15])
+    assert decays(optimizer, LR / 4, weight_decay=0.7, corrected=False) == [0.7]
+
+
+def test_a_scheduler_refuses_a_decay_that_is_computed() -> None:
+    for make in ALL_CORRECTED.values():
+        optimizer = make()
+        with refused(optimizer, r"group 0: weight_decay is computed.*schedule base_weight_decay"):
+            sn.Scheduler(optimizer, scale={"weight_decay": sn.schedule.linear(10)})
+        sn.Scheduler(optimizer, scale={"base_weight_decay": sn.schedule.constant_then_decay(10, 10)})
+        optimizer.param_groups[0]["corrected"] = False
+        sn.Scheduler(optimizer, scale={"weight_decay": sn.schedule.linear(10)})

@@ -664,3 +664,91 @@ def test_constant_decay_comes_from_scion_too():
     assert [group["weight_decay"] for group in groups] == [0.1, 0.1, 0.005, 0.1]
     with pytest.raises(ValueError, match="weight_decay=None means corrected"):
         sn.Scion(param_groups(mlp(), output="4"))
+
+
+# which optimizer takes which kind
+
+
+ADAM_KIND = [sn.AdamC, sn.LionC, sn.SGDC, sn.RenormalizedAdamW]
+
+
+@pytest.mark.parametrize("cls", ADAM_KIND)
+def test_groups_made_for_scion_are_refused_by_all_others(cls: Any) -> None:
+    """They would train: AdamC would take C^2 for the mean square of an element, and the output's lr is 20 times theirs."""
+    with pytest.raises(ValueError, match=rf"{cls.__name__}: .*for Scion; use param_groups\(model, kind='adam'\)"):
+        cls(param_groups(mlp(), output="4"), lr=1e-3)
+    as_a_list = list(param_groups(mlp(), output="4"))
+    with pytest.raises(ValueError, match=rf"{cls.__name__}, group 0 \(\"hidden\"\): .*lmo='spectral'.*kind='adam'"):
+        cls(as_a_list)
+    optimizer = cls(param_groups(mlp(), output="4", kind="adam"))
+    with pytest.raises(ValueError, match=r"group 3 .*lmo='spectral'"):
+        optimizer.add_param_group(as_a_list[0])
+    assert len(optimizer.param_groups) == 3
+
+
+@pytest.mark.parametrize("cls", [sn.Scion, sn.ScionC])
+def test_groups_made_for_adam_are_refused_by_scion(cls: Any) -> None:
+    with pytest.raises(ValueError, match=rf"{cls.__name__}: .*for Adam; use param_groups\(model, kind='scion'\)"):
+        cls(param_groups(mlp(), output="4", kind="adam"), lmo="by-shape")
+
+
+@pytest.mark.parametrize("decay", [None, 0.1])
+def test_correct_refuses_groups_made_for_scion(decay: float | None) -> None:
+    optimizer = torch.optim.AdamW(param_groups(mlp(), output="4", weight_decay=decay))
+    with pytest.raises(ValueError, match=r"correct: group 0 \(\"hidden\"\): it has lmo=.*kind='adam'"):
+        sn.correct(optimizer)
+    assert sn.correct(sn.Scion(param_groups(mlp(), output="4", weight_decay=0.1)))
+    optimizer = torch.optim.AdamW([{"params": [nn.Parameter(torch.ones(2))], "weight_decay": None}])
+    with pytest.raises(ValueError, match="correct: group 0: weight_decay=None is no number"):
+        sn.correct(optimizer)
+
+
+@pytest.mark.parametrize("told", ["groups", "optimizer"])
+def test_with_nesterov_the_output_starts_with_the_half_life_of_the_hidden_layers(told: str) -> None:
+    where = {"groups": {"nesterov": True}} if told == "groups" else {"optimizer": {"nesterov": True}}
+    groups = param_groups(mlp(), output="4", output_bias="constant", **where.get("groups", {}))
+    optimizer = sn.ScionC(groups, **where.get("optimizer", {}))
+    assert all(group["nesterov"] for group in optimizer.param_groups)
+    etas = [group["lr"] * optimizer.weight_decay_of(group["params"][0]) for group in optimizer.param_groups]
+    assert etas == pytest.approx([0.01 * sn.theory.weight_decay_for(1.1875, 0.01, 0.1, nesterov=True)] * 4)
+    constant = sn.Scion(param_groups(mlp(), output="4"), weight_decay=0.1, nesterov=True).param_groups
+    assert [group["weight_decay"] for group in constant] == [0.1, 0.1, 0.005, 0.1]
+    with pytest.raises(ValueError, match="nesterov=True would not be used"):
+        sn.ScionC(param_groups(mlp(), output="4", nesterov=False), nesterov=True)
+    assert not any("nesterov" in group for group in param_groups(mlp(), output="4"))
+
+
+def test_explain_shows_the_decay_at_the_peak_and_the_target_also_in_mid_schedule() -> None:
+    def shown(optimizer: Any) -> str:
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-4
+            for p in group["params"]:
+                p.grad = torch.ones_like(p)
+        optimizer.step()
+        return explain(optimizer.param_groups)
+
+    matrix = nn.Parameter(torch.ones(4, 4))
+    assert "corrected, 0.1 at peak lr" in shown(sn.AdamC([matrix], lr=1e-3, weight_decay=0.1))
+    assert "corrected, steady_norm_sq = 0.001" in shown(sn.AdamC([matrix], lr=1e-3, steady_norm_sq=1e-3))
+    adamw = torch.optim.AdamW([matrix], lr=1e-3, weight_decay=0.1)
+    assert "constant 0.1" in shown(sn.correct(adamw, skip=[0]))
+    at_zero = sn.AdamC([matrix], lr=1e-3, weight_decay=0.1)
+    at_zero.param_groups[0]["weight_decay"] = 0.0  # as after a step with lr 0
+    assert "corrected, 0.1 at peak lr" in explain(at_zero.param_groups)
+    assert "none" in explain(sn.AdamC([matrix], weight_decay=0.0).param_groups)
+
+
+def test_parameters_in_place_of_the_model_are_told() -> None:
+    with pytest.raises(TypeError, match=r"param_groups takes the model itself.*not generator"):
+        param_groups(mlp().parameters())  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("output", ["4", "4.weight", "_orig_mod.4", "_orig_mod.4.weight"])
+def test_names_in_a_compiled_model_may_be_those_of_the_model(output: str) -> None:
+    compiled: Any = torch.compile(mlp(), backend="eager")
+    assert by_group(param_groups(compiled, output=output))["output"] == ["_orig_mod.4.weight"]
+    groups = param_groups(compiled, output=output, roles={"2.weight": "embedding"}, blocks={"0.*": 2})
+    assert group_of(groups, "_orig_mod.2.weight")["lmo"] == "embedding"
+    assert group_of(groups, "_orig_mod.0.weight")["blocks"] == 2
+    inside = nn.Sequential(torch.compile(nn.Linear(4, 4)), nn.Linear(4, 2))  # pyright: ignore[reportArgumentType]
+    assert by_group(param_groups(inside, output="0"))["output"] == ["0._orig_mod.weight"]

@@ -154,3 +154,13 @@ def test_every_process_calls_the_model_for_every_validation_batch(asked: int | N
     assert len(calls[0]) == len(calls[1]) == -(-seen // 4) and min(*calls[0], *calls[1]) > 0
     total = {key: sum(float(each[key]) for each in sums) for key in sums[0]}
     assert total == pytest.approx({"count": seen, "val_loss": seen * np.log(2), "val_accuracy": seen})
+
+
+def test_with_nesterov_the_output_decays_alike_under_scion_and_scionc():
+    decays = [
+        next(group["weight_decay"] for group in optimizer.param_groups if group["name"] == "output")
+        for optimizer, _ in (
+            build(model(), Optim(name, nesterov=True), Schedule(), 10)[0] for name in ("scion", "scionc")
+        )
+    ]
+    assert decays[0] == pytest.approx(decays[1], rel=1e-12)

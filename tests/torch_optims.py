@@ -122,7 +122,7 @@ def info(cls: Callable[..., torch.optim.Optimizer]) -> OptimizerInfo:
         supported_impls=("foreach", "fused") if adam else (),
         not_og_supported_flags=("maximize", "check_finite"),
         supports_complex=False,
-        has_capturable_arg=adam,
+        has_capturable_arg=False,  # refused: replaying would keep the decay of the captured step
         supports_fused_on=("cpu", "cuda") if adam else (),
     )
 

@@ -11,6 +11,7 @@ Everything a resumed run needs is in the parameter groups, under the keys of `KE
 import contextlib
 import copyreg
 import math
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ import torch
 from torch.optim import Optimizer
 
 from steadynorm import theory
-from steadynorm.families import FAMILIES, Family, Group, family_of, unwrapped
+from steadynorm.families import FAMILIES, OTHER, SCION, Family, Group, family_of, refuse_scion_groups, unwrapped
 from steadynorm.theory.steady import check_reachable, eta_of
 
 KEYS = (
@@ -47,7 +48,9 @@ def corrected_weight_decay(group: Group, family: Family, kernel: theory.Overlap 
         return check_reachable(target, lr, family.require_target()(target, lr, group, kernel))
     peak = group["peak_lr"]
     if not group["peak_lr_given"] and lr > peak * (1 + 1e-6):
-        raise ValueError(f"lr={lr} exceeds the guessed peak_lr={peak}; pass peak_lr=<the schedule's maximum>")
+        raise ValueError(
+            f"lr={lr} exceeds the guessed peak_lr={peak}; pass peak_lr=<the schedule's maximum>, or put it in the group"
+        )
     decay = group["base_weight_decay"] * (lr / peak) * family.factor(group) if peak > 0 else 0.0
     eta_of(lr, decay)
     return decay
@@ -55,6 +58,14 @@ def corrected_weight_decay(group: Group, family: Family, kernel: theory.Overlap 
 
 def group_keys(group: Group, family: Family, *, peak_lr: float | None = None) -> Group:
     """The correction's keys for a group, those it has already kept; writes nothing."""
+    if family not in (SCION, OTHER):
+        refuse_scion_groups(group)
+    if group.get("capturable"):
+        raise ValueError(
+            "capturable=True: a captured step would be replayed with the decay of the step that was captured; leave it out"
+        )
+    if group.get("weight_decay", 0.0) is None:
+        raise ValueError("weight_decay=None is no number to correct; set one")
     keys = {key: group[key] for key in KEYS if group.get(key) is not None}
     keys.setdefault("base_weight_decay", float(group.get("weight_decay", 0.0)))
     keys.setdefault("corrected", True)
@@ -85,12 +96,36 @@ class Correction:
     def __init__(self, family: Family):
         self.family = family
         self.known: list[Group] = []  # the groups' keys, for checkpoints that lack them
+        self.written: list[tuple[Group, Any]] = []  # groups and the decay last seen in them; a loaded group is another
+        self.warned = False
 
     def __call__(self, optimizer: Optimizer, args: Any = None, kwargs: Any = None) -> None:
         values = [self._value(index, group) for index, group in enumerate(optimizer.param_groups)]
+        self._warn_of_lost_decay(optimizer.param_groups, values)
         for group, value in zip(optimizer.param_groups, values, strict=True):
             if value is not None:
                 group["weight_decay"] = value
+        self.note(optimizer.param_groups)
+
+    def note(self, groups: Sequence[Group]) -> None:
+        """Note each group's decay: another one found before the next step was written by somebody else."""
+        self.written = [(group, group.get("weight_decay")) for group in groups]
+
+    def _warn_of_lost_decay(self, groups: Sequence[Group], values: Sequence[float | None]) -> None:
+        """Once, for a decay that was written and will not be used. A warning, because some trainers put back groups in
+        place, and some write the same decay (the base) at every step."""
+        noted = {id(group): value for group, value in self.written}
+        for index, (group, value) in enumerate(zip(groups, values, strict=True)):
+            found, usual = group.get("weight_decay"), (noted.get(id(group)), group.get("base_weight_decay"))
+            if self.warned or value is None or id(group) not in noted:
+                continue
+            if isinstance(found, torch.Tensor) or found not in usual:
+                self.warned = True
+                warnings.warn(
+                    f"{group_label(index, group)}: weight_decay={found} is not used, it is computed at every step; "
+                    "set or schedule base_weight_decay, or set corrected=False in the group",
+                    stacklevel=4,
+                )
 
     def _value(self, index: int, group: Group) -> float | None:
         """lambda_t, or None where the group's decay is left alone."""
@@ -98,15 +133,24 @@ class Correction:
         if not (lr >= 0 and math.isfinite(lr)):
             raise ValueError(f"{group_label(index, group)}: lr={lr} must be finite and not negative")
         if "base_weight_decay" not in group:  # added after correct()
-            if lr == 0:  # a step that only builds state (DCP): no peak to be had from it
+            if not group.get("weight_decay") or group.get("corrected") is False:
                 return None
-            group.update(group_keys(group, self.family))
+            group.update(self._keys_of_added(index, group))
         if not group["corrected"] or group["base_weight_decay"] == 0:
             return None
         if not group["peak_lr_given"] and group.get("max_lr") is not None:  # OneCycleLR came after correct()
             group["peak_lr"] = float(group["max_lr"])
         try:
             return corrected_weight_decay(group, self.family, exact_kernel(group, self.family))
+        except ValueError as error:
+            raise ValueError(f"{group_label(index, group)}: {error}") from None
+
+    def _keys_of_added(self, index: int, group: Group) -> Group:
+        """The keys of a group that came after correct(). Its lr may be anything by now, so it has to bring a peak."""
+        try:
+            if all(group.get(key) is None for key in ("peak_lr", "max_lr", "initial_lr")):
+                raise ValueError("it was added after correct() and says no peak; put peak_lr=<its largest lr> in it")
+            return group_keys(group, self.family)
         except ValueError as error:
             raise ValueError(f"{group_label(index, group)}: {error}") from None
 
@@ -117,7 +161,7 @@ class Correction:
     def after_load(self, optimizer: Optimizer) -> None:
         """A checkpoint from before the correction: its weight_decay is the base, the rest stays as it was."""
         for group, known in zip(optimizer.param_groups, self.known, strict=True):
-            if "base_weight_decay" not in group:
+            if "base_weight_decay" not in group and "base_weight_decay" in known:
                 own = {key: group[key] for key in KEYS if key in group}  # of a group that was added, and never stepped
                 if own.get("peak_lr") is not None:
                     own.setdefault("peak_lr_given", True)
@@ -125,10 +169,25 @@ class Correction:
 
     def before_save(self, optimizer: Optimizer) -> None:
         """A group added after correct() has its keys in a checkpoint even if it has not been stepped."""
-        for group in optimizer.param_groups:
-            if "base_weight_decay" not in group and float(group["lr"]) > 0:
+        for index, group in enumerate(optimizer.param_groups):
+            if "base_weight_decay" not in group:
                 with contextlib.suppress(ValueError):  # what makes no sense is refused by the step
-                    group.update(group_keys(group, self.family))
+                    group.update(self._keys_of_added(index, group))
+
+
+def own_correction(optimizer: Optimizer, family: Family) -> Correction:
+    """Of an optimizer that corrects itself: one object for its life, neither saved nor copied."""
+    return optimizer.__dict__.setdefault("_correction", Correction(family))
+
+
+def refuse_idle_target(where: str, groups: Iterable[Group]) -> None:
+    """ValueError if there is a target and every group that has it is without decay, which stays so."""
+    aimed = [group for group in groups if group.get("steady_norm_sq") is not None]
+    if aimed and not any(group["base_weight_decay"] for group in aimed):
+        raise ValueError(
+            f"{where}: steady_norm_sq={aimed[0]['steady_norm_sq']} would do nothing, because groups with weight_decay=0 "
+            "stay without decay; give them a weight_decay (any above 0: the target takes its place)"
+        )
 
 
 def exact_kernel(group: Group, family: Family) -> theory.Overlap | None:
@@ -147,7 +206,7 @@ def exact_kernel(group: Group, family: Family) -> theory.Overlap | None:
 def correct(
     optimizer: Optimizer,
     *,
-    skip: Iterable[Any] = (),
+    skip: Any = (),
     peak_lr: float | Sequence[float] | None = None,
     steady_norm_sq: float | None = None,
     overlap: str = "linear",
@@ -160,7 +219,8 @@ def correct(
     Arguments:
         optimizer: AdamW, Adam, NAdam or RAdam with decoupled decay, torch's Muon, Lion and others (see `families`);
             also inside Accelerate's or Lightning's wrapper.
-        skip: parameters, names or group indices that keep constant decay: the output layer under cross-entropy.
+        skip: parameters, names or group indices (or one of them) that keep constant decay: the output layer under
+            cross-entropy.
         peak_lr: the schedule's maximum, one number or one per group. Default: the group's `max_lr` (OneCycle), else
             `initial_lr` (torch schedulers), else `lr`.
         steady_norm_sq: an absolute target in place of peak and base decay: E|theta|^2/|u|^2 for Muon and Lion, the
@@ -184,22 +244,28 @@ def correct(
         raise ValueError(f"correct: this {type(optimizer).__name__} is corrected already; call correct() once")
     family, groups = family_of(optimizer, decoupled=decoupled), optimizer.param_groups
     target = _target_keys(family, steady_norm_sq, overlap)
-    skipped = _find_skipped(groups, list(skip), settled=bool(optimizer.state))
+    several = [skip] if isinstance(skip, str | int | torch.Tensor) else list(skip)
+    skipped = _find_skipped(groups, several, settled=bool(optimizer.state))
     plans = []
     for index, (group, peak) in enumerate(zip(groups, _peaks(peak_lr, len(groups)), strict=True)):
         try:
             keys = {**group_keys(group, family, peak_lr=peak), **target}
             exact_kernel({**group, **keys}, family)
+            if target and family.gain and family.momentum:
+                family.gain(family.momentum(group), group)  # raises where the group does not say enough for a target
         except ValueError as error:
             raise ValueError(f"correct: {group_label(index, group)}: {error}") from None
         plans.append((group, keys))
+    refuse_idle_target("correct", (keys for _, keys in plans))
 
     for group, keys in plans:
         group.update(keys)
     for index, positions in skipped.items():
         part = _split(optimizer, groups[index], positions) if positions else groups[index]
         part["corrected"] = False
-    _attach(optimizer, Correction(family))
+    correction = Correction(family)
+    correction.note(optimizer.param_groups)
+    _attach(optimizer, correction)
     return given
 
 

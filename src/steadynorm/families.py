@@ -3,7 +3,7 @@
 | family | recognised by (a class or one it derives from) | momentum read from | factor F |
 |---|---|---|---|
 | adam | AdamW; Adam, NAdam, RAdam with decoupled_weight_decay; "Adam" in the name and `decoupled=True` | - | 1 |
-| muon | "Muon" in the name | 1 - `momentum`, `nesterov` | G(alpha_t)/G(alpha_0) |
+| muon | "Muon" in the name | 1 - `momentum`, `nesterov` (must be there if momentum moves) | G(alpha_t)/G(alpha_0) |
 | scion | our Scion | `alpha`, `nesterov` | G(alpha_t)/G(alpha_0) |
 | lion | "Lion" in the name | `betas` | G(betas_t)/G(betas_0) |
 | sgd | our SGDC | `alpha`, `trace` | 1; with trace (alpha_0/alpha_t)^2 |
@@ -82,10 +82,26 @@ def _ema_target(target: float, lr: float, group: Group, kernel: theory.Overlap |
     return theory.weight_decay_for(target, lr, alpha_of(group), nesterov=_nesterov(group), overlap=kernel or "linear")
 
 
+def _said(group: Group) -> Group:
+    """A Muon's group, if it says whether its momentum is Nesterov's. Keller Jordan's always is and has no such key."""
+    if "nesterov" not in group and "momentum" in group:
+        raise ValueError(
+            "the decay depends on whether its momentum is Nesterov's, which the group does not say; "
+            "set group['nesterov'] = True (Keller Jordan's Muon) or False"
+        )
+    return group
+
+
 ADAM = Family("adam", target=lambda target, lr, *_: theory.adam_weight_decay_for(target, lr))
 OTHER = Family("other")
 SGD = Family("sgd", alpha_of, lambda alpha, group: check_alpha(alpha) ** -2 if group.get("trace") else 1.0)
-MUON = Family("muon", alpha_of, _ema_gain, _ema_target, lmo="spectral")
+MUON = Family(
+    "muon",
+    alpha_of,
+    lambda alpha, group: _ema_gain(alpha, _said(group)),
+    lambda target, lr, group, kernel: _ema_target(target, lr, _said(group), kernel),
+    lmo="spectral",
+)
 SCION = Family("scion", alpha_of, _ema_gain, _ema_target)
 LION = Family(
     "lion",
@@ -97,10 +113,25 @@ LION = Family(
 FAMILIES = {each.name: each for each in (ADAM, OTHER, SGD, MUON, SCION, LION)}
 
 
-def unwrapped(optimizer: Optimizer) -> Optimizer:
-    """The optimizer inside the wrappers of trainers (Accelerate's, Lightning's), which have it as `.optimizer`."""
+def refuse_scion_groups(group: Group) -> None:
+    """ValueError for a group that `param_groups` made for Scion: its lr and target mean another thing elsewhere."""
+    if group.get("lmo") is not None:
+        raise ValueError(
+            f"it has lmo={group['lmo']!r}, so it is for Scion and ScionC; use param_groups(model, kind='adam')"
+        )
+
+
+def unwrapped(optimizer: Optimizer, where: str = "correct") -> Optimizer:
+    """The optimizer inside the wrappers of trainers (Accelerate's, Lightning's), which have it as `.optimizer`.
+
+    TypeError for something else, such as a model; `where` names who was given it."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"{where} takes an optimizer, not {type(optimizer).__name__}; make one first, as in "
+            f"{where}(torch.optim.AdamW(model.parameters()))"
+        )
     return optimizer
 
 

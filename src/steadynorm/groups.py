@@ -72,6 +72,7 @@ def param_groups(
     alpha: float | None = None,
     steady_norm_sq: float | None = None,
     weight_decay: float | None = None,
+    nesterov: bool | None = None,
 ) -> ParamGroups:
     """Every trainable parameter in exactly one group, by its role in the model; `explain` shows which and why.
 
@@ -80,7 +81,7 @@ def param_groups(
         output weight, tied or not -> sign with constant decay          embedding not tied -> embedding
         output_lr = 20 lr,  output_weight_decay = eta_0 / output_lr,  eta_0 = lr lambda_0
 
-    lambda_0 is the corrected decay at the start (no Nesterov). `weight_decay` None in a group means corrected. With
+    lambda_0 is the corrected decay at the start. `weight_decay` None in a group means corrected. With
     `kind="adam"`: one lr, decay on matrices only; `corrected` is False in the output weight's group. Frozen
     parameters are left out: hand them to `add_param_group` when you unfreeze them.
 
@@ -98,18 +99,29 @@ def param_groups(
             "-transposed" (stored d_in x d_out), conv, vector, embedding or output.
         alpha, steady_norm_sq: as in ScionC (0.1, 1.1875); not used by "adam".
         weight_decay: "scion": constant decay in place of the corrected one; "adam": 0.1 by default.
+        nesterov: as in ScionC (False), which lambda_0 depends on; not used by "adam".
 
     Returns:
         A list of groups for one optimizer: named parameters and plain values. One of ours takes lr, alpha,
-        steady_norm_sq and weight_decay that are not given here from its own arguments.
+        steady_norm_sq, weight_decay and nesterov that are not given here from its own arguments.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> [(group["name"], group["lmo"], group["lr"]) for group in param_groups(model, output="2")]
     [('hidden', 'spectral', 0.01), ('vector', 'bias', 0.01), ('output', 'sign', 0.2), ('output-bias', 'bias', 0.01)]
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"param_groups takes the model itself, whose modules tell the roles, not {type(model).__name__}"
+        )
     check_choice("kind", kind, ("scion", "adam"))
     check_choice("output_bias", output_bias, ("corrected", "constant"))
-    given = {"lr": lr, "alpha": alpha, "steady_norm_sq": steady_norm_sq, "weight_decay": weight_decay}
+    given = {
+        "lr": lr,
+        "alpha": alpha,
+        "steady_norm_sq": steady_norm_sq,
+        "weight_decay": weight_decay,
+        "nesterov": nesterov,
+    }
     made = functools.partial(
         param_groups, model, kind=kind, output_lr=output_lr, output_weight_decay=output_weight_decay, output=output,
         output_bias=output_bias, blocks=blocks, roles=roles, **given,
@@ -122,7 +134,7 @@ def param_groups(
         alpha, target = (
             default if value is None else float(value) for value, default in ((alpha, 0.1), (steady_norm_sq, 1.1875))
         )
-        rules = _scion_rules(lr, output_lr, alpha, target, decay, output_bias == "constant")
+        rules = _scion_rules(lr, output_lr, alpha, target, decay, nesterov, output_bias == "constant")
     else:
         rules = _adam_rules(lr, output_lr, 0.1 if decay is None else decay)
     if output_weight_decay is not None:
@@ -144,12 +156,20 @@ def param_groups(
     return groups
 
 
-def settled(params: Any, settings: Mapping[str, Any]) -> Any:
-    """What an optimizer was given to train: groups of `param_groups` take the settings they were not given from it."""
+def settled(params: Any, settings: Mapping[str, Any], optimizer: str, kind: str = "adam") -> Any:
+    """What an optimizer was given to train: groups of `param_groups` take the settings they were not given from it.
+
+    ValueError if they were made for optimizers of another kind."""
     if not isinstance(params, ParamGroups):
         return params
+    if params.made.keywords["kind"] != kind:
+        raise ValueError(
+            f"{optimizer}: these groups are for {'Adam' if kind == 'scion' else 'Scion'}; "
+            f"use param_groups(model, kind={kind!r})"
+        )
     known = {key: settings.get(key) for key in ("lr", "alpha", "steady_norm_sq", "weight_decay")}
-    return params.settled({key: None if value is None else float(value) for key, value in known.items()})
+    numbers = {key: None if value is None else float(value) for key, value in known.items()}
+    return params.settled(numbers | {"nesterov": True if kind == "scion" and settings.get("nesterov") else None})
 
 
 def _gather(found: list[tuple[Placed, str, str]], rules: Rules, blocks: dict[str, tuple[int, str]]) -> ParamGroups:
@@ -166,11 +186,17 @@ def _gather(found: list[tuple[Placed, str, str]], rules: Rules, blocks: dict[str
     return groups
 
 
-def _scion_rules(lr: float, output_lr: float, alpha: float, norm_sq: float, decay: float | None, bias: bool) -> Rules:
+def _scion_rules(
+    lr: float, output_lr: float, alpha: float, norm_sq: float, decay: float | None, nesterov: bool | None, bias: bool
+) -> Rules:
     """eta = lr lambda starts the same in every group; bias: whether the output's bias has constant decay."""
-    corrected = weight_decay_for(norm_sq, lr, alpha)  # checks its arguments, so called also where decay is given
+    corrected = weight_decay_for(
+        norm_sq, lr, alpha, nesterov=bool(nesterov)
+    )  # checks its arguments, so called also where decay is given
     decay_0 = corrected if decay is None else decay
-    rule = {"lr": lr, "alpha": alpha, "blocks": 1, "weight_decay": decay}
+    rule: dict[str, Any] = {"lr": lr, "alpha": alpha, "blocks": 1, "weight_decay": decay}
+    if nesterov is not None:
+        rule["nesterov"] = bool(nesterov)
     target = {"steady_norm_sq": norm_sq} if decay is None else {}
     rules = {role: {"name": role, "lmo": lmo, **rule, **target} for role, (lmo, _, _) in ROLES.items()}
     output_decay = lr * decay_0 / output_lr if output_lr > 0 else 0.0
@@ -192,7 +218,7 @@ def explain(groups: Iterable[Mapping[str, Any]]) -> str:
     """A plain-text table: which parameter got which rule, and why.
 
     Decay reads "corrected, C^2 = ..." (computed anew from lr, alpha and C^2 at every step), "corrected, ... at peak lr"
-    (Adam), "constant ..." or "none".
+    or "corrected, steady_norm_sq = ..." (Adam, and what `correct` corrects), "constant ..." or "none".
 
     Args:
         groups: what `param_groups` returned; or `optimizer.param_groups`, which has no reasons to show.
@@ -240,9 +266,12 @@ def _decay_text(group: Mapping[str, Any]) -> str:
     decay = group.get("weight_decay")
     if decay is None:
         return f"corrected, C^2 = {group['steady_norm_sq']:g}" if "steady_norm_sq" in group else "the optimizer's"
-    if decay == 0:
+    if not group.get("corrected"):
+        return f"constant {decay:g}" if decay else "none"
+    if not (base := group.get("base_weight_decay", decay)):  # decay is today's, once it is trained
         return "none"
-    return f"corrected, {decay:g} at peak lr" if group.get("corrected") else f"constant {decay:g}"
+    target = group.get("steady_norm_sq")
+    return f"corrected, {base:g} at peak lr" if target is None else f"corrected, steady_norm_sq = {target:g}"
 
 
 def from_radius(lr: float, radius: float) -> dict[str, float]:

@@ -54,7 +54,21 @@ class Placed:
         return any(isinstance(owner, kinds) for owner in self.owners)
 
     def first_match(self, patterns: Iterable[str]) -> str | None:
-        return next((p for p in patterns if any(name == p or fnmatchcase(name, p) for name in self.names)), None)
+        return next((p for p in patterns if any(_matches(name, p) for name in self.names)), None)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether a name or glob means this parameter; torch.compile's part of a name may be left out."""
+    return any(each == pattern or fnmatchcase(each, pattern) for each in (name, uncompiled(name)))
+
+
+def uncompiled(name: str) -> str:
+    """The name that a parameter or module has without torch.compile.
+
+    >>> uncompiled("_orig_mod.head.weight"), uncompiled("blocks.0._orig_mod")
+    ('head.weight', 'blocks.0')
+    """
+    return name.replace("_orig_mod.", "").removesuffix("._orig_mod")
 
 
 def places(model: nn.Module) -> list[Placed]:
@@ -213,8 +227,9 @@ def _output_weight(item: Any, source: str, model: nn.Module, everything: list[Pl
     """The parameter meant by a parameter, a module that has one matrix, or the name of either."""
     where = f"{source}{item!r}" if isinstance(item, str) else f"{source}<{type(item).__name__}>"
     if isinstance(item, str):
-        named = {name: placed.parameter for placed in everything for name in placed.names}
-        item = {**named, **dict(model.named_modules(remove_duplicate=False))}.get(item)
+        named: dict[str, Any] = {name: placed.parameter for placed in everything for name in placed.names}
+        named |= dict(model.named_modules(remove_duplicate=False))
+        item = ({uncompiled(name): value for name, value in named.items()} | named).get(item)
     if isinstance(item, nn.Module):
         matrices = {name: parameter for name, parameter in item.named_parameters() if parameter.ndim >= 2}
         if len(matrices) != 1:

@@ -108,6 +108,11 @@ class Scheduler(LRScheduler):
                     raise ValueError(f"{where}: {key}={group.get(key)!r} is no number to schedule; pass None for it")
                 if not callable(function):
                     raise TypeError(f"{where}: {key} is given {function!r}; pass a function of the step")
+                if key == "weight_decay" and group.get("corrected") and group.get("base_weight_decay"):
+                    raise ValueError(
+                        f"{where}: weight_decay is computed at every step; schedule base_weight_decay, or set "
+                        "corrected=False in the group"
+                    )
                 written += 1
                 yield f"{where}: {key}", group, key, function
             if not written:

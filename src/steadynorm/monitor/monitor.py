@@ -107,7 +107,7 @@ class Monitor:
         for name, value in (("every", every), ("flush", flush)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"Monitor: {name}={value!r} must be a whole number of at least 1")
-        optimizer = unwrapped(optimizer)
+        optimizer = unwrapped(optimizer, "Monitor")
         find_layers(optimizer, model)  # what cannot be measured is told now, not at the first step
         self.optimizer, self.model, self.every, self.flush = optimizer, model, every, flush
         self.steps = 0

@@ -98,7 +98,7 @@ def convert(
     """
     several = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     names = {id(p): name for name, p in model.named_parameters()}
-    sources = [source for each in several for source in sources_of(unwrapped(each), names)]
+    sources = [source for each in several for source in sources_of(unwrapped(each, "convert"), names)]
     kinds = {source.kind for source in sources}
     to = to or (AdamC if kinds == {"AdamW"} else ScionC)
     if to is AdamC:

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors
 from torch.optim.optimizer import ParamsT
 
-from steadynorm.decay import Correction, group_keys, group_label
-from steadynorm.families import ADAM
+from steadynorm.decay import group_keys, group_label, own_correction, refuse_idle_target
+from steadynorm.families import ADAM, refuse_scion_groups
 from steadynorm.groups import settled
 from steadynorm.optim.base import Group, SteadyOptimizer, members, no_skips
 from steadynorm.optim.checks import (
@@ -54,7 +54,7 @@ class AdamC(torch.optim.AdamW):
 
         lambda_t = lambda gamma_t / gamma_peak,   or gamma_t / (2 steady_norm_sq)
 
-    Arguments as torch's AdamW, and:
+    Arguments as torch's AdamW (capturable=True is refused: replaying would keep the decay of the captured step), and:
         peak_lr: the schedule's maximum; default the lr given here (or `max_lr`, `initial_lr` in the group).
         steady_norm_sq: an absolute target, the mean square of an element.
         check_finite: raise on a non-finite gradient. Default: such a parameter is left as it was and its `skipped`
@@ -94,7 +94,7 @@ class AdamC(torch.optim.AdamW):
     ):
         refuse_unknown(type(self).__name__, unknown)
         own = {"lr": lr, "weight_decay": weight_decay}
-        params = settled(params, own)
+        params = settled(params, own, type(self).__name__)
         refuse_unused(type(self), params, own)
         self._extra_defaults = {"peak_lr": peak_lr, "steady_norm_sq": steady_norm_sq, "check_finite": check_finite}
         super().__init__(
@@ -110,6 +110,7 @@ class AdamC(torch.optim.AdamW):
             differentiable=differentiable,
             fused=fused,
         )
+        refuse_idle_target(type(self).__name__, self.param_groups)
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a group as torch does, with the correction's keys and its state made; on an error nothing changes."""
@@ -117,6 +118,7 @@ class AdamC(torch.optim.AdamW):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
+            refuse_scion_groups(group)
             check_lr(float(group["lr"]))
             _check_numbers(group)
             if group["steady_norm_sq"] is not None:
@@ -139,6 +141,7 @@ class AdamC(torch.optim.AdamW):
             raise ValueError(f"AdamC, {group_label(len(self.param_groups), group)}: {error}") from None
         for p in group["params"]:
             self.state[p].update(self._fresh_state(group, p))
+        own_correction(self, ADAM).note(self.param_groups)
         self.__dict__.pop("_settled", None)
 
     def _fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
@@ -174,7 +177,7 @@ class AdamC(torch.optim.AdamW):
     @torch._disable_dynamo
     def _prepare(self) -> None:
         """Write lambda_t; what torch's step would fail on half-way, or turn into NaN, is refused here."""
-        Correction(ADAM)(self)
+        own_correction(self, ADAM)(self)
         for index, group in enumerate(self.param_groups):
             try:
                 _check_numbers(group)

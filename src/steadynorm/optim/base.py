@@ -38,12 +38,13 @@ class SteadyOptimizer(Optimizer, ABC):
     state_keys: tuple[str, ...]  # of `fresh_state`; set by each subclass
     mark_keys: tuple[str, ...]  # group keys without which a checkpoint is another optimizer's; set by each subclass
     setting_keys: tuple[str, ...] = ()  # group keys that `settings` reads
+    group_kind = "adam"  # which groups of `param_groups` it takes
     corrects_itself = True  # correct() refuses these: they know their own decay
     observing = False  # a monitor sets it before a step, to have products in `observed` after it
     observed: Sequence[tuple[list[Tensor], Tensor]] = ()  # parameters, (3, parameters): <theta, u>, |u|^2, |theta|^2
 
     def __init__(self, params: ParamsT, defaults: Group, mesh: Any = None):
-        self.mesh, params = checked_mesh(mesh), settled(params, defaults)
+        self.mesh, params = checked_mesh(mesh), settled(params, defaults, type(self).__name__, self.group_kind)
         refuse_unused(type(self), params, defaults)
         self._settled: Settled[list[Bucket]] = Settled()
         super().__init__(params, defaults)

@@ -52,16 +52,22 @@ def refuse_unknown(class_name: str, unknown: dict[str, Never]) -> None:
 
 
 def refuse_unused(optimizer: type[Optimizer], params: Any, given: Mapping[str, Any]) -> None:
-    """ValueError for a setting that would change nothing, because the groups of `param_groups` all bring their own."""
+    """ValueError for a setting that would change nothing, because the groups all bring their own.
+
+    Of groups that `param_groups` did not make, or as a plain list, the lr alone."""
     if not isinstance(params, ParamGroups):
-        return
+        groups = params if isinstance(params, list | tuple) else []
+        if not all(isinstance(group, dict) and "lr" in group for group in groups) or "lr" not in given:
+            return
+        check_one(given["lr"])
+        params, given = groups, {"lr": given["lr"]}
     usual = inspect.signature(optimizer).parameters
     for key, value in given.items():
         own = [group[key] for group in params if key in group]
         if own and key in usual and value not in (usual[key].default, *own):
             raise ValueError(
                 f"{optimizer.__name__}: {key}={value} would not be used, the groups have their own; "
-                f"pass it to them: param_groups(model, {key}={value})"
+                f"pass it to them: param_groups(model, {key}={value}), or group[{key!r}]"
             )
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from steadynorm.families import refuse_scion_groups
 from steadynorm.optim.base import Group, SteadyOptimizer, full_precision
 from steadynorm.optim.buckets import Batch, Bucket, Scalars, decay_and_step_
 from steadynorm.optim.checks import check_betas, check_lr, check_range, refuse_unknown
@@ -112,6 +113,7 @@ class RenormalizedAdamW(SteadyOptimizer):
         return None, False  # norms are of the whole parameter
 
     def check_group(self, group: Group) -> None:
+        refuse_scion_groups(group)
         check_betas(group["betas"])
         check_range("eps", group["eps"], closed=True)
         check_range("weight_decay", group["weight_decay"], closed=True)

@@ -98,6 +98,7 @@ class Scion(SteadyOptimizer):
     state_keys = ("momentum_buffer",)
     mark_keys = ("alpha", "lmo")
     setting_keys = ("lmo", "blocks", "nesterov", "polar", "polar_steps")
+    group_kind = "scion"
     corrects_itself = False
 
     def __init__(

@@ -48,6 +48,7 @@ def _scion(model: nn.Module, optim: Optim, mesh: Any) -> Optimizer:
         alpha=optim.alpha,
         steady_norm_sq=target,
         weight_decay=None if corrected else decay,
+        nesterov=optim.nesterov,
     )
     if optim.output_alpha is not None:
         next(group for group in groups if group["name"] == "output")["alpha"] = optim.output_alpha
