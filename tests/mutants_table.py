@@ -143,7 +143,7 @@ MUTANTS = (
     renormalized("renormalisation skipped", "(gamma > 0), scale, 1.0)", "(gamma > 0), torch.ones_like(scale), 1.0)"),
     renormalized("norm of the weights before their decay", "decayed = theta * ((1 - eta) / unit)", "decayed = theta / unit"),
     Mutant("optim/sgd.py", "batch.live if settings.trace else alpha", "alpha", "trace momentum damped", ("test_optim.py::test_sgdc_equals_its_twin",)),
-    Mutant("optim/adam.py", "        own_correction(self, ADAM)(self)", "        Correction(ADAM)", "AdamC without its correction", ("test_optim.py::test_adamc_equals_its_twin",)),
+    Mutant("optim/adam.py", "        own_correction(self, ADAM)(self)", "        own_correction(self, ADAM)", "AdamC without its correction", ("test_optim.py::test_adamc_equals_its_twin",)),
     Mutant("optim/adam.py", "        for p, _ in withheld:\n            p.grad = None", "        for p, _ in withheld:\n            p.grad = p.grad", "AdamC steps along non-finite gradients", ("test_contract.py::test_non_finite_gradient_skips_that_parameter_only",)),
     Mutant("optim/relative.py", 'if "base_weight_decay" not in saved:', "if False:", "a plain checkpoint's decay is not the base", ("test_optim.py::test_plain_adamw_checkpoint_continues_in_adamc",)),
     Mutant("optim/loading.py", "placed_like(values[key], fresh) if key in values else fresh", "fresh", "resuming loses the momentum", ("test_contract.py::test_resumed_run_equals_unbroken_run",)),
