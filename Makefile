@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 OTHERS := .venv-integrations
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all test-integrations mutants lint format bench soak docs pictures clean
+.PHONY: help venv demo test test-all test-slow test-integrations mutants lint format bench soak docs pictures clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -32,10 +32,11 @@ $(VENV)/.chromium: $(STAMP)
 test: $(VENV)/.chromium ## the test suite without the slow part
 	$(BIN)/python -m pytest -m 'not slow'
 
-test-all: $(VENV)/.chromium test-integrations ## all of it: slow tests, properties on 20,000 examples, integrations, mutants
+test-all: test-integrations test-slow mutants ## all of it: integrations, slow tests, properties on 20,000 examples, mutants; -j2 for two at a time
+
+test-slow: $(VENV)/.chromium ## every test, slow ones included, properties in their slow profile
 	! command -v chromium >/dev/null || export STEADYNORM_REQUIRE_CHROMIUM=1; \
 		HYPOTHESIS_PROFILE=slow $(BIN)/python -m pytest --hypothesis-seed=0
-	$(MAKE) mutants
 
 mutants: $(STAMP) ## break each formula on purpose, one at a time, and see that the tests notice
 	$(BIN)/python tests/mutants.py
