@@ -56,6 +56,30 @@ def test_update_has_unit_norm_and_the_stated_size(name, shape, blocks):
     assert u.square().sum().item() == pytest.approx(get(name).update_norm_sq(shape, blocks=blocks))
 
 
+NORMS = {  # Table 1, of one d_out x d_in matrix, by loops
+    "spectral": lambda x: math.sqrt(x.shape[1] / x.shape[0]) * torch.linalg.svdvals(x)[0],
+    "spectral-transposed": lambda x: math.sqrt(x.shape[0] / x.shape[1]) * torch.linalg.svdvals(x)[0],
+    "sign": lambda x: x.shape[1] * max(abs(each) for row in x.tolist() for each in row),
+    "embedding": lambda x: max(abs(each) for row in x.tolist() for each in row),
+    "row": lambda x: math.sqrt(x.shape[1]) * max(math.hypot(*row) for row in x.tolist()),
+    "column": lambda x: max(math.hypot(*column) for column in x.T.tolist()) / math.sqrt(x.shape[0]),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_norm_is_that_of_table_1(name):
+    x = sample((6, 9))
+    assert get(name).norm(x).item() == pytest.approx(float(NORMS[name](x)))
+
+
+def test_norm_of_vectors_and_convolutions_is_that_of_table_1():
+    x, kernel = sample((12,)), sample((6, 4, 3, 3))
+    assert get("bias").norm(x).item() == pytest.approx(math.hypot(*x.tolist()) / math.sqrt(12))
+    assert get("conv").norm(kernel).item() == pytest.approx(float(NORMS["spectral"](kernel.reshape(6, 36))))
+    taps = [float(NORMS["spectral"](kernel[:, :, i, j])) for i in range(3) for j in range(3)]
+    assert get("conv-tap").norm(kernel).item() == pytest.approx(9 * max(taps))
+
+
 @pytest.mark.parametrize(("name", "shape", "blocks"), CASES)
 def test_update_is_the_steepest_point_of_the_unit_ball(name, shape, blocks):
     """<x, u> = max over |w| <= 1: no other unit-norm point does better."""
