@@ -198,7 +198,7 @@ MUTANTS = (
     Mutant("monitor/monitor.py", "u = theta * (1 - eta) - after", "u = theta - after", "decay counted as update", ("test_monitor.py::test_alignment_equals_copies_of_the_weights",)),
     Mutant("monitor/monitor.py", '            power.load(state["power"])', "            power.load({})", "resumed monitor forgets its power vectors", ("test_monitor_forecast.py::test_resumed_run_continues_as_the_unbroken",)),
     # many processes
-    shards("matrices come back in the order they had, not that of their owners", "params += [p for _, _, p in sorted(owners, key=lambda entry: entry[:2])]", "params += [p for _, _, p in owners]"),
+    shards("matrices come back in the order they had, not that of their owners", "params += [p for _, _, p in sorted(owners, key=lambda entry: entry[:2])]", "params += [p for _, _, p in owners]", "test_bench.py::test_matrices_are_put_in_the_order_of_their_owners"),
     shards("updates arrive as multiples of a unit", "u = u.to(live.dtype).mul_(stage.unit)", "u = u.to(live.dtype)"),
     shards("an infinity on one rank is written by the others", 'live = finite[which].to(exact).view(', "live = torch.ones_like(finite[which]).to(exact).view("),
     shards("half a row taken for a row", "(bucket.by_rows and bucket.layout is not None and bucket.layout.keeps_rows_whole)", "bucket.by_rows"),

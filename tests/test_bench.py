@@ -5,7 +5,10 @@ import torch
 
 from benchmarks import cost_model
 from steadynorm import bench
+from steadynorm import lmo as lmos
 from steadynorm.cli import main
+from steadynorm.optim import distributed
+from steadynorm.optim.scion import SCION_PARTS, ScionSettings
 from steadynorm.polar import Polar
 
 
@@ -59,6 +62,18 @@ def test_cost_model_counts_what_moves():
     assert replicated.sent == 2 * (4 - 1) * 16 + 2 * (4 - 1) * 64
     assert sharded.momentum == replicated.momentum == 4 * 64
     assert sharded.balance == 1 and sharded.operations == cost_model.alone(model) / 4
+
+
+def test_matrices_are_put_in_the_order_of_their_owners():
+    """Process 0 has the largest; two of the three others go to process 1, then one to process 0, which comes first."""
+    settings = ScionSettings(lmos.get("spectral"), 1, False, Polar())
+    shapes = ((9, 8), (8, 8), (8, 8), (8, 8))
+    found = cost_model._buckets(shapes, 2, False, settings)
+    before = {bucket.shape: bucket.params for bucket in found}
+    planned = {bucket.shape: bucket for bucket in distributed.planned(found, SCION_PARTS, False)}
+    assert planned[8, 8].plan == ((slice(0, 3), (1, 2)),)
+    one, two, three = before[8, 8]
+    assert all(p is q for p, q in zip(planned[8, 8].params, (three, one, two), strict=True))
 
 
 def test_few_matrices_are_gathered_from_shards():
