@@ -269,6 +269,7 @@ def two(folder: Path) -> dict[str, Any]:
         "errors": errors(),
         "monitored": monitored([(kind, "ScionC") for kind in ("ddp", "fsdp", "tp columns")] + [("fsdp", "AdamC")]),
         "losses": end_to_end(),
+        "moved": moved(),
         "saved": save(folder, ("ddp", "fsdp")),
         "loaded": load(folder, ("4 ddp", "4 fsdp", "1 single", "2 ddp", "2 fsdp"), ("ddp", "fsdp")),
     }
@@ -357,6 +358,24 @@ def load(folder: Path, saved: Iterable[str], kinds: Iterable[str]) -> dict[str, 
             for t in range(8, 12):
                 step(optimizer, named, t, history[t])
             found[f"{source} -> {kind}"] = difference(optimizer, named, history[-1], state)
+    return found
+
+
+def moved() -> dict[str, float]:
+    """State dicts handed over as they are, from one layout to another; difference to the unbroken single process."""
+    history, state = alone("ScionC", torch.float64, 12, trouble=True)
+    found = {}
+    for source, kind in (("fsdp", "single"), ("ddp", "single"), ("single", "fsdp"), ("single", "ddp"), ("ddp", "fsdp")):
+        _, old, first = checkpointed(source)
+        for t in range(8):
+            step(first, old, t, history[t])
+        _, new, second = checkpointed(kind)
+        for name, p in new.items():
+            p.data.copy_(like(full(old[name]), p))
+        second.load_state_dict(first.state_dict())
+        for t in range(8, 12):
+            step(second, new, t, history[t])
+        found[f"{source} -> {kind}"] = difference(second, new, history[-1], state)
     return found
 
 

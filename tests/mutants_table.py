@@ -52,6 +52,7 @@ record = _of("monitor/record.py", FORECAST)
 course = _of("monitor/forecast.py", FORECAST)
 convert = _of("moving/convert.py")
 STEPS = "test_distributed.py::test_every_layout_takes_the_steps_of_a_single_process[four-32]"
+MOVED = "test_distributed.py::test_state_dicts_go_between_layouts_as_they_are"
 shards = _of("optim/distributed.py", STEPS)
 layout = _of("optim/layout.py", STEPS)
 
@@ -204,10 +205,11 @@ MUTANTS = (
     shards("half a row taken for a row", "(bucket.by_rows and bucket.layout is not None and bucket.layout.keeps_rows_whole)", "bucket.by_rows"),
     shards("all matrices on one process", "load[owner] += costs[k] if owned else 0.0", "load[owner] += 0.0", "test_bench.py::test_cost_model_counts_what_moves"),
     shards("an owner sends its matrix to everyone", "return layout.replicated and max(counts) * layout.ranks > 2 * sum(counts)", "return False", "test_bench.py::test_few_matrices_are_gathered_from_shards"),
-    layout("sums of shards not added up", "            dist.all_reduce(x, group=process_group(self.group))\n", "            pass\n"),
+    layout("sums of shards not added up", "            dist.all_reduce(x, group=process_group(self.group))\n", "            pass\n", STEPS.replace("four-32", "two-36")),
     layout("FSDP2 over tensor parallel cut in the wrong order", 'key=lambda k: "Strided" in type(placements[k]).__name__)', "key=lambda k: 0)"),
     Mutant("optim/agreement.py", "            agreed |= {id(member.p): flag for member, flag", "            agreed |= {id(member.p): found.get(id(member.p), flag) for member, flag", "each rank judges its own shard alone", (STEPS,)),
-    Mutant("optim/sharded_state.py", "        return (given.full_tensor() if is_dtensor(value) else value).to(fresh, copy=True)", "        return (given.full_tensor() * 0 if is_dtensor(value) else value).to(fresh, copy=True)", "sharded momentum lost when one process loads it", ("test_distributed.py::test_checkpoints_go_between_world_sizes_and_layouts",)),
+    Mutant("optim/sharded_state.py", "return (given.full_tensor() if is_dtensor(value) else value).to(", "return (0 * given.full_tensor() if is_dtensor(value) else value).to(", "sharded momentum lost where it is loaded whole", (MOVED,)),
+    Mutant("optim/sharded_state.py", "local(fresh).copy_(layout.mine.of(value))", "local(fresh).copy_(0 * layout.mine.of(value))", "whole momentum lost where it is loaded in shards", (MOVED,)),
     # planning, moving over, simulation
     Mutant("predict.py", "square = exact * setting.update_norm_sq", "square = exact", "predicted norm without U^2", ("test_predict.py",)),
     Mutant("predict.py", "math.sqrt(square / math.prod(setting.shape))", "math.sqrt(square)", "predicted RMS is the norm", ("test_predict.py",)),

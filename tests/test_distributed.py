@@ -103,6 +103,12 @@ def test_checkpoints_go_between_world_sizes_and_layouts(reports):
     assert all(error < 1e-10 for error in errors.values()), errors
 
 
+def test_state_dicts_go_between_layouts_as_they_are(reports):
+    errors = reports.of("moved", "two")
+    assert len(errors) == 5 * 2
+    assert all(error < 1e-10 for error in errors.values()), errors
+
+
 def test_own_gradients_lead_to_the_loss_of_a_single_process(reports):
     for report in reports["two"]:
         losses = report["losses"]
