@@ -323,10 +323,10 @@ def path(folder: Path, kind: str) -> Path:
     return folder / f"{dist.get_world_size() if dist.is_initialized() else 1} {kind}"
 
 
-def checkpointed(kind: str) -> tuple[Model, dict[str, Any], Any]:
+def checkpointed(kind: str, maker: str = "ScionC") -> tuple[Model, dict[str, Any], Any]:
     model, told = model_of(kind, torch.float64, scalar=False)
     named = dict(model.named_parameters())
-    return model, named, makers(torch.float64)["ScionC"](named, **told)
+    return model, named, makers(torch.float64)[maker](named, **told)
 
 
 def save(folder: Path, kinds: Iterable[str]) -> list[str]:
@@ -363,19 +363,21 @@ def load(folder: Path, saved: Iterable[str], kinds: Iterable[str]) -> dict[str, 
 
 def moved() -> dict[str, float]:
     """State dicts handed over as they are, from one layout to another; difference to the unbroken single process."""
-    history, state = alone("ScionC", torch.float64, 12, trouble=True)
+    pairs = [("fsdp", "single"), ("ddp", "single"), ("single", "fsdp"), ("single", "ddp"), ("ddp", "fsdp")]
+    cases = [("ScionC", *pair) for pair in pairs] + [("AdamC", "fsdp", "single"), ("AdamC", "single", "fsdp")]
     found = {}
-    for source, kind in (("fsdp", "single"), ("ddp", "single"), ("single", "fsdp"), ("single", "ddp"), ("ddp", "fsdp")):
-        _, old, first = checkpointed(source)
+    for maker, source, kind in cases:
+        history, state = alone(maker, torch.float64, 12, trouble=True)
+        _, old, first = checkpointed(source, maker)
         for t in range(8):
             step(first, old, t, history[t])
-        _, new, second = checkpointed(kind)
+        _, new, second = checkpointed(kind, maker)
         for name, p in new.items():
             p.data.copy_(like(full(old[name]), p))
         second.load_state_dict(first.state_dict())
         for t in range(8, 12):
             step(second, new, t, history[t])
-        found[f"{source} -> {kind}"] = difference(second, new, history[-1], state)
+        found[f"{maker}, {source} -> {kind}"] = difference(second, new, history[-1], state)
     return found
 
 

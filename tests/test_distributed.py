@@ -105,7 +105,7 @@ def test_checkpoints_go_between_world_sizes_and_layouts(reports):
 
 def test_state_dicts_go_between_layouts_as_they_are(reports):
     errors = reports.of("moved", "two")
-    assert len(errors) == 5 * 2
+    assert len(errors) == 7 * 2
     assert all(error < 1e-10 for error in errors.values()), errors
 
 
