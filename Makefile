@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 OTHERS := .venv-integrations
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all test-slow test-integrations mutants lint format bench soak docs pictures clean
+.PHONY: help venv demo test test-all test-slow test-properties test-integrations mutants lint format bench soak docs pictures clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -32,11 +32,14 @@ $(VENV)/.chromium: $(STAMP)
 test: $(VENV)/.chromium ## the test suite without the slow part
 	$(BIN)/python -m pytest -m 'not slow'
 
-test-all: test-integrations test-slow mutants ## all of it: integrations, slow tests, properties on 20,000 examples, mutants; -j2 for two at a time
+test-all: test-integrations test-slow test-properties mutants ## all of it; -j2 for two at a time
 
-test-slow: $(VENV)/.chromium ## every test, slow ones included, properties in their slow profile
+test-slow: $(VENV)/.chromium ## every test, the slow ones included (but properties)
 	! command -v chromium >/dev/null || export STEADYNORM_REQUIRE_CHROMIUM=1; \
-		HYPOTHESIS_PROFILE=slow $(BIN)/python -m pytest --hypothesis-seed=0
+		$(BIN)/python -m pytest --ignore=tests/properties
+
+test-properties: $(STAMP) ## properties in their slow profile: up to 20,000 examples of each
+	HYPOTHESIS_PROFILE=slow $(BIN)/python -m pytest --hypothesis-seed=0 tests/properties
 
 mutants: $(STAMP) ## break each formula on purpose, one at a time, and see that the tests notice
 	$(BIN)/python tests/mutants.py

@@ -176,6 +176,7 @@ def address(site):
 def look(browser, address: str, page: str, width: int, shot: Path | None = None) -> list[str]:
     """What is wrong with a page of this width: requests to others, errors, overflow, missing pictures, flat formulas."""
     around = browser.new_context(viewport={"width": width, "height": 900})
+    around.set_default_timeout(180_000)  # a busy machine is no failure
     tab, problems = around.new_page(), []
     tab.on("console", lambda message: problems.append(f"console: {message.text}"))
     tab.on("pageerror", lambda error: problems.append(f"error: {error}"))

@@ -333,11 +333,11 @@ def test_lr_above_the_peak_is_allowed_only_if_the_peak_was_given():
 
 
 def test_peak_of_a_group_is_its_own():
-    """Layer-wise lr: each group's decay is full at its own peak."""
+    """Layer-wise lr: each group's decay is full at its own peak, whatever the constructor's lr."""
     for make in (sn.AdamC, sn.LionC, sn.SGDC):
         params = parameters({"a": (3,), "b": (3,)})
         groups = [{"params": [params["a"]], "lr": 0.01}, {"params": [params["b"]], "lr": 0.1, "peak_lr": 0.2}]
-        optimizer = make(groups, weight_decay=0.4)
+        optimizer = make(groups, lr=1.0, weight_decay=0.4)
         set_gradients(params, 0)
         optimizer.step()
         assert [group["weight_decay"] for group in optimizer.param_groups] == pytest.approx([0.4, 0.2])

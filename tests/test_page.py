@@ -74,6 +74,7 @@ class View:
 @contextmanager
 def opened(browser, path, state="", **context):
     around = browser.new_context(**({"viewport": {"width": 1280, "height": 800}} | context))
+    around.set_default_timeout(180_000)  # a busy machine is no failure
     view = View(around.new_page())
     view.tab.goto(f"{Path(path).as_uri()}{state}")
     view.tab.wait_for_selector('.plot[data-drawn="1"]')

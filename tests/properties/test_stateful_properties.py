@@ -83,7 +83,7 @@ class Life(CountedMachine):
             value = Drawn(tuple(shape), "normal", seed).make(self.dtype, also=k)
             new.append(nn.Parameter(laid_out(value, layouts[(seed + k) % 3])[0]))
             self.alone.append(nn.Parameter(value.clone()))
-            self.shadows.append(self.entry([{"params": [self.alone[-1]], **settings}], **self.fixed))
+            self.shadows.append(self.entry([{"params": [self.alone[-1]], **settings}], lr=settings["lr"], **self.fixed))
             self.group_of.append(group)
         self.params += new
         return {"params": new, **settings}
@@ -105,7 +105,7 @@ class Life(CountedMachine):
             settings["betas"] = data.draw(self.betas)
         if self.entry.follows is not None and (not self.entry.own or data.draw(st.booleans())):
             settings["peak_lr"] = PEAK * lr  # correct() sees an added group at its next step, its shadow at once
-        if name.startswith(("AdamC", "LionC")):
+        if name.startswith(("AdamC", "LionC")) and settings["weight_decay"]:
             settings["steady_norm_sq"] = data.draw(st.one_of(st.none(), st.floats(0.8, 4)))
         return settings
 
@@ -124,7 +124,8 @@ class Life(CountedMachine):
             self.fixed["momentum_dtype"] = data.draw(st.sampled_from([None, "bfloat16"]))
         if name.startswith("AdamC"):
             self.fixed["amsgrad"] = data.draw(st.booleans())
-        self.optimizer = self.entry([self._new(shapes, seed, self._settings(data))], **self.fixed)
+        group = self._new(shapes, seed, self._settings(data))
+        self.optimizer = self.entry([group], lr=group["lr"], **self.fixed)
 
     # --- what users do
 

@@ -188,7 +188,7 @@ class ImageLoader:
     >>> loader = ImageLoader(data, batch=4, augment=Augment(8), seed=1)
     >>> images, labels = next(iter(loader))
     >>> images.shape, labels.tolist(), loader.state_dict()
-    (torch.Size([4, 3, 8, 8]), [4, 0, 1, 2], {'position': 4, 'seed': 1, 'samples': 6})
+    (torch.Size([4, 3, 8, 8]), [3, 5, 2, 0], {'position': 4, 'seed': 1, 'samples': 6})
     """
 
     def __init__(

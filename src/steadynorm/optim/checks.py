@@ -54,10 +54,11 @@ def refuse_unknown(class_name: str, unknown: dict[str, Never]) -> None:
 def refuse_unused(optimizer: type[Optimizer], params: Any, given: Mapping[str, Any]) -> None:
     """ValueError for a setting that would change nothing, because the groups all bring their own.
 
-    Of groups that `param_groups` did not make, or as a plain list, the lr alone."""
+    Of Scion's groups in a plain list (of `param_groups`, or made by hand) the lr alone; of others none, as in torch,
+    where an lr for groups to come is usual beside layer-wise ones."""
     if not isinstance(params, ParamGroups):
         groups = params if isinstance(params, list | tuple) else []
-        if not all(isinstance(group, dict) and "lr" in group for group in groups) or "lr" not in given:
+        if not all(isinstance(group, dict) and {"lr", "lmo"} <= group.keys() for group in groups) or "lr" not in given:
             return
         check_one(given["lr"])
         params, given = groups, {"lr": given["lr"]}
