@@ -56,7 +56,7 @@ class View:
 
     def until(self, script):
         """Waits until a script says true; playwright's own way needs eval, which the page's policy refuses."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while not self.tab.evaluate(script):
             assert time.monotonic() < deadline, script
             self.tab.wait_for_timeout(20)
