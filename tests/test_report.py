@@ -287,6 +287,7 @@ def test_report_in_chromium(browser, tmp_path):
         view.until(narrow)
 
 
+@pytest.mark.slow
 def test_two_hundred_runs_open(browser, tmp_path):
     at = np.arange(2000)
     keys = ("loss", "weight_norm", "forecast_norm", "grad_norm", "alignment", "lr", "alpha", "weight_decay")
