@@ -133,8 +133,8 @@ def recipes(
     s["betas"] = draw(betas)
     if name != "LionC":
         s["eps"] = draw(log_floats(1e-10, 1e-3))
-    if name != "RenormalizedAdamW":
-        s["steady_norm_sq"] = draw(st.one_of(st.none(), st.none(), targets))
+    if name != "RenormalizedAdamW":  # a target without any decay is refused
+        s["steady_norm_sq"] = draw(st.one_of(st.none(), st.none(), targets)) if s["weight_decay"] else None
     if name.startswith("AdamC"):
         s["amsgrad"] = draw(st.booleans())
     return Recipe(name, s)
