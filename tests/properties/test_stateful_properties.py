@@ -96,11 +96,15 @@ class Life(CountedMachine):
             settings |= {"alpha": data.draw(self.alphas), "lmo": data.draw(st.sampled_from(["by-shape", "bias"]))}
             if name != "Scion":
                 return settings | {"steady_norm_sq": data.draw(st.floats(0.8, 4))}
-        settings["weight_decay"] = data.draw(st.floats(0, 2))
+        # where the decay goes with the momentum by a large factor, so little that it stays below 1 a step
+        settings["weight_decay"] = data.draw(st.floats(0, 0.02 if name == "SGDC trace" else 0.1 if self.muon else 2))
         if name.startswith("SGDC"):
             settings["alpha"] = data.draw(self.alphas)
         elif self.muon:
             settings["momentum"] = data.draw(st.floats(0.5, 0.99))
+            settings["initial_momentum"] = (
+                1 - settings["momentum"]
+            )  # as the peak: the group may change before its first step
         elif not name.startswith("Scion"):
             settings["betas"] = data.draw(self.betas)
         if self.entry.follows is not None and (not self.entry.own or data.draw(st.booleans())):
