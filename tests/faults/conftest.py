@@ -9,6 +9,24 @@ from pathlib import Path
 
 import injecting
 import pytest
+from brittle import config, texts, tokens
+
+from steadynorm.train import loop
+from steadynorm.train.config import Config
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shards")
+    return tokens(texts(folder), folder / "made").folder
+
+
+@pytest.fixture(scope="session")
+def unbroken(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """A run that nothing happened to."""
+    made = config(data, tmp_path_factory.mktemp("unbroken") / "run")
+    assert loop.train(made, quiet=True).finished
+    return made
 
 
 @pytest.fixture(autouse=True)

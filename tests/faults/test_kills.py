@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from brittle import assert_same_run, config, recorded, texts, tokens
+from brittle import assert_same_run, config, recorded
 from injecting import Action, child, ended, files_in, injected, instants, killed_after, killed_at_line, lines_of, often
 
 from steadynorm import records, report
@@ -105,19 +105,6 @@ def test_a_kill_while_an_old_checkpoint_is_removed_leaves_none_that_looks_whole(
 
 
 # Training
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shards")
-    return tokens(texts(folder), folder / "made").folder
-
-
-@pytest.fixture(scope="module")
-def unbroken(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Config:
-    made = config(data, tmp_path_factory.mktemp("unbroken") / "run", steps=12)
-    assert loop.train(made, quiet=True).finished
-    return made
 
 
 def left_of(made: Config) -> float:

@@ -44,12 +44,6 @@ def holder(folder: Path, name: str = ".lock") -> Iterator[int]:
         assert ended(pid) == -signal.SIGKILL
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shards")
-    return tokens(texts(folder), folder / "made").folder
-
-
 def carry(folder: Path) -> None:
     tiny = Experiment("tiny", "Tiny", "nothing", lambda _: Outcome([], [], {}), {"desk": 1.0, "paper": 1.0})
     carrying.carry_out(tiny, Context(folder))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from brittle import assert_same_run, config, texts, tokens
+from brittle import assert_same_run, config
 from injecting import (
     FULL,
     child,
@@ -25,19 +25,6 @@ from injecting import (
 from steadynorm.files import make_folder
 from steadynorm.train import checkpoint, loop
 from steadynorm.train.config import Config
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shards")
-    return tokens(texts(folder), folder / "made").folder
-
-
-@pytest.fixture(scope="module")
-def unbroken(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Config:
-    made = config(data, tmp_path_factory.mktemp("unbroken") / "run")
-    assert loop.train(made, quiet=True).finished
-    return made
 
 
 def die_at(step: int, made: Config) -> None:

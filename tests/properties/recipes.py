@@ -125,7 +125,9 @@ def recipes(
         s["nesterov"] = name == "ScionC nesterov" or draw(st.booleans())
         s |= {"weight_decay": draw(decays)} if name == "Scion" else {"steady_norm_sq": draw(targets)}
         return Recipe(name, s)
-    s["weight_decay"] = draw(decays)
+    s["weight_decay"] = draw(
+        decays if name != "SGDC trace" else st.floats(0.0, 0.01)
+    )  # goes with alpha^-2: below 1 a step
     if name != "RenormalizedAdamW":
         s["corrected"] = draw(st.sampled_from([True, True, False]))
     if name.startswith("SGDC"):

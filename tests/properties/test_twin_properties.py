@@ -72,6 +72,7 @@ def test_every_optimizer_equals_its_twin(of, data, shapes, seed, kind, weight, e
     assume(all(g.all() for each in grads for g in each))  # the twin divides by rows and columns
     found = train(recipe, starts, grads, run)
     rounding = ROUNDING[dtype] + (ADAM_IN_BF16 if recipe.name.startswith("AdamC") and dtype == torch.bfloat16 else 0)
+    roundings = 2 if recipe.name.startswith("AdamC") else 1  # torch's writes the weights after their decay, and again
     kept, computed = torch.finfo(dtype), torch.finfo(torch.promote_types(dtype, torch.float32))
     for k, start in enumerate(starts):
         near = 100 * computed.eps * max(g.abs().max().item() for g in grads[k])
@@ -82,7 +83,9 @@ def test_every_optimizer_equals_its_twin(of, data, shapes, seed, kind, weight, e
         before, size, allowed = start.double(), start.double().abs(), 0.0
         for t, (mine, its) in enumerate(zip(found[k], expected, strict=True)):
             size = torch.maximum(size, its.abs())
-            allowed += kept.eps * (size + kept.tiny) + 4 * computed.eps * size  # as kept; 1 - eta, and two operations
+            allowed += (
+                roundings * kept.eps * (size + kept.tiny) + 4 * computed.eps * size
+            )  # as kept; 1 - eta, and two operations
             allowed += rounding * (its - before).abs().max()
             unsure = torch.maximum((above[t] - its).abs(), (below[t] - its).abs())
             off = (mine - its).abs() - allowed - 2 * unsure
