@@ -4,6 +4,7 @@ python -m benchmarks.trust
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -126,10 +127,11 @@ def short(mutants: Mapping[str, Any], soak: Mapping[str, Any]) -> str:
     """For the README."""
     steps, training = soak["steps"], soak["training"]
     return (
-        f"Every formula is broken on purpose, one at a time: the tests notice {mutants['killed']} of {mutants['mutants']} "
-        f"(`make mutants`).\n{steps['steps']:,} optimizer steps under random gradients (`make soak`): the norm stays within "
-        f"{steps['norm_worst']:.1%} of its\nforecast at every one of {steps['measurements']:,} measurements, memory grows by "
-        f"{steps['memory_bytes_per_1000_steps']:.0f} ± {steps['memory_error']:.0f} bytes in 1000 steps;\n"
+        f"{mutants['mutants']} formulas of theory, optimizers, monitor, training, models, data and experiments are broken on purpose, "
+        f"one at a time:\nthe tests notice {mutants['killed']} (`make mutants`). {steps['steps']:,} optimizer steps under random gradients "
+        f"(`make soak`): the norms of a\nvector, a matrix of signs and one of exact polar factors stay within "
+        f"{math.ceil(1e3 * steps['norm_worst']) / 10:.1f} % of their forecasts at each of {steps['measurements']:,}\nmeasurements, "
+        f"memory grows by {steps['memory_bytes_per_1000_steps']:.0f} ± {steps['memory_error']:.0f} bytes in 1000 steps;\n"
         f"{training['minutes']:.0f} minutes of training with evaluations and checkpoints: "
         f"{training['memory_kib_per_hour']:.0f} ± {training['memory_error']:.0f} KiB an hour."
     )

@@ -84,7 +84,7 @@ def _page(folder: Path, outcome: Outcome) -> str:
         *(["## Numbers", *tables] if tables else []),
         "## How it was made",
         _rows(("", ""), [each for each in facts if each[1]]),
-        f"Records and summary: `results/{folder.name}`. `{held['command']}` makes them again, with an interactive page.",
+        f"Records and summary: `results/{folder.name}`. `{held['command']}` makes them again, in `runs/paper` (`--out` for elsewhere), with an interactive page.",
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -22,8 +22,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mutants_table import MUTANTS, Mutant
+import mutants_recipes
+import mutants_table
+from mutants_table import Mutant
 
+MUTANTS = mutants_table.MUTANTS + mutants_recipes.MUTANTS
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "out" / "mutants.json"
 

@@ -1,4 +1,7 @@
-"""What tests/mutants.py breaks: one formula each, and the tests that must notice. The text to replace occurs once."""
+"""What tests/mutants.py breaks: one formula each, and the tests that must notice. The text to replace occurs once.
+
+Here: theory, optimizers, monitor, training. mutants_recipes.py: models, data, experiments.
+"""
 
 from typing import NamedTuple
 
@@ -13,7 +16,7 @@ class Mutant(NamedTuple):
     tests: tuple[str, ...]
 
 
-def _of(file: str, *tests: str) -> "Maker":
+def of_file(file: str, *tests: str) -> "Maker":
     return Maker(file, tests)
 
 
@@ -28,33 +31,33 @@ class Maker(NamedTuple):
 
 
 # fmt: off
-momentum = _of("theory/momentum.py", "test_theory_kernels.py", "test_theory_forecast.py")
-kernels = _of("theory/kernels.py", "test_theory_kernels.py")
-steady = _of("theory/steady.py", "test_theory_steady.py")
-forecast = _of("theory/forecast.py", "test_theory_forecast.py")
-decay = _of("decay.py", "test_decay.py")
-families = _of("families.py", "test_decay.py")
-lmo = _of("lmo.py", "test_lmo.py")
-polar = _of("polar.py", "test_polar.py")
+momentum = of_file("theory/momentum.py", "test_theory_kernels.py", "test_theory_forecast.py")
+kernels = of_file("theory/kernels.py", "test_theory_kernels.py")
+steady = of_file("theory/steady.py", "test_theory_steady.py")
+forecast = of_file("theory/forecast.py", "test_theory_forecast.py")
+decay = of_file("decay.py", "test_decay.py")
+families = of_file("families.py", "test_decay.py")
+lmo = of_file("lmo.py", "test_lmo.py")
+polar = of_file("polar.py", "test_polar.py")
 TWIN = "test_optim.py::test_scion_equals_its_twin"
-buckets = _of("optim/buckets.py", TWIN)
-scion = _of("optim/scion.py", TWIN)
-lion = _of("optim/lion.py", "test_optim.py::test_lionc_equals_its_twin")
-renormalized = _of("optim/renormalized.py", "test_optim.py::test_renormalized_adamw_equals_its_twin")
-schedule = _of("schedule.py", "test_schedule.py")
-scheduler = _of("scheduler.py", "test_schedule.py")
-roles = _of("roles.py", "test_groups.py")
-groups = _of("groups.py", "test_groups.py")
+buckets = of_file("optim/buckets.py", TWIN)
+scion = of_file("optim/scion.py", TWIN)
+lion = of_file("optim/lion.py", "test_optim.py::test_lionc_equals_its_twin")
+renormalized = of_file("optim/renormalized.py", "test_optim.py::test_renormalized_adamw_equals_its_twin")
+schedule = of_file("schedule.py", "test_schedule.py")
+scheduler = of_file("scheduler.py", "test_schedule.py")
+roles = of_file("roles.py", "test_groups.py")
+groups = of_file("groups.py", "test_groups.py")
 SLOWLY = "test_monitor.py::test_spectral_norm_within_a_percent_of_svd_on_a_slowly_changing_matrix"
 FORECAST = "test_monitor_forecast.py::test_forecast_and_expected_alignment_are_the_theorys"
-measures = _of("monitor/measures.py", SLOWLY)
-record = _of("monitor/record.py", FORECAST)
-course = _of("monitor/forecast.py", FORECAST)
-convert = _of("moving/convert.py")
+measures = of_file("monitor/measures.py", SLOWLY)
+record = of_file("monitor/record.py", FORECAST)
+course = of_file("monitor/forecast.py", FORECAST)
+convert = of_file("moving/convert.py")
 STEPS = "test_distributed.py::test_every_layout_takes_the_steps_of_a_single_process[four-32]"
 MOVED = "test_distributed.py::test_state_dicts_go_between_layouts_as_they_are"
-shards = _of("optim/distributed.py", STEPS)
-layout = _of("optim/layout.py", STEPS)
+shards = of_file("optim/distributed.py", STEPS)
+layout = of_file("optim/layout.py", STEPS)
 
 DIES = "test_train.py::test_a_run_that_dies_goes_on_as_if_it_had_not"
 

@@ -59,7 +59,7 @@ def test_the_code_of_a_page_runs_and_says_what_it_gives(path, tmp_path, monkeypa
     model = Language()
     tokens = torch.randint(8, (4, 3))
     names = {
-        "sn": sn, "torch": torch, "AdamW": torch.optim.AdamW, "model": model,
+        "sn": sn, "torch": torch, "model": model,
         "compute_loss": lambda model: nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()),
     }  # fmt: skip
     for code in blocks(path):

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steadynorm.paper import measures
 from steadynorm.paper import statistics as stats
 from steadynorm.paper.experiment import MissingRunsError, claim
 from steadynorm.paper.statistics import Estimate, Finding
+from steadynorm.records import Run
 
 VALUES = st.lists(st.floats(-100, 100), min_size=2, max_size=6)
 
@@ -83,3 +85,18 @@ def test_a_claim_without_its_runs_is_not_testable():
 
     made = claim("x", missing)
     assert (made.verdict, made.figure[:8]) == ("not testable at this scale", "2 of 3 r")
+
+
+def test_measures_of_a_run_worked_out_by_hand():
+    """Norm 8 at first, 2 in the middle, then 4, and 3 at the end; its forecast is 1 all along."""
+    steps = np.arange(1, 101)
+    norm = np.select([steps < 40, steps <= 60, steps < 95], [8.0, 2.0, 4.0], 3.0)
+    norm[49] = np.nan  # not measured there
+    run = Run("by hand", {"steps": 100}, "", None, steps, {"norm": norm, "forecast": np.ones(100)}, {})
+    assert measures.final("norm", 10.0)(run) == 30
+    assert measures.mean_over("norm", (0.9, 1.0))(run) == pytest.approx((5 * 4 + 6 * 3) / 11)
+    assert measures.growth("norm")(run) == measures.drift("norm")(run) == pytest.approx(100 * math.log(3 / 2))
+    assert measures.swing("norm", 0.4)(run) == pytest.approx(100 * math.log(4 / 2))
+    assert measures.log_ratio("norm", "forecast")(run) == pytest.approx(100 * math.log(3))
+    run.columns["norm"][:] = np.where(steps < 50, 2.0, 1.0)
+    assert measures.growth("norm")(run) < 0 < measures.drift("norm")(run)

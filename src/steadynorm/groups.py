@@ -92,7 +92,8 @@ def param_groups(
         output_lr: by default 20 lr ("adam": lr).
         output_weight_decay: by default as above ("adam": weight_decay).
         output: the output layer, or several; False if there is none. By default it is found by
-            `get_output_embeddings()`, `get_classifier()` or a weight tied to an embedding; else an error asks.
+            `get_output_embeddings()`, `get_classifier()`, a weight tied to an embedding or Hugging Face's names for
+            heads; else an error asks.
         output_bias: "corrected" like other vectors, or "constant" with the decay lambda_0.
         blocks: {parameter name or glob: number of blocks of the outputs}, instead of what names and shapes tell.
         roles: {parameter name or glob: role}, before any other rule: hidden, stacked (matrices), both also with

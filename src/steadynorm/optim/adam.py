@@ -54,7 +54,8 @@ class AdamC(torch.optim.AdamW):
 
         lambda_t = lambda gamma_t / gamma_peak,   or gamma_t / (2 steady_norm_sq)
 
-    Arguments as torch's AdamW (capturable=True is refused: replaying would keep the decay of the captured step), and:
+    Arguments as torch's AdamW, with weight_decay 0.1 by default, not 0.01 (capturable=True is refused: replaying would
+    keep the decay of the captured step), and:
         peak_lr: the schedule's maximum; default the lr given here (or `max_lr`, `initial_lr` in the group).
         steady_norm_sq: an absolute target, the mean square of an element.
         check_finite: raise on a non-finite gradient. Default: such a parameter is left as it was and its `skipped`
