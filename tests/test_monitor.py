@@ -9,12 +9,16 @@ import pytest
 import torch
 from test_no_sync import SHAPES, NoCrossing, optimizers
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import steadynorm as sn
 from steadynorm.lmo import LMOS
 from steadynorm.monitor import log_records, record
+from steadynorm.monitor.motion import motion_of, target_of
 from steadynorm.optim import buckets
 
 
@@ -708,3 +712,38 @@ def test_a_target_that_moves_is_in_the_records_and_a_constant_decay_has_none():
     monitor = sn.Monitor(plain)
     plain.step()
     assert "steady_norm_sq" not in monitor.measure()[0]
+
+
+def test_groups_that_are_not_steered_have_no_target():
+    params = parameters((3,), (4,), (5,))
+    groups = [{"params": [p]} for p in params]
+    groups[1]["weight_decay"] = 0.0
+    optimizer = sn.correct(torch.optim.AdamW(groups, weight_decay=0.1), steady_norm_sq=4e-4, skip=[0])
+    assert [target_of(optimizer, group) for group in optimizer.param_groups] == [None, None, 4e-4]
+
+
+def test_effective_lr_is_not_known_where_a_muon_does_not_say_nesterov():
+    optimizer = torch.optim.Muon(parameters((4, 4)), momentum=0.95)
+    del optimizer.param_groups[0]["nesterov"]
+    numbers = record._numbers_of(optimizer, optimizer.param_groups[0], motion_of(optimizer))
+    assert numbers["alpha"] == pytest.approx(0.05) and numbers["effective_lr"] is None
+
+
+def test_nan_in_rows_of_this_process_is_no_spectral_norm():
+    """As in the whole matrix. It was 0, which the mean over layers leaves out."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        params = [nn.Parameter(distribute_tensor(noise((6, 4), k), mesh, [Shard(0)])) for k in range(2)]
+        optimizer = sn.ScionC(params, lmo="spectral")
+        monitor = sn.Monitor(optimizer)
+        with torch.no_grad():
+            params[1].to_local()[2, 1] = math.nan
+        for p in params:
+            p.grad = distribute_tensor(noise((6, 4), 7), mesh, [Shard(0)])
+        optimizer.step()
+        found = monitor.measure()[-1]
+        assert found["spectral_norm"] is None
+        monitor.close()
+    finally:
+        dist.destroy_process_group()

@@ -84,6 +84,12 @@ def test_adamc_goes_on_from_adamw_bit_for_bit_while_lr_is_constant():
     assert "all" in table
 
 
+def test_a_capturable_adamw_becomes_an_adamc_that_is_not():
+    model = Net()
+    new, _ = sn.convert(torch.optim.AdamW(model.parameters(), capturable=True), model)
+    assert not any(group["capturable"] for group in new.param_groups)
+
+
 def test_adamc_takes_the_peak_of_a_schedule_under_way_and_the_schedule_goes_on():
     model = Net()
     old = adamw(model)

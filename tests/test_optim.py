@@ -870,3 +870,48 @@ def test_a_bad_alpha_at_step_time_is_refused_with_trace_too(alpha):
     with pytest.raises(ValueError, match=r"group 0: alpha="):
         optimizer.step()
     assert torch.equal(p, torch.ones(2))
+
+
+# --- AdamC: all or nothing
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [({"lr": None}, TypeError), ({"lr": torch.ones(2)}, ValueError), ({"betas": ("a", "b")}, (TypeError, ValueError))],
+    ids=str,
+)
+def test_a_group_that_adamc_refuses_is_not_left_in_it(settings, error):
+    optimizer = sn.AdamC([nn.Parameter(torch.ones(2))])
+    with pytest.raises(error, match="AdamC, group 1"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))], **settings})
+    assert len(optimizer.param_groups) == len(optimizer.state) == 1
+    optimizer.param_groups[0]["params"][0].grad = torch.ones(2)
+    optimizer.step()
+
+
+def test_replaced_parameters_are_refused_as_new_ones_are():
+    optimizer = sn.AdamC([("w", nn.Parameter(torch.ones(2)))])
+    optimizer.param_groups[0]["params"] = [nn.Parameter(torch.ones(2, dtype=torch.float16))]
+    with pytest.raises(ValueError, match=r"AdamC, group 0: 'w' is of torch\.float16"):
+        optimizer.state_dict()
+
+
+def test_a_fused_step_that_skips_all_counts_all(monkeypatch):
+    """As on an accelerator, where one flag on the device stops the kernels of all parameters."""
+    params = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(4))]
+    groups = [{"params": params[:2]}, {"params": params[2:]}]
+    optimizer = sn.AdamC(groups, lr=0.1, fused=True)
+    monkeypatch.setattr(
+        optimizer, "_agreed",
+        lambda alike: [(each._replace(device=torch.device("cuda")), torch.stack([g.isfinite().all() for g in each.grads()])) for each in alike],
+    )  # fmt: skip
+    for bad, count in ((True, 3), (False, 3)):
+        for p in params:
+            p.grad = torch.ones_like(p)
+        if bad:
+            params[2].grad[1] = math.inf
+        optimizer.step()
+        assert optimizer.skipped_steps() == count
+        assert all(torch.equal(p, torch.ones_like(p)) == bad for p in params)
+        assert [int(optimizer.state[p]["step"]) for p in params] == [0 if bad else 1] * 3
+    assert not hasattr(optimizer, "found_inf")

@@ -159,3 +159,11 @@ def test_what_is_given_is_kept_also_where_it_is_the_recipes():
     assert from_command_line("train", "gpt") == RECIPES["gpt"]
     with pytest.raises(SystemExit):
         from_command_line("train", "gpt", "--optim.name", "adagrad")
+
+
+@pytest.mark.parametrize(("recipe", "key"), [("gpt", "eval_tokens"), ("vit", "eval_images")])
+def test_an_evaluation_of_nothing_is_refused_before_the_first_step(recipe: str, key: str):
+    config = RECIPES[recipe]
+    config.check()
+    with pytest.raises(ValueError, match=rf"task\.{key}=0: must be at least 1"):
+        replace(config, task=replace(config.task, **{key: 0})).check()

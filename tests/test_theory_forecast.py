@@ -10,6 +10,7 @@ import twins_theory as twin
 
 from steadynorm.theory import (
     adam_mean_square,
+    advance,
     begin,
     ema,
     expected_alignment,
@@ -19,8 +20,10 @@ from steadynorm.theory import (
     forecast_sgd,
     lion_steady_norm_sq,
     overlap,
+    settled_past,
     steady_norm_sq,
     trace,
+    variance,
     walk,
 )
 
@@ -374,3 +377,20 @@ def test_bad_input_is_named(name):
     call, what = BAD[name]
     with pytest.raises(ValueError, match=what):
         call()
+
+
+@pytest.mark.parametrize("momentum", [ema(0.3), ema(0.1, nesterov=True), trace(0.8)], ids=str)
+def test_what_momentum_and_the_past_settle_at_is_where_a_long_walk_arrives(momentum):
+    kernel, lr, decay = KERNELS["square"][0], 0.05, 0.2
+    var = 0.0
+    for updates in range(1, 400):
+        var = advance(momentum, var).var_m
+        assert variance(momentum, updates) == pytest.approx(var, rel=1e-12)
+    assert variance(momentum) == pytest.approx(var, rel=1e-12)
+    _, _, arrived = walk(begin(kernel), kernel, [momentum] * 3000, np.full(3000, lr), np.full(3000, lr * decay))
+    settled = settled_past(kernel, advance(momentum, variance(momentum)), lr, lr * decay)
+    np.testing.assert_allclose(settled, arrived.past, rtol=1e-9)
+
+
+def test_a_momentum_of_a_tiny_alpha_keeps_its_digits():
+    assert variance(ema(1e-17)) == pytest.approx(1e-17 / 2, rel=1e-12)

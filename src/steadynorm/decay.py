@@ -81,6 +81,13 @@ def group_keys(group: Group, family: Family, *, peak_lr: float | None = None) ->
     return keys
 
 
+def drop_capturable(groups: Iterable[Group]) -> None:
+    """Of a checkpoint's groups: it is refused when they are made."""
+    for group in groups:
+        if group.get("capturable"):
+            group["capturable"] = False
+
+
 def group_label(index: int, group: Group) -> str:
     """How errors name a group.
 
@@ -119,7 +126,7 @@ class Correction:
             found, usual = group.get("weight_decay"), (noted.get(id(group)), group.get("base_weight_decay"))
             if self.warned or value is None or id(group) not in noted:
                 continue
-            if isinstance(found, torch.Tensor) or found not in usual:
+            if found is not usual[0] and (isinstance(found, torch.Tensor) or found not in usual):
                 self.warned = True
                 warnings.warn(
                     f"{group_label(index, group)}: weight_decay={found} is not used, it is computed at every step; "
@@ -136,8 +143,10 @@ class Correction:
             if not group.get("weight_decay") or group.get("corrected") is False:
                 return None
             group.update(self._keys_of_added(index, group))
-        if not group["corrected"] or group["base_weight_decay"] == 0:
+        if not group["corrected"] or "weight_decay" not in group:
             return None
+        if group["base_weight_decay"] == 0:
+            return 0.0
         if not group["peak_lr_given"] and group.get("max_lr") is not None:  # OneCycleLR came after correct()
             group["peak_lr"] = float(group["max_lr"])
         try:
@@ -160,12 +169,14 @@ class Correction:
 
     def after_load(self, optimizer: Optimizer) -> None:
         """A checkpoint from before the correction: its weight_decay is the base, the rest stays as it was."""
+        drop_capturable(optimizer.param_groups)
         for group, known in zip(optimizer.param_groups, self.known, strict=True):
             if "base_weight_decay" not in group and "base_weight_decay" in known:
                 own = {key: group[key] for key in KEYS if key in group}  # of a group that was added, and never stepped
                 if own.get("peak_lr") is not None:
                     own.setdefault("peak_lr_given", True)
-                group.update({**known, "base_weight_decay": float(group["weight_decay"]), **own})
+                both = known["corrected"] and own.get("corrected", True)  # what correct() skips stays skipped
+                group.update({**known, "base_weight_decay": float(group["weight_decay"]), **own, "corrected": both})
 
     def before_save(self, optimizer: Optimizer) -> None:
         """A group added after correct() has its keys in a checkpoint even if it has not been stepped."""

@@ -65,7 +65,8 @@ def alpha_of(group: Group) -> float:
     return float(group["alpha"]) if "alpha" in group else 1 - float(group.get("momentum", 0.0))
 
 
-def _nesterov(group: Group) -> bool:
+def nesterov_of(group: Group) -> bool:
+    """Whether the momentum is Nesterov's; a group that does not say is taken not to."""
     return bool(group.get("nesterov", False))
 
 
@@ -75,14 +76,14 @@ def betas_of(group: Group) -> list[float]:
 
 
 def _ema_gain(alpha: float, group: Group) -> float:
-    return theory.momentum_gain(alpha, nesterov=_nesterov(group))
+    return theory.momentum_gain(alpha, nesterov=nesterov_of(group))
 
 
 def _ema_target(target: float, lr: float, group: Group, kernel: theory.Overlap | None) -> float:
-    return theory.weight_decay_for(target, lr, alpha_of(group), nesterov=_nesterov(group), overlap=kernel or "linear")
+    return theory.weight_decay_for(target, lr, alpha_of(group), nesterov=nesterov_of(group), overlap=kernel or "linear")
 
 
-def _said(group: Group) -> Group:
+def said(group: Group) -> Group:
     """A Muon's group, if it says whether its momentum is Nesterov's. Keller Jordan's always is and has no such key."""
     if "nesterov" not in group and "momentum" in group:
         raise ValueError(
@@ -98,8 +99,8 @@ SGD = Family("sgd", alpha_of, lambda alpha, group: check_alpha(alpha) ** -2 if g
 MUON = Family(
     "muon",
     alpha_of,
-    lambda alpha, group: _ema_gain(alpha, _said(group)),
-    lambda target, lr, group, kernel: _ema_target(target, lr, _said(group), kernel),
+    lambda alpha, group: _ema_gain(alpha, said(group)),
+    lambda target, lr, group, kernel: _ema_target(target, lr, said(group), kernel),
     lmo="spectral",
 )
 SCION = Family("scion", alpha_of, _ema_gain, _ema_target)

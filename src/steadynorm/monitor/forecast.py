@@ -106,16 +106,13 @@ class Course:
         """A cold start has no momentum; a warm one is taken to have moved at today's numbers for long."""
         self.begun = True
         self.count = max(start.updates for start in starts)
-        r, s, eta = stride.filter.r, stride.filter.s, stride.eta
-        if not any(start.warm for start in starts) or r >= 1:
+        if not any(start.warm for start in starts) or stride.filter.r >= 1:
             return
-        var = s * s / (1 - r * r)
-        if self.motion.name == "adam" and self.count:
-            var *= 1 - r ** (2 * self.count)
+        young = self.motion.name == "adam" and self.count
+        var = theory.variance(stride.filter, self.count if young else None)
         step = theory.advance(stride.filter, var)
         lr = stride.lr * self._gain(stride, step.var_x)
-        past = lr * step.x_m**self.kernel.n / (1 - (1 - eta) * step.to_m**self.kernel.n)
-        self.walk = Walk(_NEXT_TO_NOTHING, var, past)
+        self.walk = Walk(_NEXT_TO_NOTHING, var, theory.settled_past(self.kernel, step, lr, stride.eta))
 
     def norm(self, at: int, unit: float, start: Start) -> float | None:
         """Forecast of |theta| after `at` of the strides just settled; None for SGD, whose gradients set the scale."""

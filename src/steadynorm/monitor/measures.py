@@ -188,7 +188,7 @@ class PowerIteration:
                 at = end
         summed = layout.total(sums).flatten(0, 1)
         size = summed[:, -1:].sqrt()
-        return torch.where(size > 0, summed[:, :-1] / size, 0.0).to(self.dtype)
+        return torch.where(size == 0, 0.0, summed[:, :-1] / size).to(self.dtype)
 
     def _matrices(self, parameters: list[Tensor]) -> Tensor:
         """(matrices, d_out, d_in) of parameters of this shape."""

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from steadynorm import families, theory
 from steadynorm.equivalents import muon_factor
-from steadynorm.families import Group, alpha_of, betas_of
+from steadynorm.families import Group, alpha_of, betas_of, nesterov_of, said
 from steadynorm.monitor.layers import Layer
 from steadynorm.optim.scion import ScionC
 from steadynorm.theory import Filter, Overlap
@@ -67,7 +67,7 @@ def muon_update_norm_sq(shape: Sequence[int], group: Group) -> float | None:
 
 
 def _ema(group: Group) -> Filter:
-    return theory.ema(alpha_of(group), nesterov=bool(group.get("nesterov", False)))
+    return theory.ema(alpha_of(group), nesterov=nesterov_of(group))
 
 
 def _lr(group: Group) -> float:
@@ -75,7 +75,7 @@ def _lr(group: Group) -> float:
 
 
 def _normalised_lr(group: Group) -> float:
-    return theory.effective_lr(_lr(group), alpha_of(group), nesterov=bool(group.get("nesterov", False)))
+    return theory.effective_lr(_lr(group), alpha_of(group), nesterov=nesterov_of(group))
 
 
 def _sgd_filter(group: Group) -> Filter:
@@ -98,7 +98,7 @@ MOTIONS = {
     "muon": Motion(
         "muon",
         alpha_of,
-        _normalised_lr,
+        lambda group: _normalised_lr(said(group)),
         _ema,
         lambda layer: theory.overlap("spectral", layer.shape),
         lambda layer, group: muon_update_norm_sq(layer.shape, group),
@@ -159,10 +159,13 @@ def weight_decay_of(optimizer: Optimizer, group: Group, p: Tensor) -> float:
 
 
 def target_of(optimizer: Optimizer, group: Group) -> float | None:
-    """C^2 that the group is steered to; None where its decay is given."""
+    """C^2 that the group is steered to; None where its decay is given, or it has none."""
     target = group.get("steady_norm_sq")
-    constant = isinstance(optimizer, ScionC) and group["weight_decay"] is not None
-    return None if target is None or constant else float(target)
+    if isinstance(optimizer, ScionC):
+        steered = group["weight_decay"] is None
+    else:
+        steered = group.get("corrected", True) and group.get("base_weight_decay") != 0
+    return float(target) if steered and target is not None else None
 
 
 def is_decoupled(optimizer: Optimizer) -> bool:

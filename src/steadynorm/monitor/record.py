@@ -1,7 +1,7 @@
 """From device to record: rows of values, their transfer, and what is worked out of them on the host."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, geometric_mean
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -96,12 +96,19 @@ def group_numbers(optimizer: Optimizer, labels: Sequence[str], motion: Motion | 
 def _numbers_of(optimizer: Optimizer, group: Group, motion: Motion | None) -> Record:
     first = next((p for p in group["params"] if p.numel()), None)
     decay = None if first is None else weight_decay_of(optimizer, group, first)
-    try:
-        momentum = (None, None) if motion is None else (motion.alpha(group), motion.effective_lr(group))
-    except (ValueError, KeyError, ZeroDivisionError):  # out of range, or a group of another kind
-        momentum = (None, None)
-    values = (float(group["lr"]), *momentum, decay, target_of(optimizer, group))
+    alpha, effective_lr = (
+        (None, None) if motion is None else (_of(group, motion.alpha), _of(group, motion.effective_lr))
+    )
+    values = (float(group["lr"]), alpha, effective_lr, decay, target_of(optimizer, group))
     return dict(zip(("lr", "alpha", "effective_lr", "weight_decay", TARGET), map(number, values), strict=True))
+
+
+def _of(group: Group, quantity: Callable[[Group], float]) -> float | None:
+    """None where a number is out of range, not said, or the group of another kind."""
+    try:
+        return quantity(group)
+    except (ValueError, KeyError, ZeroDivisionError):
+        return None
 
 
 def number(value: float | None) -> float | None:

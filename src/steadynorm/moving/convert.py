@@ -29,7 +29,6 @@ _ADAM = (
     "amsgrad",
     "maximize",
     "foreach",
-    "capturable",
     "differentiable",
     "fused",
     "name",

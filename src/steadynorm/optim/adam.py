@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors
 from torch.optim.optimizer import ParamsT
 
-from steadynorm.decay import group_keys, group_label, own_correction, refuse_idle_target
+from steadynorm.decay import drop_capturable, group_keys, group_label, own_correction, refuse_idle_target
 from steadynorm.families import ADAM, refuse_scion_groups
 from steadynorm.groups import settled
 from steadynorm.optim.base import Group, SteadyOptimizer, members, no_skips
@@ -17,6 +17,7 @@ from steadynorm.optim.checks import (
     check_betas,
     check_dense_gradients,
     check_lr,
+    check_one,
     check_range,
     is_known,
     refuse_unknown,
@@ -26,7 +27,7 @@ from steadynorm.optim.layout import is_dtensor, local
 from steadynorm.optim.loading import load_exactly
 from steadynorm.optim.parameters import check_parameter, check_unchanged, name_of
 from steadynorm.optim.relative import base_from_plain_checkpoint
-from steadynorm.optim.settling import Settled, settle_state
+from steadynorm.optim.settling import Settled, checked_state, settle_state
 from steadynorm.theory.steady import eta_of
 
 _SMALL = 1 << 12  # elements of gradients that are looked at together: a call for each would cost more than the copy
@@ -120,6 +121,7 @@ class AdamC(torch.optim.AdamW):
         group = self.param_groups[-1]
         try:
             refuse_scion_groups(group)
+            check_one(group["lr"])
             check_lr(float(group["lr"]))
             _check_numbers(group)
             if group["steady_norm_sq"] is not None:
@@ -127,29 +129,28 @@ class AdamC(torch.optim.AdamW):
             group.update(group_keys(group, ADAM))
             for k, p in enumerate(group["params"]):
                 check_parameter(p, name_of(group, k))
-                if p.dtype == torch.float16:
-                    raise ValueError(
-                        f"{name_of(group, k)} is of torch.float16, in which torch's AdamW would keep its moments: squares "
-                        "of usual gradients are 0 there, and so is eps=1e-8; hold the weights in fp32 (with autocast) or bf16"
-                    )
-                if group["fused"] and _has_gaps(p):
-                    raise ValueError(
-                        f"{name_of(group, k)} is a view with gaps, over which torch's fused kernel writes; make it "
-                        "contiguous or leave fused= out"
-                    )
-        except ValueError as error:
+            states = [checked_state(group, k, self._fresh_state) for k in range(len(group["params"]))]
+        except (ValueError, TypeError) as error:
             self.param_groups.pop()
-            raise ValueError(f"AdamC, {group_label(len(self.param_groups), group)}: {error}") from None
-        for p in group["params"]:
-            self.state[p].update(self._fresh_state(group, p))
+            raise type(error)(f"AdamC, {group_label(len(self.param_groups), group)}: {error}") from None
+        for p, state in zip(group["params"], states, strict=True):
+            self.state[p].update(state)
         own_correction(self, ADAM).note(self.param_groups)
         self.__dict__.pop("_settled", None)
 
     def _fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
         """torch's own state, made now instead of at the first step, and the count of skipped updates."""
-        on_device = group["capturable"] or group["fused"]
+        if p.dtype == torch.float16:
+            raise ValueError(
+                "is of torch.float16, in which torch's AdamW would keep its moments: squares of usual gradients are 0 "
+                "there, and so is eps=1e-8; hold the weights in fp32 (with autocast) or bf16"
+            )
+        if group["fused"] and _has_gaps(p):
+            raise ValueError(
+                "is a view with gaps, over which torch's fused kernel writes; make it contiguous or leave fused= out"
+            )
         return {
-            "step": torch.zeros((), dtype=torch.float32, device=p.device if on_device else "cpu"),
+            "step": torch.zeros((), dtype=torch.float32, device=p.device if group["fused"] else "cpu"),
             **{name: torch.zeros_like(p, memory_format=torch.preserve_format) for name in _moments(group)},
             "skipped": no_skips(p),
         }
@@ -194,12 +195,11 @@ class AdamC(torch.optim.AdamW):
         alike = self._known().get(self, ("amsgrad",), self._alike)
         if not all("skipped" in self.state[p] for each in alike for p in each.params):  # cleared
             self._settle_state()
-        withheld, counted = [], []
+        withheld, counted, together = [], [], []
         for each, finite in self._agreed(alike):
             group = self.param_groups[each.group]
             if group["fused"] and each.device.type != "cpu" and not group["check_finite"]:
-                self._skip_all_if(finite.all().logical_not())
-                counted.append((each.params, list(finite.logical_not().long().unbind(0))))
+                together.append((each.params, finite))
                 continue
             bad = [p for p, good in zip(each.params, finite.tolist(), strict=True) if not good]
             if bad and group["check_finite"]:
@@ -207,6 +207,7 @@ class AdamC(torch.optim.AdamW):
                 raise NonFiniteGradientError(type(self).__name__, each.group, group, k)
             counted.append((bad, 1))
             withheld += [(p, p.grad) for p in bad]
+        counted += self._skipped_together(together)
         for params, counts in counted:
             if params:
                 torch._foreach_add_([self.state[p]["skipped"] for p in params], counts)
@@ -251,6 +252,15 @@ class AdamC(torch.optim.AdamW):
         flags |= agreement.finite(flags)
         return [(each, torch.stack([flags[id(p)] for p in each.params])) for each, _ in found]
 
+    def _skipped_together(self, found: list[tuple[list[Tensor], Tensor]]) -> list[tuple[list[Tensor], list[Tensor]]]:
+        """Have torch's fused kernels leave all of these as they are if one is not finite; what to count for each."""
+        if not found:
+            return []
+        first = found[0][1].device
+        bad = torch.stack([finite.all().to(first) for _, finite in found]).all().logical_not()
+        self._skip_all_if(bad)
+        return [(params, [bad.long().to(finite.device)] * len(params)) for params, finite in found]
+
     def _skip_all_if(self, bad: Tensor) -> None:
         """Tell torch's fused kernel, on the device, to leave everything as it is; GradScaler's word counts too."""
         found = bad.float()
@@ -274,6 +284,7 @@ class AdamC(torch.optim.AdamW):
         """
         load_exactly(self, super().load_state_dict, state_dict, self._fresh_state, ("betas",))
         self.__dict__.pop("_settled", None)
+        drop_capturable(self.param_groups)
         base_from_plain_checkpoint(self, state_dict)
 
 

@@ -51,7 +51,9 @@ QUANTITIES: Mapping[str, Quantity] = MappingProxyType(
         "alpha": Quantity("Alpha", "", "Weight of the new gradient in the momentum."),
         "effective_lr": Quantity("Effective learning rate", "", "gamma * sqrt(G): total contribution of one gradient."),
         "weight_decay": Quantity("Weight decay", "", "lambda of the step."),
-        "steady_norm_sq": Quantity("Target norm squared", "", "C^2: the |weights|^2 / |update|^2 steered to."),
+        "steady_norm_sq": Quantity(
+            "Target norm squared", "", "C^2: the |weights|^2 / |update|^2 steered to; Adam: the mean square."
+        ),
         "seconds": Quantity("Time", "s", "Seconds since the start of the run."),
         "tokens": Quantity("Tokens", "", "Tokens seen so far."),
     }

@@ -8,10 +8,11 @@ from steadynorm.theory.forecast import (
     forecast_adam,
     forecast_lion,
     forecast_sgd,
+    settled_past,
     walk,
 )
 from steadynorm.theory.kernels import Overlap, matrix_sides, overlap
-from steadynorm.theory.momentum import Correlation, Filter, advance, ema, lion, steady, trace
+from steadynorm.theory.momentum import Correlation, Filter, Step, advance, ema, lion, steady, trace, variance
 from steadynorm.theory.steady import (
     adam_mean_square,
     adam_weight_decay_for,
@@ -30,6 +31,7 @@ __all__ = [
     "Correlation",
     "Filter",
     "Overlap",
+    "Step",
     "Walk",
     "adam_mean_square",
     "adam_weight_decay_for",
@@ -51,9 +53,11 @@ __all__ = [
     "matrix_sides",
     "momentum_gain",
     "overlap",
+    "settled_past",
     "steady",
     "steady_norm_sq",
     "trace",
+    "variance",
     "walk",
     "weight_decay_for",
 ]

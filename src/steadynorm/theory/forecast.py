@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 
 from steadynorm.theory.kernels import Floats, Overlap
-from steadynorm.theory.momentum import Filter, advance, check_alpha, check_beta, ema, lion, trace
+from steadynorm.theory.momentum import Filter, Step, advance, check_alpha, check_beta, ema, lion, trace
 from steadynorm.theory.steady import Kernel, as_kernel, eta_of, sign_kernel
 
 Series: TypeAlias = float | Sequence[float] | Floats
@@ -38,6 +38,11 @@ def begin(kernel: Overlap, *, start: float = 0.0, warm_momentum: bool = False) -
     if not (start >= 0 and math.isfinite(start)):
         raise ValueError(f"start={start} must be finite and not negative: it is |theta_0|^2 / |u|^2")
     return Walk(float(start), 1.0 if warm_momentum else 0.0, np.zeros(len(kernel.n)))
+
+
+def settled_past(kernel: Overlap, step: Step, lr: float, eta: float) -> Floats:
+    """D_n of weights that have moved at these numbers for long, the fixed point of D <- (1 - eta) to_m^n D + lr x_m^n."""
+    return lr * step.x_m**kernel.n / (1 - (1 - eta) * step.to_m**kernel.n)
 
 
 def walk(

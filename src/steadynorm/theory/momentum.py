@@ -92,6 +92,23 @@ def advance(filter: Filter, var: float) -> Step:
     return Step(var_x, var_m, to_x, to_m, x_m)
 
 
+def variance(filter: Filter, updates: int | None = None) -> float:
+    """E m^2 after so many updates from m = 0, gradients of unit variance; None: after endless ones.
+
+        v_n = s^2 (1 - r^(2n)) / (1 - r^2)
+
+    >>> variance(ema(0.5)), variance(ema(0.5), 1)
+    (0.3333333333333333, 0.25)
+    """
+    begun = 1.0 if updates is None else 1 - filter.r ** (2 * updates)
+    return filter.s**2 * begun / (_gap(filter) * (1 + filter.r))
+
+
+def _gap(filter: Filter) -> float:
+    """1 - r: alpha, of which r has only the leading digits."""
+    return filter.s if filter.r == 1 - filter.s else 1 - filter.r
+
+
 def steady(filter: Filter) -> Correlation:
     """Correlation of successive inputs at steady state, v = s^2 / (1 - r^2).
 
@@ -101,7 +118,7 @@ def steady(filter: Filter) -> Correlation:
     Correlation(first=0.75, ratio=0.75, first_gap=0.25, ratio_gap=0.25)
     """
     p, q, r, s = filter
-    gap = s if r == 1 - s else 1 - r  # alpha, of which r has only the leading digits
+    gap = _gap(filter)
     if p == r and q == s:  # x is m: no rounding in the case everybody uses
         return Correlation(r, r, gap, gap)
     h, w = q / s, gap * (1 + r)

@@ -157,6 +157,13 @@ class Config:
                 raise ValueError(f"{key}={getattr(self, key)}: must be at least 1")
         if self.micro_batch is not None and (self.micro_batch < 1 or self.batch % self.micro_batch):
             raise ValueError(f"micro_batch={self.micro_batch} does not divide batch={self.batch}")
+        key, amount = (
+            ("eval_tokens", self.task.eval_tokens)
+            if isinstance(self.task, Gpt)
+            else ("eval_images", self.task.eval_images)
+        )
+        if amount is not None and amount < 1:
+            raise ValueError(f"task.{key}={amount}: must be at least 1; leave it out for all")
         if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):
             raise ValueError(f"clip={self.clip}: must be above 0; leave it out for none")
         if not 0 <= self.schedule.warmup < self.steps:
