@@ -110,12 +110,12 @@ def _index(folders: Sequence[Path]) -> str:
         verdicts = [each["verdict"] for each in held["claims"]]
         for each in verdicts:
             counts[each] += 1
-        total += held["seconds"]
+        total += held["seconds"] if held["runs"] else 0  # simulated points are kept and used again: no time to tell
         cells = [str(verdicts.count(each) or "") for each in VERDICTS]
         name = f"[{folder.name}]({folder.name}.md)"
-        rows.append(
-            [name, paper.get(held["experiment"]).title, *cells, str(held["runs"] or ""), f"{held['seconds'] / 60:.0f}"]
-        )
+        title = paper.get(held["experiment"]).title + (", at the paper's sizes" if held["scale"] == "paper" else "")
+        minutes = f"{held['seconds'] / 60:.0f}" if held["runs"] else ""
+        rows.append([name, title, *cells, str(held["runs"] or ""), minutes])
     done = {_summary(folder)["experiment"] for folder in folders}
     waiting = [name for name in paper.EXPERIMENTS if name not in done]
     summed = ["**all**", "", *(str(counts[each]) for each in VERDICTS), "", f"{total / 60:.0f}"]

@@ -58,7 +58,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # recipes
     recipes("NanoGPT's target of another alpha", "steady_norm_sq=9.5 * 2**-12 * 50**2", "steady_norm_sq=19 * 2**-12 * 50**2"),
     recipes("ViT without its constant decay of the output", "output_weight_decay=0.004", "output_weight_decay=0.08"),
-    recipes("Muon's weights with Adam's lr", '_MUON = Optim("muon", lr=0.02,', '_MUON = Optim("muon", lr=1e-3,'),
+    recipes("Muon's weights with Adam's lr", '_MUON = Optim("muon", lr=0.02,', '_MUON = Optim("muon", lr=1e-3,', "test_recipes.py::test_where_other_optimizers_begin_is_what_their_authors_published"),
     # experiments
     statistics("standard deviation in place of the error", "sample_sd(values) / math.sqrt(len(values))", "sample_sd(values)"),
     statistics("errors of a difference subtracted", "math.hypot(one.error, other.error)", "abs(one.error - other.error)"),

@@ -151,6 +151,14 @@ def test_another_familys_optimizer_has_its_own_numbers_not_scions(name: str):
         assert name != "lionc" or made[0].param_groups[0]["betas"] == (0.9, 0.99)
 
 
+def test_where_other_optimizers_begin_is_what_their_authors_published():
+    """Muon: Keller Jordan's 0.02 with momentum 0.95 and Nesterov, AdamW beside it; Lion: a tenth of AdamW's lr, ten times its decay."""
+    muon, lion, adam = OPTIMIZERS["muon"], OPTIMIZERS["lionc"], OPTIMIZERS["adamw"]
+    assert (muon.lr, 1 - muon.alpha, muon.nesterov, muon.output_lr) == (0.02, 0.95, True, 1e-3)
+    assert (adam.lr, adam.weight_decay, adam.betas) == (1e-3, 0.1, (0.9, 0.999))
+    assert (lion.lr, lion.weight_decay, lion.betas) == (adam.lr / 10, 10 * adam.weight_decay, (0.9, 0.99))
+
+
 def test_what_is_given_is_kept_also_where_it_is_the_recipes():
     given = from_command_line("train", "gpt", "--optim.output-lr", "0.3", "--optim.name", "adamw", "--optim.lr", "2e-3")
     assert (given.optim.lr, given.optim.output_lr, given.optim.betas) == (2e-3, 0.3, (0.9, 0.999))
