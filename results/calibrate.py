@@ -31,6 +31,8 @@ SWEEPS: list[tuple[str, str, int, list[dict[str, Any]]]] = [
     ("gpt", "scionc", 450, [{"lr": lr, "eta": eta} for lr in (0.01, 0.02, 0.04) for eta in (0.005, 0.015)]),
     ("gpt", "scionc", 1500, [{"lr": 0.02, "eta": eta} for eta in (0.003, 0.006)]),
     ("gpt", "scion", 1500, [{"lr": 0.02, "eta": eta} for eta in (0.003, 0.006)]),
+    ("gpt", "muon", 450, [{"lr": lr, "eta": 0.004, "output_lr": other} for lr in (0.02, 0.03, 0.05) for other in (0.01, 0.02, 0.03)]),
+    ("gpt", "scionc, nesterov", 450, [{"lr": lr, "eta": 0.004, "output_lr": other} for lr in (0.02, 0.03) for other in (0.3, 0.6)]),
 ]  # fmt: skip
 
 
@@ -39,6 +41,10 @@ def config(setting: Setting, name: str, given: dict[str, Any]) -> Config:
         more = {"betas": (0.9, 0.99)} if name == "lionc" else {}
         return setting.adam(name, **given, **more)
     here = replace(setting, lr=given["lr"], decay=given["eta"] / given["lr"], output_lr=given.get("output_lr", 0.3))
+    if name == "muon":
+        return replace(here, muon_lr=here.lr, muon_output_lr=here.output_lr).muon()
+    if name == "scionc, nesterov":
+        return here.nesterov()
     return here.scion() if name == "scion" else here.scionc()
 
 

@@ -18,6 +18,7 @@ EXPERIMENTS: dict[str, Experiment | Training] = {
         STEADY_STATE,
         OVERLAP,
         gpt.NANOGPT,
+        gpt.MUON_CORRECTED,
         norms.SCIONC,
         norms.SCIONC_CONSTANT,
         norms.OUTPUT_LAYER,

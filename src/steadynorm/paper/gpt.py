@@ -1,4 +1,4 @@
-"""fig-nanogpt: Scion against ScionC on text."""
+"""fig-nanogpt: Scion against ScionC on text. fig-muon: torch's Muon, as it is and corrected, beside ScionC."""
 
 from steadynorm import page
 from steadynorm.paper.drawing import curves, measured, numbers
@@ -73,4 +73,51 @@ NANOGPT = Training(
     "NanoGPT: Scion against ScionC",
     "ScionC gives lower validation loss (2.838 against 2.846) and more stable weight, gradient and spectral norms.",
     GPT, _arms, _judge, (*COLUMNS, "spectral_norm", "sign_norm"), budgets=(100,),
+)  # fmt: skip
+
+
+MUON, CORRECTED, SCIONC = MUONS = ("Muon", "Muon, corrected", "ScionC, Nesterov")
+
+
+def _muon_arms(setting: Setting) -> dict[str, Config]:
+    return {MUON: setting.muon(), CORRECTED: setting.muon("muon-corrected"), SCIONC: setting.nesterov()}
+
+
+def _judge_muon(runs: Runs) -> Outcome:
+    norms = {"weight": "hidden_norm", "gradient": "grad_norm"}
+    claims = [
+        claim(
+            f"`correct` keeps the {name} norm of Muon stable where Muon does not (drift at most half)",
+            lambda key=key: steadier(runs, key, CORRECTED, MUON),
+        )
+        for name, key in norms.items()
+    ]
+    for arm, words in ((CORRECTED, "Muon's with `correct`"), (SCIONC, "ScionC's with Nesterov's momentum")):
+        claims.append(claim(
+            f"The final loss, {words}, is no worse than Muon's (by more than {NATS:g} nats)",
+            lambda arm=arm: at_most(
+                difference(runs.values(LOSS, arm), runs.values(LOSS, MUON)), NATS, f"loss, {arm} - {MUON},", " nats"
+            ),
+        ))  # fmt: skip
+    measures: dict[str, Measure] = {
+        "validation loss": LOSS,
+        **{f"drift of {key}, %": drift(key) for key in norms.values()},
+        "hidden_norm at the end": mean_over("hidden_norm", END),
+        "forecast of hidden_norm at the end": mean_over("hidden_forecast", END),
+    }
+    blocks: list[page.Block] = [
+        curves(runs, "val_loss", MUONS),
+        curves(runs, "hidden_norm", MUONS, dashed="hidden_forecast", zero=True, caption="Dashed: forecast."),
+        curves(runs, "grad_norm", MUONS, log_y=True),
+        measured(runs, measures, MUONS),
+    ]
+    return Outcome(blocks, claims, numbers(runs, measures, MUONS))
+
+
+MUON_CORRECTED = Training(
+    "fig-muon",
+    "torch's Muon, as it is and corrected, beside ScionC",
+    "ours: the paper has no Muon. The same momentum (alpha 0.1, Nesterov) and half-life for all; the table and output layer are "
+    "AdamW's beside Muon, and the learning rates of both were swept for Muon.",
+    GPT, _muon_arms, _judge_muon, COLUMNS, budgets=(100,),
 )  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 
 from steadynorm import theory
 from steadynorm.models import GPTConfig, ViTConfig
-from steadynorm.train.config import Config, Gpt, Optim, Schedule, Vit
+from steadynorm.train.config import Config, Gpt, Optim, OptimizerName, Schedule, Vit
 from steadynorm.train.recipes import GPT_124M, GPT_DESK, VIT_DESK, VIT_S16
 
 SCALES = ("desk", "paper")
@@ -35,6 +35,8 @@ class Setting:
     adam_lr: float = math.nan
     adam_decay: float = math.nan
     adamc_decay: float = math.nan  # AdamC's in units of AdamW's
+    muon_lr: float = math.nan
+    muon_output_lr: float = math.nan  # of the AdamW beside it
     norm_decay: float = 1.0  # figures of norms: decay in units of the baseline's, so that a run has ten half-lives
     warmup: int = 0  # of the Adam family
     data: str = ""  # what `steadynorm data get` calls it; "": given by a path, or embedded
@@ -89,6 +91,19 @@ class Setting:
     def adamc(self, **more: Any) -> Config:
         """AdamC: corrected decay wants a larger first one."""
         return self.adam("adamc", decay=self.adamc_decay, **more)
+
+    def nesterov(self) -> Config:
+        """ScionC with Nesterov's momentum, whose decay starts at the baseline's."""
+        target = theory.steady_norm_sq(self.lr, self.decay, ALPHA, nesterov=True, limit=True)
+        return self.scionc(nesterov=True, steady_norm_sq=short(target))
+
+    def muon(self, name: OptimizerName = "muon") -> Config:
+        """torch's Muon for hidden matrices, with ScionC's half-life and momentum; AdamW without decay for the rest."""
+        decay = short(self.lr * self.decay / self.muon_lr)
+        optim = Optim(
+            name, lr=self.muon_lr, output_lr=self.muon_output_lr, weight_decay=decay, alpha=ALPHA, nesterov=True
+        )
+        return replace(self.base, optim=optim)
 
     def _optim(self, name: Any, decay: float) -> Optim:
         """The output layer has the same half-life: lambda_L = gamma lambda_l / gamma_L (the paper's 0.05 lambda_l)."""
@@ -171,6 +186,8 @@ GPT = {
         lr=0.02,
         output_lr=0.3,
         decay=0.2,  # eta = 4e-3: a half-life of 173 steps
+        muon_lr=0.03,
+        muon_output_lr=0.02,
         seconds_per_step=0.03,
         seconds_to_start=6.0,
     ),
@@ -183,5 +200,7 @@ GPT = {
         lr=2**-12 * 50,
         output_lr=2**-12 * 3000,
         decay=1 / 50,
+        muon_lr=0.02,  # Keller Jordan's; not tried at this scale
+        muon_output_lr=1e-3,
     ),
 }
