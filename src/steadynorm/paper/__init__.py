@@ -60,7 +60,7 @@ def get(name: str) -> Experiment | Training:
     'fig-overlap'
     >>> get("fig-scion")
     Traceback (most recent call last):
-    ValueError: no experiment is called 'fig-scion'; the nearest are fig-scionc, fig-scionc-constant, fig-adamc; all: steadynorm paper list
+    ValueError: no experiment is called 'fig-scion'; the nearest are fig-scionc, fig-muon, fig-scionc-constant; all: steadynorm paper list
     """
     if name not in EXPERIMENTS:
         near = difflib.get_close_matches(name, EXPERIMENTS, 3, 0.0)
