@@ -114,6 +114,15 @@ LION = Family(
 FAMILIES = {each.name: each for each in (ADAM, OTHER, SGD, MUON, SCION, LION)}
 
 
+def group_label(index: int, group: Group) -> str:
+    """How errors name a group.
+
+    >>> group_label(2, {"name": "head"}), group_label(0, {})
+    ('group 2 ("head")', 'group 0')
+    """
+    return f'group {index} ("{group["name"]}")' if "name" in group else f"group {index}"
+
+
 def refuse_scion_groups(group: Group) -> None:
     """ValueError for a group that `param_groups` made for Scion: its lr and target mean another thing elsewhere."""
     if group.get("lmo") is not None:

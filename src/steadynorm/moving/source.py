@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from steadynorm import theory
-from steadynorm.decay import group_label
 from steadynorm.equivalents import from_adamw, from_muon
+from steadynorm.families import group_label
 from steadynorm.groups import from_radius
 from steadynorm.moving.official_scion import Rule, rule_of
 from steadynorm.predict import Setting

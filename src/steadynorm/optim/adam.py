@@ -8,8 +8,8 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors
 from torch.optim.optimizer import ParamsT
 
-from steadynorm.decay import drop_capturable, group_keys, group_label, own_correction, refuse_idle_target
-from steadynorm.families import ADAM, refuse_scion_groups
+from steadynorm.decay import drop_capturable, group_keys, own_correction, refuse_idle_target
+from steadynorm.families import ADAM, group_label, refuse_scion_groups
 from steadynorm.groups import settled
 from steadynorm.optim.base import Group, SteadyOptimizer, members, no_skips
 from steadynorm.optim.checks import (

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from steadynorm.decay import group_label
-from steadynorm.families import Group
+from steadynorm.families import Group, group_label
 from steadynorm.groups import settled
 from steadynorm.optim import distributed
 from steadynorm.optim.agreement import Member

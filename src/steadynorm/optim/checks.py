@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from steadynorm.decay import group_label
-from steadynorm.families import Group
+from steadynorm.families import Group, group_label
 from steadynorm.groups import ParamGroups
 from steadynorm.optim.parameters import name_of
 

@@ -7,8 +7,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from steadynorm.decay import group_label
-from steadynorm.families import Group
+from steadynorm.families import Group, group_label
 from steadynorm.roles import TRAINABLE
 
 

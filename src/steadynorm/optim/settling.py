@@ -10,8 +10,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor
 from torch.optim import Optimizer
 
-from steadynorm.decay import group_label
-from steadynorm.families import Group
+from steadynorm.families import Group, group_label
 from steadynorm.optim.agreement import Agreement
 from steadynorm.optim.layout import layout_of
 from steadynorm.optim.parameters import check_parameter, name_of
