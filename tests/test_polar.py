@@ -198,7 +198,7 @@ def test_gram_form_equals_direct_form_in_fp64(shape, steps):
     x = torch.randn(3, *shape, dtype=torch.float64)
     quintics = Polar(steps=steps).quintics
     for tall in (False, True):
-        wanted = module._steps_on_x(x, quintics, tall)
+        wanted = module._steps_on_x(x, quintics, tall, module._schatten8)
         assert wanted.shape == (x.mT.shape if tall else x.shape)
         assert torch.allclose(module._steps_on_gram(x, quintics, tall), wanted, atol=1e-9)
 
@@ -208,7 +208,7 @@ def test_gram_form_without_its_restart_diverges_in_bf16(monkeypatch):
     x = spectrum(96, 384, 1e-3).float().bfloat16().unsqueeze(0)
     quintics = Polar(steps=6).quintics
     gram = module._symmetric(x, x.mT)
-    total = module._first_polynomial(gram, quintics[0])
+    total = module._first_polynomial(gram, quintics[0], module._schatten8)
     gram = total @ gram @ total
     for quintic in quintics[1:]:
         step = module._polynomial(gram, quintic)
@@ -228,7 +228,7 @@ def test_no_direction_is_enlarged_in_the_gram_form(shape, steps):
 @pytest.mark.parametrize("side", [3, 7, 96, 100])
 def test_symmetric_product_by_blocks_equals_the_whole(side, monkeypatch):
     monkeypatch.setattr(module, "_ALONE", 1)
-    monkeypatch.setattr(module, "_BLOCK", 32)
+    monkeypatch.setattr(module, "_FP32_SIZES", module.Sizes(gram_rows=32, cached=1000, block=32))
     x = torch.randn(side, 50, dtype=torch.float64)
     assert torch.allclose(module._symmetric(x, x.mT), x @ x.mT, atol=1e-12)
 
@@ -239,15 +239,46 @@ def test_taken_alone_in_groups_or_together_a_matrix_has_one_factor(shape, monkey
     together = polar(x)
     for alone, cached in ((8, 10), (512, 10), (512, 2500)):
         monkeypatch.setattr(module, "_ALONE", alone)
-        monkeypatch.setattr(module, "_CACHED", cached)
-        monkeypatch.setattr(module, "_BLOCK", 9)
+        monkeypatch.setattr(module, "_FP32_SIZES", module.Sizes(gram_rows=16, cached=cached, block=9))
         assert torch.allclose(polar(x), together, atol=1e-9)
 
 
 def test_fp32_stands_in_where_bf16_is_not_native(monkeypatch):
     x = spectrum(24, 24, 0.05).float()
-    monkeypatch.setattr(module, "_CPU_DTYPE", torch.float32)
+    monkeypatch.setenv("STEADYNORM_NATIVE_BF16", "0")
     assert error(x, polar(x, steps=7)) < 1e-4
+    monkeypatch.setenv("STEADYNORM_NATIVE_BF16", "1")
+    assert error(x, polar(x, steps=7)) > 1e-4
+
+
+DENORMAL = {torch.float64: 5e-324, torch.float32: 1e-45, torch.bfloat16: 9.2e-41, torch.float16: 6e-8}
+
+
+@pytest.mark.parametrize("native", ["0", "1"])
+@pytest.mark.parametrize("dtype", DENORMAL)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("shape", [(6, 6), (4, 32, 32), (40, 160)])
+def test_denormal_matrices_have_finite_factors_of_full_size(shape, method, dtype, native, monkeypatch):
+    monkeypatch.setenv("STEADYNORM_NATIVE_BF16", native)
+    signs = torch.randn(shape, generator=torch.Generator().manual_seed(0)).sign()
+    for multiple in (1, 3, 50, 10**4):
+        x = (signs.double() * multiple * DENORMAL[dtype]).to(dtype)
+        largest = torch.linalg.matrix_norm(polar(x, method=method).double(), 2)
+        assert ((largest > 0.6) & (largest < 1.3)).all()
+
+
+@pytest.mark.parametrize("shape", [(24, 24), (2, 20, 50), (50, 20)])
+def test_newton_schulz_takes_the_published_steps(shape, monkeypatch):
+    """Muon's code, in fp32 instead of bf16 so that rounding does not hide a difference."""
+    monkeypatch.setenv("STEADYNORM_NATIVE_BF16", "0")
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+    y = x.mT if shape[-2] > shape[-1] else x
+    y = y / y.norm(dim=(-2, -1), keepdim=True)
+    for _ in range(5):
+        gram = y @ y.mT
+        y = 3.4445 * y + (-4.7750 * gram + 2.0315 * gram @ gram) @ y
+    published = y.mT if shape[-2] > shape[-1] else y
+    assert torch.allclose(polar(x, method="newton-schulz"), published, atol=1e-5)
 
 
 @pytest.mark.parametrize("steps", [4, 5, 6])

@@ -2,8 +2,8 @@
 
     polar(x) = U V^T,   x = U diag(sigma) V^T
 
-"express" is PolarExpress: odd quintics composed so that the worst error over [lower, 1] is least; "newton-schulz"
-uses one fixed quintic (the peers' choice); "svd" is exact. Directions with no singular value (zero matrices, missing
+"express" is PolarExpress: odd quintics composed so that the worst error over [lower, 1] is least; "newton-schulz" is
+the iteration of Muon and the published Scion, one fixed quintic after division by the Frobenius norm; "svd" is exact. Directions with no singular value (zero matrices, missing
 rank) stay zero; a matrix with a NaN stays NaN and leaves its neighbours alone.
 
 What makes it fast at a small error, each measured on two CPU cores with native bf16:
@@ -16,20 +16,24 @@ What makes it fast at a small error, each measured on two CPU cores with native 
 | below that a few matrices at a time, so that they stay in cache | one by one, or all at once | 1.5x at 256 |
 | one matrix to a core (optim/buckets.py) | two cores to a product | 1.2x at 384 |
 
+On a CPU without bf16 instructions the working dtype is fp32, with sizes of its own (`Sizes`).
+
 Tried and left: symmetric products of batches (blocks of a batch are copied first: slower), degree-9 polynomials (as many
-products for the same reach), a last step by least squares instead of minimax (no gain), fp32 (2x slower where bf16 is
-native; used where it is not).
+products for the same reach), a last step by least squares instead of minimax (no gain), fp32 where bf16 is
+native (2x slower).
 """
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from steadynorm.machine import matmul_dtype
 
 METHODS = ("express", "newton-schulz", "svd")
 
@@ -41,14 +45,26 @@ _WORST = 0.11  # nor for so small ones that the worst error would exceed this (m
 _SAFETY = 1.01  # room for bf16 rounding above 1
 _CUSHION = 0.024  # keeps the early polynomials from being too steep for bf16
 _FLAT = 1.5  # d_in/d_out from which iterating on the Gram matrix takes fewer operations
-_GRAM_ROWS = (
-    192  # and rows from which that is safe: bf16 rounding of fewer does not average out, and the iteration diverges
-)
 _ALONE = 320  # rows from which a CPU takes matrices one by one
-_CACHED = 600_000  # elements of smaller ones it takes together
-_BLOCK = 128  # rows of a block in a symmetric product
-_NATIVE_BF16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-_CPU_DTYPE = torch.bfloat16 if _NATIVE_BF16 else torch.float32
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes at which one way of computing overtakes another on a CPU, in one working dtype."""
+
+    gram_rows: int  # rows from which the Gram form is used
+    cached: int  # elements of small matrices that are taken together
+    block: int  # rows of a block in a symmetric product; half of the matrix at most
+
+
+# In bf16 the Gram form diverges below 192 rows: the rounding of so few does not average out.
+_BF16_SIZES = Sizes(gram_rows=192, cached=600_000, block=128)
+# Measured with AVX2: the Gram form wins from 32 rows at 1:4, and four blocks beat two at 384 rows.
+_FP32_SIZES = Sizes(gram_rows=32, cached=300_000, block=96)
+
+
+def _sizes(dtype: torch.dtype) -> Sizes:
+    return _BF16_SIZES if dtype == torch.bfloat16 else _FP32_SIZES
 
 
 @dataclass(frozen=True)
@@ -73,7 +89,7 @@ class Polar:
     def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Polar factor of each matrix of x (..., d_out, d_in), tall or wide, in x's dtype.
 
-        fp64 is computed in fp64 throughout, everything else in bf16 (svd: fp32). Scale does not matter. The result is
+        fp64 is computed in fp64 throughout, everything else in bf16 or, on a CPU without it, in fp32 (svd: fp32). Scale does not matter. The result is
         written to `out`, contiguous memory like x or x itself, else to new memory. Autocast changes nothing.
         """
         if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
@@ -83,14 +99,13 @@ class Polar:
             raise ValueError(f"polar: needs matrices, got shape {tuple(x.shape)}")
         if out is None:
             out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        return _polar(x, self.quintics, self.working_dtype(x.dtype, x.device, x.shape), out) if x.numel() else out
+        return _polar(x, self, self.working_dtype(x.dtype, x.device, x.shape), out) if x.numel() else out
 
     def working_dtype(self, dtype: torch.dtype, device: torch.device, shape: Sequence[int]) -> torch.dtype:
         """What matrices of this kind are rounded to before anything is computed, and their factors afterwards."""
         if dtype == torch.float64:
             return dtype
-        fast = _CPU_DTYPE if device.type == "cpu" else torch.bfloat16
-        return fast if self.quintics and min(shape[-2:]) > 1 else torch.float32
+        return matmul_dtype(device) if self.quintics and min(shape[-2:]) > 1 else torch.float32
 
 
 def polar(x: Tensor, *, method: str = "express", steps: int = 5) -> Tensor:
@@ -103,23 +118,28 @@ def polar(x: Tensor, *, method: str = "express", steps: int = 5) -> Tensor:
     return Polar(method, steps)(x)
 
 
-def _polar(x: Tensor, quintics: Sequence[Quintic], working: torch.dtype, out: Tensor) -> Tensor:
-    """In groups, each scaled by a power of two and iterated; no quintics: by SVD."""
+def _polar(x: Tensor, polar: Polar, working: torch.dtype, out: Tensor) -> Tensor:
+    """Write the factors to `out` in groups of matrices, each scaled by a power of two first."""
     exact = torch.float64 if x.dtype == torch.float64 else torch.float32
     matrices, results = (
         t.flatten(0, -3) if t.ndim > 2 else t.unsqueeze(0) for t in (x, out)
     )  # (matrices, d_out, d_in)
-    for low, high in _groups(matrices, svd=not quintics):
+    for low, high in _groups(matrices, working, svd=not polar.quintics):
         part = _scaled(matrices.narrow(0, low, high - low), working, exact)
-        torch._foreach_copy_([results.narrow(0, low, high - low)], [_factor(part, quintics)])
+        torch._foreach_copy_([results.narrow(0, low, high - low)], [_factor(part, polar)])
     return out
 
 
 def _scaled(x: Tensor, working: torch.dtype, exact: torch.dtype) -> Tensor:
-    """A copy in the working dtype, times the power of two that brings the largest entry to [0.5, 1): no rounding."""
-    least = -1000 if exact == torch.float64 else -120  # 2^-least is a number
-    power = torch.exp2(-torch.frexp(_largest(x).to(exact)).exponent.clamp(min=least).to(exact))
-    return x.to(working, copy=True).mul_(power.to(working))
+    """Return a copy in the working dtype, times the power of two that brings the largest entry to [0.5, 1).
+
+    The power is applied as two factors: 2^148, which the smallest denormal needs, is not a number in fp32. The first
+    comes before rounding to bf16, which would take a denormal to zero.
+    """
+    exponent = torch.frexp(_largest(x).to(exact)).exponent
+    half = exponent // 2
+    first, second = (torch.exp2(-power.to(exact)) for power in (half, exponent - half))
+    return (x * first).to(working).mul_(second.to(working))
 
 
 def _largest(x: Tensor) -> Tensor:
@@ -127,16 +147,17 @@ def _largest(x: Tensor) -> Tensor:
     return torch.maximum(x.amax((-2, -1), keepdim=True), -x.amin((-2, -1), keepdim=True))
 
 
-def _groups(x: Tensor, *, svd: bool) -> list[tuple[int, int]]:
+def _groups(x: Tensor, working: torch.dtype, *, svd: bool) -> list[tuple[int, int]]:
     """How many matrices go together: all on an accelerator; on a CPU what stays in its cache."""
     count, rows, columns = x.shape
     if svd or x.device.type != "cpu":
         return [(0, count)]
-    together = 1 if min(rows, columns) >= _ALONE else max(2, _CACHED // (rows * columns))
+    together = 1 if min(rows, columns) >= _ALONE else max(2, _sizes(working).cached // (rows * columns))
     return [(low, min(low + together, count)) for low in range(0, count, together)]
 
 
-def _factor(x: Tensor, quintics: Sequence[Quintic]) -> Tensor:
+def _factor(x: Tensor, polar: Polar) -> Tensor:
+    quintics, published = polar.quintics, polar.method == "newton-schulz"
     tall = x.shape[-2] > x.shape[-1]
     y = x.mT if tall else x  # (matrices, d, n), d <= n
     if y.shape[-2] == 1:  # a vector: nothing to iterate
@@ -146,9 +167,10 @@ def _factor(x: Tensor, quintics: Sequence[Quintic]) -> Tensor:
         return _svd(x)
     if len(y) == 1 and not torch.compiler.is_compiling():  # inductor (2.13) gets NaN out of the two-dimensional form
         y = y.squeeze(0)  # two dimensions: their products need no copies
-    if y.shape[-2] >= _GRAM_ROWS and y.shape[-1] >= _FLAT * y.shape[-2]:
+    flat = y.shape[-2] >= _sizes(y.dtype).gram_rows and y.shape[-1] >= _FLAT * y.shape[-2]
+    if flat and not published:
         return _steps_on_gram(y, quintics, tall).view(x.shape)
-    return _steps_on_x(y, quintics, tall).view(x.shape)
+    return _steps_on_x(y, quintics, tall, _frobenius if published else _schatten8).view(x.shape)
 
 
 def _svd(x: Tensor) -> Tensor:
@@ -158,10 +180,10 @@ def _svd(x: Tensor) -> Tensor:
     return torch.where(finite, (u * rank.unsqueeze(-2)) @ vh, math.nan)
 
 
-def _steps_on_x(y: Tensor, quintics: Sequence[Quintic], tall: bool) -> Tensor:
-    """y <- a y + (b A + c A^2) y,  A = y y^T: 3 products a step, two of them symmetric. tall: the last y^T, in one go."""
+def _steps_on_x(y: Tensor, quintics: Sequence[Quintic], tall: bool, norm: "Norm") -> Tensor:
+    """y <- a y + (b A + c A^2) y,  A = y y^T: 3 products per step, two of them symmetric. tall: y^T in the last step."""
     last = len(quintics) - 1
-    y = _apply(_first_polynomial(_symmetric(y, y.mT), quintics[0]), y, tall and last == 0)
+    y = _apply(_first_polynomial(_symmetric(y, y.mT), quintics[0], norm), y, tall and last == 0)
     for k, (a, b, c) in enumerate(quintics[1:], start=1):
         gram = _symmetric(y, y.mT)
         inner = torch.add(_symmetric(gram, gram), gram, alpha=b / c)
@@ -182,7 +204,7 @@ def _steps_on_gram(y: Tensor, quintics: Sequence[Quintic], tall: bool) -> Tensor
     while (left := len(quintics) - k) > 0:
         alone = left in (1, 3)
         gram = _symmetric(y, y.mT)
-        q = _first_polynomial(gram, quintics[0]) if k == 0 else _polynomial(gram, quintics[k])
+        q = _first_polynomial(gram, quintics[0], _schatten8) if k == 0 else _polynomial(gram, quintics[k])
         if not alone:
             gram = _symmetric(_symmetric(q, gram), q)
             q = _symmetric(_polynomial(gram, quintics[k + 1]), q)
@@ -206,13 +228,26 @@ def _polynomial(gram: Tensor, quintic: Quintic) -> Tensor:
     return out
 
 
-def _first_polynomial(gram: Tensor, quintic: Quintic) -> Tensor:
-    """The polynomial of the matrix scaled by its Schatten-8 norm s: (a/s) I + (b/s^3) R + (c/s^5) R^2."""
+Norm: TypeAlias = Callable[[Tensor, Tensor, torch.dtype], Tensor]  # of y, given R = y y^T and R^2: (..., 1, 1)
+
+
+def _schatten8(gram: Tensor, square: Tensor, exact: torch.dtype) -> Tensor:
+    """(sum sigma^8)^(1/8) = |R^2|_F^(1/4): the tightest bound on the largest singular value to be had for nothing."""
+    return torch.linalg.vector_norm(square, dim=(-2, -1), keepdim=True, dtype=exact).pow(0.25)
+
+
+def _frobenius(gram: Tensor, square: Tensor, exact: torch.dtype) -> Tensor:
+    """(sum sigma^2)^(1/2) = (trace R)^(1/2): what Muon and the published Scion divide by."""
+    return gram.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=exact).sqrt()[..., None, None]
+
+
+def _first_polynomial(gram: Tensor, quintic: Quintic, norm: Norm) -> Tensor:
+    """The polynomial of the matrix scaled by its norm s: (a/s) I + (b/s^3) R + (c/s^5) R^2."""
     a, b, c = quintic
     square = _symmetric(gram, gram)
     exact = torch.float64 if gram.dtype == torch.float64 else torch.float32
-    size = torch.linalg.vector_norm(square, dim=(-2, -1), keepdim=True, dtype=exact)
-    inverse = torch.where(size > 0, size.pow(-0.25), 0.0)
+    size = norm(gram, square, exact)
+    inverse = torch.where(size > 0, 1 / size, 0.0)
     out = (square * (c * inverse**5)).addcmul_(gram.to(exact), b * inverse**3)
     out.diagonal(dim1=-2, dim2=-1).add_(a * inverse.squeeze(-1))
     return out.to(gram.dtype)
@@ -224,14 +259,21 @@ def _symmetric(a: Tensor, b: Tensor) -> Tensor:
     if a.ndim > 2 or side < _ALONE or a.device.type != "cpu":
         return a @ b
     out = a.new_empty(side, side)
-    long = side > 4 * _BLOCK or a.shape[-1] >= 2 * side
-    width = _BLOCK if long else (side + 1) // 2  # few calls where they are short: threads share the interpreter
+    width = _block(side, a.shape[-1], a.dtype)
     for low in range(0, side, width):
         high = min(low + width, side)
         torch.mm(a[low:high], b[:, :high], out=out[low:high, :high])
         if low:
             out[:low, low:high] = out[low:high, :low].mT
     return out
+
+
+def _block(side: int, length: int, dtype: torch.dtype) -> int:
+    """Rows of a block: few calls where they are short, because threads share the interpreter."""
+    block = _sizes(dtype).block
+    if dtype != torch.bfloat16:
+        return block if side <= 4 * block else 2 * block
+    return block if side > 4 * block or length >= 2 * side else (side + 1) // 2
 
 
 @functools.lru_cache(maxsize=64)
