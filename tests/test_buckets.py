@@ -1,12 +1,16 @@
 """The step loop: pieces, cores, and that batching changes nothing."""
 
 import copy
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import steadynorm as sn
+from steadynorm import threads
 from steadynorm.optim import buckets
 
 
@@ -70,9 +74,9 @@ def test_cores_are_used_and_the_thread_setting_comes_back(two_threads, monkeypat
     seen = set()
     original = buckets._run_piece
 
-    def spy(piece):
+    def spy(piece, scratch):
         seen.add(torch.get_num_threads())
-        original(piece)
+        original(piece, scratch)
 
     monkeypatch.setattr(buckets, "_run_piece", spy)
     train(parameters(), steps=1)
@@ -81,7 +85,7 @@ def test_cores_are_used_and_the_thread_setting_comes_back(two_threads, monkeypat
 
 
 def test_error_in_a_piece_is_raised_and_the_thread_setting_comes_back(two_threads, monkeypatch):
-    def broken(piece):
+    def broken(piece, scratch):
         raise RuntimeError("out of luck")
 
     monkeypatch.setattr(buckets, "_run_piece", broken)
@@ -187,3 +191,46 @@ def test_bf16_momentum_is_the_rounded_momentum_of_its_formula(nesterov):
         kept, expected = m.bfloat16(), expected - 0.5 * 5**0.5 * x / x.norm()
     torch.testing.assert_close(optimizer.state[p]["momentum_buffer"], kept, rtol=0.01, atol=0)
     torch.testing.assert_close(p.detach(), expected, rtol=1e-5, atol=1e-6)
+
+
+# --- worker threads
+
+
+def test_a_step_leaves_the_thread_setting_alone(two_threads, monkeypatch):
+    train(parameters(), steps=1)  # the pool is made here
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: pytest.fail("changed inside a step"))
+    train(parameters(), steps=3)
+
+
+def test_pools_outlive_a_step_and_split_the_cores(two_threads):
+    assert threads.pool(50) is threads.pool(3)
+    assert threads.pool(50).submit(torch.get_num_threads).result() == 1
+    assert threads.pool(1).submit(torch.get_num_threads).result() == 2
+    assert torch.get_num_threads() == 2
+
+
+def test_an_error_in_a_worker_is_raised_after_all_have_ended(two_threads):
+    ended = []
+
+    def work(item):
+        if item == 0:
+            raise RuntimeError("piece 0")
+        ended.append(item)
+
+    with pytest.raises(RuntimeError, match="piece 0"):
+        threads.for_each(work, range(20))
+    assert sorted(ended) == list(range(1, 20))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+def test_a_forked_child_makes_its_own_pool(two_threads):
+    """Without this the child would wait for threads that only its parent has."""
+    script = (
+        "import os, torch; torch.set_num_threads(2)\n"
+        "from steadynorm import threads\n"
+        "threads.for_each(print, [1, 2])\n"
+        "if (child := os.fork()) == 0:\n"
+        "    threads.for_each(print, [3, 4]); os._exit(0)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=300)

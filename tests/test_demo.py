@@ -37,6 +37,33 @@ def test_both_runs_are_trained_and_summarised(tmp_path: Path):
     assert (folders[0] / records.FILE).read_bytes() == before
 
 
+def test_the_time_left_is_said_once_when_both_runs_are_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Start-up is not counted: 20 steps took the 10 seconds after both had begun, and 1140 are left."""
+    at, clock = {"scion": 0, "scionc": 0}, [0.0]
+    progress = iter([("scion", 20, 100.0), ("scionc", 20, 100.0), ("scion", 40, 110.0), ("scionc", 40, 110.0)])
+
+    class Training:
+        returncode = None
+
+        def poll(self):
+            return self.returncode
+
+    runs = [Training(), Training()]
+
+    def sleep(_seconds):
+        name, at_step, now = next(progress, ("scion", 600, 400.0))
+        at[name], clock[0] = at_step, now
+        if at_step == 600:
+            runs[0].returncode = runs[1].returncode = 0
+
+    monkeypatch.setattr(demo.records, "last_step", lambda path: at[path.parent.name])
+    monkeypatch.setattr(demo.time, "sleep", sleep)
+    monkeypatch.setattr(demo.time, "monotonic", lambda: clock[0])
+    said: list[str] = []
+    demo._watch(runs, [tmp_path / "scion", tmp_path / "scionc"], 600, said.append)  # type: ignore[arg-type]
+    assert said == ["about 10 minutes left at 0.50 s per step"]
+
+
 def test_a_run_that_fails_is_named_with_its_last_words(tmp_path: Path):
     with pytest.raises(RuntimeError, match=r"scion.*training failed \(.*does not divide.*log\.txt"):
         demo.train(tmp_path, 20, ["--micro-batch", "5"])

@@ -32,7 +32,7 @@ def test_every_number_of_the_nanogpt_recipe():
     assert (optim.lr, optim.output_lr) == (2**-12 * 50, 2**-12 * 3000)
     assert (optim.steady_norm_sq, optim.output_weight_decay) == (5.79833984375, 1 / 3000)
     assert (config.schedule.lr, config.schedule.warmup, config.schedule.final) == ("cosine", 0, 0.0)
-    assert (config.clip, config.bf16, config.eval_every) == (None, True, 125)
+    assert (config.clip, config.bf16, config.eval_every) == (None, "auto", 125)
     with torch.device("meta"):
         meta = GPT(model)
     assert sum(p.numel() for p in meta.parameters()) == 123_568_128

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,8 +55,11 @@ class Summary(NamedTuple):
     excess_output: float
 
 
-def train(folder: Path, steps: int, extra: Sequence[str] = ()) -> list[Path]:
-    """Both runs at once, a core each; a run that was interrupted goes on."""
+Say = Callable[[str], object]
+
+
+def train(folder: Path, steps: int, extra: Sequence[str] = (), *, say: Say = lambda line: None) -> list[Path]:
+    """Train both at once, on one core each, resuming what was interrupted; `say` is told how long it will take."""
     folders = [folder / name for name in OPTIMIZERS]
     processes: list[subprocess.Popen[bytes]] = []
     try:
@@ -66,7 +69,7 @@ def train(folder: Path, steps: int, extra: Sequence[str] = ()) -> list[Path]:
             command += ["--optim.name", name, "--steps", str(steps), *extra]
             with (out / "log.txt").open("ab") as log:
                 processes.append(subprocess.Popen(command, stderr=log, stdout=log, env=_one_thread()))
-        _watch(processes, folders, steps)
+        _watch(processes, folders, steps, say)
     finally:
         for each in processes:
             if each.poll() is None:
@@ -80,8 +83,8 @@ def _one_thread() -> Mapping[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-def _watch(processes: Sequence[subprocess.Popen[bytes]], folders: Sequence[Path], steps: int) -> None:
-    done = 0
+def _watch(processes: Sequence[subprocess.Popen[bytes]], folders: Sequence[Path], steps: int, say: Say) -> None:
+    done, first, told = 0, None, False
     with progress.bar(steps * len(folders), "training Scion and ScionC") as tell:
         while True:
             ended = [each.poll() for each in processes]
@@ -92,9 +95,24 @@ def _watch(processes: Sequence[subprocess.Popen[bytes]], folders: Sequence[Path]
             now = sum(records.last_step(out / records.FILE) for out in folders)
             tell(now - done)
             done = now
+            if first is None and all(records.last_step(out / records.FILE) > 0 for out in folders):
+                first = now, time.monotonic()  # both are past their start
+            elif first is not None and not told and now > first[0]:
+                told = True
+                say(estimate(now - first[0], time.monotonic() - first[1], steps * len(folders) - now))
             if None not in ended:
                 return
             time.sleep(0.5)
+
+
+def estimate(steps: int, seconds: float, left: int) -> str:
+    """Return how long the steps that are left will take at the rate of those seen.
+
+    >>> estimate(40, 8.0, 2000), estimate(40, 0.4, 100)
+    ('about 7 minutes left at 0.20 s per step', 'about 1 minute left at 0.01 s per step')
+    """
+    minutes = max(1, round(left * seconds / steps / 60))
+    return f"about {minutes} minute{'s' if minutes > 1 else ''} left at {seconds / steps:.2f} s per step"
 
 
 def summarise(folder: Path) -> Summary:
@@ -124,8 +142,8 @@ def summarise(folder: Path) -> Summary:
     )
 
 
-def run(folder: Path, steps: int) -> tuple[list[Summary], Path]:
+def run(folder: Path, steps: int, say: Say) -> tuple[list[Summary], Path]:
     """Train both, write the page."""
-    folders = train(folder, steps)
+    folders = train(folder, steps, say=say)
     page = report.report(folders, folder / "report.html", title="Scion against ScionC: the norm stays where you put it")
     return [summarise(each) for each in folders], page

@@ -8,9 +8,8 @@ theta_0 = 0 and m_0 = g_0, as in the paper's appendix B.2; without momentum and 
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import as_completed, wait
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from steadynorm import lmo as lmos
+from steadynorm import threads
 from steadynorm.polar import Polar
 
 Floats = NDArray[np.float64]
@@ -116,19 +116,20 @@ def run(
     stop: list[bool] = []
     kept = np.unique(np.linspace(1, steps, min(steps, records)).round().astype(np.int64))
     out: dict[int, Trajectory] = {}
-    with _one_thread() as threads, ThreadPoolExecutor(threads) as pool:
-        jobs = {
-            pool.submit(_run_batch, [systems[i] for i in which], kept, seeds, seed, progress, stop): which
-            for which in batches
-        }
-        try:
-            for job in as_completed(jobs):
-                for i, norm_sq in zip(jobs[job], job.result(), strict=True):
-                    out[i] = Trajectory(kept, norm_sq)
-                    if done is not None:
-                        done(i, out[i])
-        finally:
-            stop.append(True)  # after an error or Ctrl-C the other batches end at their next step
+    one_core_each = threads.pool(torch.get_num_threads())
+    jobs = {
+        one_core_each.submit(_run_batch, [systems[i] for i in which], kept, seeds, seed, progress, stop): which
+        for which in batches
+    }
+    try:
+        for job in as_completed(jobs):
+            for i, norm_sq in zip(jobs[job], job.result(), strict=True):
+                out[i] = Trajectory(kept, norm_sq)
+                if done is not None:
+                    done(i, out[i])
+    finally:
+        stop.append(True)  # after an error or Ctrl-C the other batches end at their next step
+        wait(jobs)
     return [out[i] for i in range(len(systems))]
 
 
@@ -298,13 +299,12 @@ def overlap(lmo: str, shape: Sequence[int], r: float, *, pairs: int = 16, seed: 
     """
     entry, generator = lmos.get(lmo), torch.Generator().manual_seed(seed)
     seen = []
-    with _one_thread():
-        for _ in range(0, pairs, 64):
-            count = min(64, pairs - len(seen))
-            x, other = torch.randn(2, count, *shape, dtype=torch.float64, generator=generator)
-            y = r * x + math.sqrt(1 - r * r) * other
-            u, v = (entry.update(each, polar=_EXACT, batch_ndim=1).flatten(1) for each in (x, y))
-            seen += ((u * v).sum(1) / (u.norm(dim=1) * v.norm(dim=1))).tolist()
+    for _ in range(0, pairs, 64):
+        count = min(64, pairs - len(seen))
+        x, other = torch.randn(2, count, *shape, dtype=torch.float64, generator=generator)
+        y = r * x + math.sqrt(1 - r * r) * other
+        u, v = (entry.update(each, polar=_EXACT, batch_ndim=1).flatten(1) for each in (x, y))
+        seen += ((u * v).sum(1) / (u.norm(dim=1) * v.norm(dim=1))).tolist()
     return Measured(float(np.mean(seen)), float(np.std(seen, ddof=1) / math.sqrt(len(seen))))
 
 
@@ -320,17 +320,6 @@ def steady_norm_sq(
     steps = half_life_steps(half_lives, lr, weight_decay)
     system = System(lmo, tuple(shape), lr, weight_decay, alpha, momentum)
     return run([system], steps, seeds=seeds, seed=seed)[0].settled()
-
-
-@contextmanager
-def _one_thread() -> Iterator[int]:
-    """A batch to a core: small products gain nothing from a second thread, and lose a lot when the cores are busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield threads
-    finally:
-        torch.set_num_threads(threads)
 
 
 def describe(system: System) -> Mapping[str, Any]:

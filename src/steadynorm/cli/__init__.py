@@ -12,13 +12,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         import tyro
 
-        from steadynorm.cli.commands import command_of, execute
+        from steadynorm.cli.commands import command_of, execute, spelled_out
     except ImportError as error:
         print(f"steadynorm: {error}; {_MISSING}", file=sys.stderr)
         return 2
     from steadynorm import __version__
 
-    argv = sys.argv[1:] if argv is None else list(argv)
+    argv = spelled_out(sys.argv[1:] if argv is None else argv)
     if argv == ["--version"]:
         print(f"steadynorm {__version__}")
         return 0

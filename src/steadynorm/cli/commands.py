@@ -8,6 +8,7 @@ from steadynorm.cli.papers import PaperList, PaperRun
 from steadynorm.cli.predicting import Predict, Simulate
 from steadynorm.cli.showing import Bench, Demo, Report
 from steadynorm.cli.subcommands import one_of
+from steadynorm.cli.training import spelled_out as spelled_out
 from steadynorm.train.config import Config
 
 _PAPER = one_of({"list": PaperList, "run": PaperRun})

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from tyro.conf import Positional
 
-from steadynorm import bench, demo, report
+from steadynorm import bench, demo, machine, report
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,9 @@ class Demo:
             seen = f"{each.simulated.mean:.3f} ± {each.simulated.error:.3f}"
             table.add_row(each.label, f"{each.paper:.3f}", f"{each.exact:.3f}", seen)
         console.print(table)
-        console.print("Now training a GPT (4 layers, width 128) on the State of the Union addresses, about 4 minutes.")
-        rows, where = demo.run(self.out, self.steps)
+        console.print("Now training a GPT (4 layers, width 128) on the State of the Union addresses, 4 to 6 minutes.")
+        console.print(f"This machine: {machine.describe()}.")
+        rows, where = demo.run(self.out, self.steps, console.print)
         table = Table(title="lr on a cosine to zero", title_justify="left")
         table.add_column("")
         for row in rows:

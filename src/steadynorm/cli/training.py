@@ -22,6 +22,23 @@ _ABOUT = {
 }
 
 
+def spelled_out(argv: Sequence[str]) -> list[str]:
+    """Give `--bf16` a value, so that it reads as a flag and as `--bf16 auto` alike.
+
+    >>> spelled_out(["train", "gpt", "--no-bf16"]), spelled_out(["--bf16", "auto", "--bf16", "--steps", "3"])
+    (['train', 'gpt', '--bf16', 'False'], ['--bf16', 'auto', '--bf16', 'True', '--steps', '3'])
+    """
+    words: list[str] = []
+    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+        if word == "--no-bf16":
+            words += ["--bf16", "False"]
+        elif word == "--bf16" and following not in ("auto", "True", "False"):
+            words += ["--bf16", "True"]
+        else:
+            words.append(word)
+    return words
+
+
 def commands(argv: Sequence[str] = ()) -> Any:
     """The recipes as commands; what is not given has the default of the optimizer that this command line names."""
     name = _optimizer_of(argv)

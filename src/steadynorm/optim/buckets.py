@@ -8,13 +8,13 @@ waits for the device. On a CPU the pieces are small, so that one stays in a core
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
+from steadynorm import threads
 from steadynorm.optim.layout import Layout
 
 State: TypeAlias = dict[str, Tensor]
@@ -121,13 +121,14 @@ def decay_and_step_(theta: Tensor, u: Tensor, eta: Tensor, gamma: Tensor, produc
 def run(works: Sequence[Work]) -> None:
     """Carry out a step: every bucket, piece by piece."""
     found = [Piece(work, which, cuts) for work in works for which, cuts in pieces(work.bucket, len(work.grads))]
-    threads = torch.get_num_threads()
-    if threads > 1 and len(found) > 1 and not torch.compiler.is_compiling() and _on_plain_cpu(works):
-        _run_a_piece_to_a_core(found, threads)
+    scratch = Scratch()
+    if torch.get_num_threads() > 1 and len(found) > 1 and not torch.compiler.is_compiling() and _on_plain_cpu(works):
+        # One core for each piece; the largest first, so that all cores end together.
+        found.sort(key=lambda piece: math.prod(piece.work.bucket.shape), reverse=True)
+        threads.for_each(lambda piece: _run_piece(piece, scratch), found)
         return
     for piece in found:
-        _run_piece(piece)
-    _memory.bytes = None
+        _run_piece(piece, scratch)
 
 
 def _on_plain_cpu(works: Sequence[Work]) -> bool:
@@ -140,20 +141,8 @@ def _on_plain_cpu(works: Sequence[Work]) -> bool:
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
-def _run_a_piece_to_a_core(found: list[Piece], threads: int) -> None:
-    """Pieces in parallel, one thread each: products this small gain more from that than from two threads in each."""
-    found.sort(key=lambda piece: math.prod(piece.work.bucket.shape), reverse=True)  # so that all end together
-    workers = min(threads, len(found))
-    try:
-        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads // workers,)) as pool:
-            for done in [pool.submit(_run_piece, piece) for piece in found]:
-                done.result()
-    finally:
-        torch.set_num_threads(threads)  # the setting is the process's, not the thread's
-
-
 @torch.no_grad()
-def _run_piece(piece: Piece) -> None:
+def _run_piece(piece: Piece, scratch: "Scratch") -> None:
     work, which, cuts = piece
     grads = [stack(_cut(work.grads[which], rows)) for rows in cuts]
     finite = finite_stacks(grads) if work.finite is None else work.finite[which]
@@ -171,7 +160,7 @@ def _run_piece(piece: Piece) -> None:
             {key: stack(tensors) for key, tensors in lists.items()},
             finite.to(exact).view(-1, *[1] * (grad.ndim - 1)),
             work.maximize,
-            _scratch(theta),
+            scratch.like(theta),
             products,
             None if layout is None else layout.total,
             None if layout is None else layout.largest,
@@ -186,23 +175,23 @@ def _run_piece(piece: Piece) -> None:
         torch._foreach_add_(work.skipped[which], list(finite.logical_not().long().unbind(0)))
 
 
-class _Memory(threading.local):
-    """Scratch memory of a thread: fresh pages for every matrix would cost more than all element-wise work."""
+class Scratch:
+    """Scratch memory for one step, a piece of it for each thread.
 
-    bytes: Tensor | None = None
+    Fresh pages for every matrix would cost more than all element-wise work.
+    """
 
+    def __init__(self) -> None:
+        self._of_thread: dict[int, Tensor] = {}
 
-_memory = _Memory()
-
-
-def _scratch(like: Tensor) -> Tensor:
-    """Uninitialised memory of this shape; on a CPU the same for every piece a thread runs, let go by `run`."""
-    if like.device.type != "cpu" or type(like) not in _PLAIN or torch.compiler.is_compiling():
-        return torch.empty_like(like, memory_format=torch.contiguous_format)
-    size = like.numel() * like.element_size()
-    if _memory.bytes is None or len(_memory.bytes) < size:
-        _memory.bytes = torch.empty(size, dtype=torch.uint8)
-    return _memory.bytes[:size].view(like.dtype).view(like.shape)
+    def like(self, tensor: Tensor) -> Tensor:
+        """Return uninitialised memory of this shape; on a CPU the same for every piece that a thread runs."""
+        if tensor.device.type != "cpu" or type(tensor) not in _PLAIN or torch.compiler.is_compiling():
+            return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        size, thread = tensor.numel() * tensor.element_size(), threading.get_ident()
+        if thread not in self._of_thread or len(self._of_thread[thread]) < size:
+            self._of_thread[thread] = torch.empty(size, dtype=torch.uint8)
+        return self._of_thread[thread][:size].view(tensor.dtype).view(tensor.shape)
 
 
 def write_back(tensors: list[Tensor], stacked: Tensor) -> None:

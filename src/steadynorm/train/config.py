@@ -129,8 +129,8 @@ class Config:
     clip: float | None = None
     """Largest global gradient norm."""
     seed: int = 0
-    bf16: bool = True
-    """bf16 autocast; parameters stay fp32."""
+    bf16: bool | Literal["auto"] = "auto"
+    """bf16 autocast, parameters stay fp32; auto: where the hardware has bf16. Also --no-bf16."""
     compile: bool = False
     """torch.compile the model."""
     eval_every: int = 125

@@ -8,7 +8,7 @@ import signal
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from steadynorm import records
+from steadynorm import machine, records
 from steadynorm.files import lock, make_folder, read_json, write_json
 from steadynorm.monitor import Monitor, log_records
 from steadynorm.train import checkpoint, optimizers, parallel, tasks
@@ -43,6 +43,7 @@ def train(config: Config, *, quiet: bool = False) -> Result:
     """Run, or go on with, the training of this configuration in its folder; with torchrun as one of its processes."""
     config.check()
     with parallel.team(config.device) as team:
+        config = _with_known_bf16(config, team)
         result = _lead(config, team, quiet) if team.leads else _follow(config, team)
         gc.collect()  # what still holds the process group may hang when it is let go after the group's end
         team.wait()
@@ -128,7 +129,7 @@ class Trainer:
                 progress = Progress(self.step, self.seconds, self.final)
                 store(config.out / "checkpoints", self.parts, progress, self.team, keep=config.keep)
             if stops and not last:
-                self.display.say(f"stopped at step {self.step}; start it again to go on")
+                self.display.say(f"stopped at step {self.step}; run the same command to resume")
                 return Result(self.step, False, self.final)
         return Result(self.step, True, self.final)
 
@@ -162,7 +163,7 @@ class Trainer:
         return total
 
     def _autocast(self) -> Any:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.bf16)
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.bf16 is True)
 
     @torch.no_grad()
     def _evaluate(self) -> dict[str, float]:
@@ -218,6 +219,18 @@ def _join(record: dict[str, Any], other: dict[str, Any], *, clipped: bool) -> No
         one, two = record.get(key), other.get(key)
         record[key] = None if one is None or two is None else math.hypot(one, two)
     record["layers"] = {**record.get("layers", {}), **other.get("layers", {})}
+
+
+def _with_known_bf16(config: Config, team: Team) -> Config:
+    """Decide `bf16="auto"`: as the run in this folder began, wherever it is resumed; a new one by the hardware."""
+    if config.bf16 != "auto":
+        return config
+    path = config.out / "config.json"
+    with contextlib.suppress(ValueError):  # a damaged file is reported when it is compared
+        began = read_json(path).get("bf16") if path.exists() else None
+        if isinstance(began, bool):
+            return replace(config, bf16=began)
+    return replace(config, bf16=machine.autocast_bf16(team.device))
 
 
 def _keep_config(config: Config) -> None:

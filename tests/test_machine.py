@@ -1,0 +1,66 @@
+"""Which path a machine takes, and that the override is believed everywhere."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from steadynorm import machine
+from steadynorm.polar import Polar
+from steadynorm.train import tasks
+from steadynorm.train.config import Config
+from steadynorm.train.loop import train
+from steadynorm.train.recipes import RECIPES
+
+CPU = torch.device("cpu")
+
+
+def tiny(out) -> Config:
+    recipe = RECIPES["gpt"]
+    task = replace(recipe.task, model=replace(recipe.task.model, layers=1, width=16, heads=2), eval_tokens=1536)
+    return replace(recipe, task=task, out=out, steps=2, batch=2, eval_every=2, save_every=1, tensorboard=False)
+
+
+@pytest.mark.parametrize(("variable", "dtype"), [("0", torch.float32), ("1", torch.bfloat16)])
+def test_the_override_decides_dtype_autocast_and_kind(variable, dtype, monkeypatch):
+    monkeypatch.setenv(machine.VARIABLE, variable)
+    assert machine.matmul_dtype(CPU) == Polar().working_dtype(torch.float32, CPU, (4, 4)) == dtype
+    assert machine.autocast_bf16(CPU) == (dtype == torch.bfloat16)
+    assert machine.kind() == {"0": "fp32", "1": "native-bf16"}[variable]
+    assert f"{machine.VARIABLE}={variable}" in machine.describe()
+
+
+def test_an_override_that_is_not_understood_names_its_values(monkeypatch):
+    monkeypatch.setenv(machine.VARIABLE, "yes")
+    with pytest.raises(ValueError, match=r"STEADYNORM_NATIVE_BF16='yes'.*0 or 1"):
+        machine.native_bf16()
+
+
+@pytest.mark.parametrize(("variable", "bf16"), [("0", False), ("1", True)])
+def test_bf16_auto_is_decided_by_the_machine_and_written_into_the_run(variable, bf16, tmp_path, monkeypatch):
+    monkeypatch.setenv(machine.VARIABLE, variable)
+    seen, loss = set(), tasks.GptTask.loss
+
+    def spy(self, model, batch):
+        seen.add(torch.is_autocast_enabled("cpu"))
+        return loss(self, model, batch)
+
+    monkeypatch.setattr(tasks.GptTask, "loss", spy)
+    train(tiny(tmp_path / "run"), quiet=True)
+    assert seen == {bf16}
+    assert json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))["bf16"] is bf16
+
+
+def test_a_run_resumed_on_another_kind_of_machine_stays_as_it_began(tmp_path, monkeypatch):
+    monkeypatch.setenv(machine.VARIABLE, "1")
+    train(tiny(tmp_path), quiet=True)
+    monkeypatch.setenv(machine.VARIABLE, "0")
+    assert train(tiny(tmp_path), quiet=True).finished
+    assert json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))["bf16"] is True
+
+
+def test_every_recipe_leaves_bf16_to_the_machine_or_turns_it_off():
+    assert {name: recipe.bf16 for name, recipe in RECIPES.items() if recipe.bf16 is not False} == dict.fromkeys(
+        ("gpt", "gpt-124m-fineweb-edu", "vit-s16-imagenet"), "auto"
+    )
