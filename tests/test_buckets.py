@@ -113,7 +113,11 @@ def test_dispatch_modes_see_every_operation(two_threads):
 
 def test_steps_hold_no_memory_of_their_own():
     optimizer = train(parameters())
-    assert set(vars(optimizer)["state"][optimizer.param_groups[0]["params"][0]]) == {"momentum_buffer", "skipped"}
+    assert set(vars(optimizer)["state"][optimizer.param_groups[0]["params"][0]]) == {
+        "momentum_buffer",
+        "momentum_left",
+        "skipped",
+    }
     copied = copy.deepcopy(optimizer)
     assert copied._settled._made == {}
 

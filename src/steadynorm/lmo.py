@@ -99,6 +99,21 @@ class Lmo:
         """
         return self.by_rows or (self.name in ("spectral", TRANSPOSED, "column") and len(shape) > 2)
 
+    def waiting_ndim(self, shape: Sequence[int]) -> int:
+        """Trailing dimensions of a slice that often has no gradient: a row of an embedding, an expert of a stack; or 0.
+
+        >>> LMOS["embedding"].waiting_ndim((8, 4)), LMOS["spectral"].waiting_ndim((8, 4, 4)), LMOS["sign"].waiting_ndim((8, 4))
+        (1, 2, 0)
+        """
+        if self.name == "embedding":
+            return 1
+        return 2 if len(shape) > 2 and self.name not in ("conv", "conv-tap", "bias") else 0
+
+    @property
+    def blocks_dim(self) -> int:
+        """The dimension of a parameter along which its blocks lie."""
+        return -1 if self.name == TRANSPOSED else 0 if self.name in ("conv", "conv-tap", "bias") else -2
+
     def operations(self, shape: Sequence[int], *, blocks: int = 1, steps: int = 5) -> float:
         """About how many an update takes: for spreading the work over processes.
 
@@ -143,8 +158,7 @@ class Lmo:
             raise ValueError(
                 f"lmo {self.name!r} needs {self.least_ndim} dimensions or more, got shape {shape}; {remedy}"
             )
-        cut = -1 if self.name == TRANSPOSED else 0 if self.name in ("conv", "conv-tap", "bias") else -2
-        length, what = shape[cut] if shape else 1, "columns" if self.name == TRANSPOSED else "rows"
+        length, what = shape[self.blocks_dim] if shape else 1, "columns" if self.name == TRANSPOSED else "rows"
         if blocks < 1 or length % blocks:
             raise ValueError(f"blocks={blocks} does not divide the {length} {what} of shape {shape}; use blocks=1")
 

@@ -248,9 +248,9 @@ class AdamC(torch.optim.AdamW):
                 found.append((each, _finite(grads, each.dtype)))
         if not agreement.members:
             return found
-        flags = {id(p): flag for each, finite in found for p, flag in zip(each.params, finite.unbind(0), strict=True)}
-        flags |= agreement.finite(flags)
-        return [(each, torch.stack([flags[id(p)] for p in each.params])) for each, _ in found]
+        flags = {id(p): flag for each, finite in found for p, flag in zip(each.params, finite.split(1), strict=True)}
+        flags |= agreement.least(flags)
+        return [(each, torch.cat([flags[id(p)] for p in each.params])) for each, _ in found]
 
     def _skipped_together(self, found: list[tuple[list[Tensor], Tensor]]) -> list[tuple[list[Tensor], list[Tensor]]]:
         """Have torch's fused kernels leave all of these as they are if one is not finite; what to count for each."""

@@ -1,4 +1,4 @@
-"""What ranks must agree on before a step: which parameters have a gradient, and whether all of it is finite."""
+"""What ranks must agree on before a step: which parameters have a gradient, whether it is finite, and where it is zero."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -29,19 +29,23 @@ class Agreement:
 
     def __init__(self) -> None:
         self.members: dict[str, list[Member]] | None = None  # by process group's name
+        self.flags: Mapping[int, int] = {}  # how many a parameter has
         self._constants: dict[tuple[Any, ...], Tensor] = {}
 
-    def set_members(self, members: Sequence[Member]) -> None:
-        """All sharded parameters of the optimizer, in its order. Ranks compare theirs: collective."""
-        self.members = {}
+    def set_members(self, members: Sequence[Member], blocks: Mapping[int, int] | None = None) -> None:
+        """All sharded parameters of the optimizer, in its order. Ranks compare theirs: collective.
+
+        blocks: how many flags each parameter (by id) has beside the one that says whether it is finite; default 0.
+        """
+        self.members, self.flags = {}, {id_: 1 + count for id_, count in (blocks or {}).items()}
         for member in members:
             assert member.layout.group is not None
             self.members.setdefault(member.layout.group, []).append(member)
         for group, mine in self.members.items():
             _compare(group, mine)
 
-    def finite(self, found: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """id of a parameter with a gradient -> whether its shard is finite; returned: whether all its shards are."""
+    def least(self, found: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """id of a parameter with a gradient -> flags of its shard; returned: the least of all its shards' flags."""
         assert self.members is not None
         agreed: dict[int, Tensor] = {}
         for group, members in self.members.items():
@@ -54,13 +58,17 @@ class Agreement:
                 values = [*map(int, has), *(-int(each) for each in has), 1]
                 constants = torch.tensor(values, device=members[0].p.device)
                 self._constants[group, has] = constants
-            flags = [found.get(id(member.p), constants[-1]).to(constants.dtype) for member in members]
-            vector = torch.cat([torch.stack(flags), constants])
+            sizes = [self.flags.get(id(member.p), 1) for member in members]
+            flags = [
+                found[id(member.p)].to(constants.dtype) if id(member.p) in found else constants[-1:].expand(size)
+                for member, size in zip(members, sizes, strict=True)
+            ]
+            vector = torch.cat([*flags, constants])
             dist.all_reduce(vector, dist.ReduceOp.MIN, group=process_group(group))
-            flags, least = vector.split([len(members), len(constants)])
+            *flags, least = vector.split([*sizes, len(constants)])
             if new or vector.device.type == "cpu":
                 _check_gradients(members, (least != constants).tolist())
-            agreed |= {id(member.p): flag for member, flag in zip(members, flags.bool().unbind(0), strict=True)}
+            agreed |= {id(member.p): flag.bool() for member, flag in zip(members, flags, strict=True)}
         return agreed
 
 

@@ -1,6 +1,5 @@
 """The imperative shell all own optimizers share: checks, state at construction, buckets, the step, checkpoints."""
 
-import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from steadynorm.optim import distributed
 from steadynorm.optim.agreement import Member
 from steadynorm.optim.buckets import Bucket, Parts, Rule, Work, finite_gradients, no_products, run
 from steadynorm.optim.checks import NonFiniteGradientError, check_dense_gradients, check_lr, check_one, refuse_unused
+from steadynorm.optim.idle import WHOLE, Slices
 from steadynorm.optim.layout import is_dtensor, layout_of
 from steadynorm.optim.loading import load_exactly
 from steadynorm.optim.parameters import check_parameter, check_unchanged, name_of
@@ -33,6 +33,7 @@ class SteadyOptimizer(Optimizer, ABC):
     rule: Rule  # set by each subclass
     parts: Parts | None = None  # the Rule in parts, where it needs whole parameters or takes a mesh
     elementwise = False  # elements do not see each other: any shard can be updated by itself
+    normalizes = False  # an update has full size however small the momentum: without gradients it must fade
     mesh: Any = None  # over which the state of plain parameters is sharded
     state_keys: tuple[str, ...]  # of `fresh_state`; set by each subclass
     mark_keys: tuple[str, ...]  # group keys without which a checkpoint is another optimizer's; set by each subclass
@@ -57,6 +58,10 @@ class SteadyOptimizer(Optimizer, ABC):
     @abstractmethod
     def settings(self, group: Group, p: Tensor) -> tuple[Any, bool]:
         """What the Rule needs of group and shape, hashable; and whether p may be cut by rows."""
+
+    def slices(self, group: Group, p: Tensor) -> Slices:
+        """Which parts of p wait or fade while their gradient is zero; by default all of it fades."""
+        return WHOLE
 
     @abstractmethod
     def scalars(self, group: Group, bucket: Bucket) -> dict[str, float]:
@@ -107,7 +112,7 @@ class SteadyOptimizer(Optimizer, ABC):
 
     @property
     def _own_keys(self) -> tuple[str, ...]:
-        return *self.state_keys, "skipped"
+        return *self.state_keys, "skipped", *(("momentum_left",) if self.normalizes else ())
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -139,11 +144,11 @@ class SteadyOptimizer(Optimizer, ABC):
                 raise ValueError(f"{type(self).__name__}, {group_label(bucket.group, group)}: {error}") from None
             grads = self._gradients(bucket)
             state = self._states(bucket)
-            skipped = state.pop("skipped")
+            skipped, left = state.pop("skipped"), state.pop("momentum_left", None)
             scalars = {key: torch.tensor(value, dtype=torch.float64) for key, value in numbers.items()}
             products = no_products(bucket) if observing else None
             maximize = bool(group["maximize"])
-            works.append(Work(type(self).rule, bucket, grads, state, skipped, scalars, maximize, products))
+            works.append(Work(type(self).rule, bucket, grads, state, skipped, scalars, maximize, products, left))
         works = self._agreed(works)
         self._check_finite(works)
         self.observed = [(work.bucket.params, work.products) for work in works if work.products is not None]
@@ -179,19 +184,20 @@ class SteadyOptimizer(Optimizer, ABC):
         """With all ranks: which parameters to skip. ValueError on all of them where they do not have the same ones."""
         agreement = self._settled.agreement
         if agreement.members is None:
-            agreement.set_members(list(members(self, self.state_keys, self.setting_keys)))
+            blocks = {id(p): self.slices(group, p).blocks for group in self.param_groups for p in group["params"]}
+            agreement.set_members(list(members(self, self.state_keys, self.setting_keys)), blocks)
         if not agreement.members:
             return works
         flags: dict[int, Tensor] = {}
         for work in works:
             if work.bucket.layout is not None and work.bucket.layout.group is not None:
-                found = distributed.finite_shards(work.grads, work.bucket)
+                found = distributed.shard_flags(work.grads, work.bucket)
                 flags |= {id(p): flag for p, flag in zip(work.bucket.params, found, strict=True)}
-        agreed = agreement.finite(flags)
+        agreed = agreement.least(flags)
         done = []
         for work in works:
             known = [agreed[id(p)] for p in work.bucket.params if id(p) in agreed]
-            done.append(dataclasses.replace(work, finite=torch.stack(known)) if known else work)
+            done.append(distributed.with_flags(work, torch.stack(known)) if known else work)
         return done
 
     def _current_buckets(self) -> list[Bucket]:
@@ -214,7 +220,8 @@ class SteadyOptimizer(Optimizer, ABC):
                     label = f"{type(self).__name__}, {group_label(index, group)}: {name_of(group, k)}"
                     raise ValueError(f"{label}: {error}") from None
                 key = (index, shape, p.dtype, p.device, settings, layout)
-                bucket = Bucket(index, shape, by_rows and p.ndim > 0, settings, [], layout)
+                slices = self.slices(group, p)
+                bucket = Bucket(index, shape, by_rows and p.ndim > 0, settings, [], slices, layout)
                 found.setdefault(key, bucket).params.append(p)
         return distributed.planned(list(found.values()), type(self).parts, self.elementwise)
 
@@ -259,7 +266,10 @@ class SteadyOptimizer(Optimizer, ABC):
         self._forget()
 
     def _all_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
-        return {**self.fresh_state(group, p), "skipped": no_skips(p)}
+        state = {**self.fresh_state(group, p), "skipped": no_skips(p)}
+        if self.normalizes:
+            state["momentum_left"] = torch.ones(self.slices(group, p).blocks, device=p.device)
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from steadynorm import threads
+from steadynorm.optim import idle
+from steadynorm.optim.idle import WHOLE, Slices
 from steadynorm.optim.layout import Layout
 
 State: TypeAlias = dict[str, Tensor]
@@ -30,12 +32,15 @@ class Batch(NamedTuple):
     theta: Tensor  # (batch, *shape), at least fp32
     raw_grad: Tensor  # as it came
     state: State  # in the dtype it is kept in
-    live: Tensor  # (batch, 1, ...): 1 where the gradient was finite; where 0, theta and state must stay as they are
+    # (batch, 1, ...), or finer where slices wait (idle.py): where 0, theta and state must stay as they are, because the
+    # gradient was not finite or a slice had none; else 1
+    live: Tensor
     maximize: bool
     scratch: Tensor  # like theta, of no value: where grad() goes, and what comes of it may
     products: Tensor | None = None  # (3, batch), for decay_and_step_: gains <theta, u>, |u|^2, |theta|^2
     total: Callable[[Tensor], Tensor] | None = None  # where theta is a shard: sums over all shards, in place
     most: Callable[[Tensor], Tensor] | None = None  # and the largest of all shards
+    fade: Tensor | None = None  # (batch, ...): factor of the update; None: 1
 
     def grad(self) -> Tensor:
         """The gradient to descend along: a copy in `scratch`, finite throughout."""
@@ -49,7 +54,8 @@ class Batch(NamedTuple):
 
     def descend(self, u: Tensor, scalars: Scalars) -> None:
         """Write the weights: decay and step with this update."""
-        decay_and_step_(self.theta, u, scalars["eta"] * self.live, scalars["gamma"] * self.live, self.products)
+        step = self.live if self.fade is None else self.live * self.fade
+        decay_and_step_(self.theta, u, scalars["eta"] * self.live, scalars["gamma"], step, self.products)
 
 
 Rule: TypeAlias = Callable[[Batch, Scalars, Any], None]
@@ -79,6 +85,7 @@ class Bucket:
     by_rows: bool  # slices along the first dimension do not see each other: a large parameter may be cut
     settings: Any
     params: list[Tensor]
+    slices: Slices = WHOLE  # which parts wait or fade while their gradient is zero
     layout: Layout | None = None  # None: plain tensors, of which every process has its own
     plan: tuple[tuple[slice, tuple[int, ...]], ...] = ()  # pieces to exchange: which, and how many each rank owns
 
@@ -95,7 +102,9 @@ class Work:
     scalars: Scalars
     maximize: bool
     products: Tensor | None = None  # (3, parameters): where a monitor wants Batch.products; NaN if skipped
+    left: list[Tensor] | None = None  # (blocks,) each: what is left of their momentum, where updates fade (idle.py)
     finite: Tensor | None = None  # (parameters,) bool: where ranks have agreed on it, and counted what is skipped
+    nonzero: Tensor | None = None  # (parameters, blocks) bool: likewise
 
 
 class Piece(NamedTuple):
@@ -106,16 +115,19 @@ class Piece(NamedTuple):
     cuts: list[slice | None]  # None: whole
 
 
-def decay_and_step_(theta: Tensor, u: Tensor, eta: Tensor, gamma: Tensor, products: Tensor | None = None) -> None:
-    """theta <- (1 - eta) theta - gamma u, in place: the one function that changes weights.
+def decay_and_step_(
+    theta: Tensor, u: Tensor, eta: Tensor, gamma: Tensor, step: Tensor, products: Tensor | None = None
+) -> None:
+    """theta <- (1 - eta) theta - gamma step u, in place: the one function that changes weights.
 
-    products: as Batch has it; what a monitor learns of the update, at the only moment both factors are at hand.
+    step: how much of the update is taken, 0 to 1. products: as Batch has it; what a monitor learns of the update, at
+    the only moment both factors are at hand.
     """
     if products is not None:
-        before, along = theta.reshape(len(theta), -1), u.reshape(len(u), -1)
+        before, along = theta.reshape(len(theta), -1), (u * step).reshape(len(u), -1)
         parts = (torch.linalg.vecdot(x, y) for x, y in ((before, along), (along, along), (before, before)))
         products += torch.stack(list(parts))
-    theta.mul_(1 - eta).addcmul_(u, -gamma)
+    theta.mul_(1 - eta).addcmul_(u, -gamma * step)
 
 
 def run(works: Sequence[Work]) -> None:
@@ -145,25 +157,35 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 def _run_piece(piece: Piece, scratch: "Scratch") -> None:
     work, which, cuts = piece
     grads = [stack(_cut(work.grads[which], rows)) for rows in cuts]
-    finite = finite_stacks(grads) if work.finite is None else work.finite[which]
-    layout = work.bucket.layout
+    slices, layout = work.bucket.slices, work.bucket.layout
+    seen = [idle.extremes(grad, slices) for grad in grads]
+    whole = idle.join(seen, slices)
+    finite = whole.finite() if work.finite is None else work.finite[which]
+    fading = None
+    if work.left is not None and not slices.waiting_ndim:
+        nonzero = whole.nonzero() if work.nonzero is None else work.nonzero[which]
+        fading = faded(work.left[which], nonzero, finite, work.scalars["keep"])
     mine = None if work.products is None else work.products.narrow(1, which.start, which.stop - which.start)
     products = None if mine is None else torch.zeros_like(mine)
-    for grad, rows in zip(grads, cuts, strict=True):
+    for grad, rows, ends in zip(grads, cuts, seen, strict=True):
         params = _cut(work.bucket.params[which], rows)
         lists = {key: _cut(tensors[which], rows) for key, tensors in work.state.items()}
         exact = torch.float64 if grad.dtype == torch.float64 else torch.float32
         theta = stack(params).to(exact)
+        live = finite.to(exact).view(-1, *[1] * (grad.ndim - 1))
+        if slices.waiting_ndim:
+            live = live * idle.mask(ends.nonzero(), grad.shape[1:], slices, exact)
         batch = Batch(
             theta,
             grad,
             {key: stack(tensors) for key, tensors in lists.items()},
-            finite.to(exact).view(-1, *[1] * (grad.ndim - 1)),
+            live,
             work.maximize,
             scratch.like(theta),
             products,
             None if layout is None else layout.total,
             None if layout is None else layout.largest,
+            None if fading is None else _fade_of(fading, work.bucket, grad.shape[1:]).to(exact),
         )
         work.rule(batch, work.scalars, work.bucket.settings)
         write_back(params, batch.theta)
@@ -173,6 +195,21 @@ def _run_piece(piece: Piece, scratch: "Scratch") -> None:
         torch._foreach_copy_([mine], [torch.where(finite, products, torch.nan)])
     if work.finite is None:
         torch._foreach_add_(work.skipped[which], list(finite.logical_not().long().unbind(0)))
+
+
+def faded(left: list[Tensor], nonzero: Tensor, finite: Tensor, keep: Tensor) -> Tensor:
+    """Note what is left of these parameters' momentum after this step; returns the factors of their updates."""
+    now, factors = idle.fade(torch.stack(left), nonzero, finite, keep)
+    torch._foreach_copy_(left, list(now.unbind(0)))
+    return factors
+
+
+def _fade_of(factors: Tensor, bucket: Bucket, shape: Sequence[int]) -> Tensor:
+    """Factors of blocks, for the part of the parameters that this process has."""
+    if bucket.layout is None or bucket.slices.blocks == 1:
+        return idle.spread(factors, shape, bucket.slices)
+    dim = bucket.slices.dim % len(shape)
+    return idle.spread(factors, shape, bucket.slices, bucket.layout.mine.start[dim], bucket.layout.whole.size[dim])
 
 
 class Scratch:
@@ -210,23 +247,11 @@ def no_products(bucket: Bucket) -> Tensor:
 
 def finite_gradients(work: Work) -> Tensor:
     """Whether each gradient of a bucket is finite, (parameters,) bool, on the device."""
-    found = pieces(work.bucket, len(work.grads))
-    return torch.cat([finite_stacks([stack(_cut(work.grads[which], rows)) for rows in cuts]) for which, cuts in found])
-
-
-def finite_stacks(parts: Sequence[Tensor]) -> Tensor:
-    """(batch,): largest and smallest tell, for NaN wins every comparison. torch's infinity norm is slower by ten."""
-    ends = [end for part in map(_at_least_2d, parts) for end in (part.amax(_inner(part)), part.amin(_inner(part)))]
-    return torch.stack(ends).isfinite().all(0)
-
-
-def _at_least_2d(x: Tensor) -> Tensor:
-    return x.unsqueeze(1) if x.ndim == 1 else x  # a stack of 0-d parameters
-
-
-def _inner(x: Tensor) -> tuple[int, ...]:
-    """All dimensions but the batch's."""
-    return tuple(range(1, x.ndim))
+    found = []
+    for which, cuts in pieces(work.bucket, len(work.grads)):
+        ends = [idle.extremes(stack(_cut(work.grads[which], rows)), WHOLE) for rows in cuts]
+        found.append(idle.join(ends, WHOLE).finite())
+    return torch.cat(found)
 
 
 def pieces(bucket: Bucket, count: int) -> Iterator[tuple[slice, list[slice | None]]]:

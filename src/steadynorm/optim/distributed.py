@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from steadynorm.optim import buckets as single
+from steadynorm.optim import idle
 from steadynorm.optim.buckets import Batch, Bucket, Parts, Work
-from steadynorm.optim.layout import Layout, Moving, from_owners, is_dtensor, local, to_all, to_owners
+from steadynorm.optim.layout import Box, Layout, Moving, from_owners, is_dtensor, local, to_all, to_owners
 
 IN_FLIGHT = 3  # pieces under way at each of the two arrows
 
@@ -105,12 +106,33 @@ def local_gradient(p: Tensor, layout: Layout) -> Tensor:
     return local(grad)
 
 
-def finite_shards(grads: Sequence[Tensor], bucket: Bucket) -> list[Tensor]:
-    """Whether each gradient shard is finite: 0-d bool tensors. An empty one is."""
-    if not grads[0].numel():
-        return [torch.ones((), dtype=torch.bool, device=grads[0].device)] * len(grads)
-    found = single.pieces(dataclasses.replace(bucket, shape=tuple(grads[0].shape), by_rows=False), len(grads))
-    return [flag for which, _ in found for flag in single.finite_stacks([single.stack(grads[which])]).unbind(0)]
+def shard_flags(grads: Sequence[Tensor], bucket: Bucket) -> list[Tensor]:
+    """(1 + blocks,) for each gradient shard: it is finite; each block is zero in it. The least over ranks is agreed on."""
+    blocks, (first, *_) = bucket.slices.blocks, grads
+    if not first.numel():
+        return [torch.ones(1 + blocks, dtype=torch.bool, device=first.device)] * len(grads)
+    layout = bucket.layout
+    assert layout is not None
+    flags = []
+    for which, _ in single.pieces(dataclasses.replace(bucket, shape=tuple(first.shape), by_rows=False), len(grads)):
+        stacked = single.stack(grads[which])
+        if blocks == 1:
+            ends = idle.extremes(stacked, idle.WHOLE)
+            nonzero = ends.nonzero()
+        else:  # a shard has positions of some blocks
+            dim = bucket.slices.dim % first.ndim
+            count, start, length = first.shape[dim], layout.mine.start[dim], layout.whole.size[dim]
+            ends = idle.extremes(stacked, idle.Slices(blocks=count, dim=dim))
+            owner = idle.block_of(count, bucket.slices, start, length, first.device)
+            nonzero = torch.zeros(len(stacked), blocks, device=first.device)
+            nonzero = nonzero.index_add_(1, owner, ends.nonzero().float()) > 0
+        flags += torch.cat([ends.finite().unsqueeze(1), ~nonzero], 1).unbind(0)
+    return flags
+
+
+def with_flags(work: Work, flags: Tensor) -> Work:
+    """The work with what ranks agreed on: flags as shard_flags has them, (parameters, 1 + blocks)."""
+    return dataclasses.replace(work, finite=flags[:, 0], nonzero=~flags[:, 1:])
 
 
 # --- the step
@@ -122,7 +144,8 @@ class _Stage(NamedTuple):
     work: Work
     which: slice
     counts: tuple[int, ...]
-    live: Tensor
+    live: Tensor  # of what this rank writes
+    fade: Tensor | None  # likewise
     unit: float | None  # of u, which travels as bf16 multiples of it; None: as it is
     moving: Moving
 
@@ -154,7 +177,7 @@ def _direct(work: Work, which: slice, counts: tuple[int, ...], parts: Parts) -> 
     assert layout is not None and finite is not None
     exact = torch.float64 if grads[0].dtype == torch.float64 else torch.float32
     unit = parts.bf16_unit(work.bucket.shape, work.bucket.settings, exact, grads[0].device)
-    live = finite[which].to(exact).view(-1, *[1] * grads[0].ndim)
+    live, written = _live(work, which, exact)
     lists = {key: tensors[which] for key, tensors in work.state.items()}
     travels = torch.bfloat16 if counts and unit is not None else exact
     x = torch.empty(len(grads), *grads[0].shape, dtype=travels, device=grads[0].device)  # (batch, *my box)
@@ -166,10 +189,33 @@ def _direct(work: Work, which: slice, counts: tuple[int, ...], parts: Parts) -> 
         x[some].copy_(parts.direction(batch, work.scalars, work.bucket.settings))
         for key, tensors in lists.items():
             single.write_back(tensors[some], state[key])
+    fade = None
+    if work.left is not None and work.nonzero is not None and not work.bucket.slices.waiting_ndim:
+        factors = single.faded(work.left[which], work.nonzero[which], finite[which], work.scalars["keep"]).to(exact)
+        box, dim = (layout.whole if layout.replicated else layout.mine), work.bucket.slices.dim
+        where = (box.start[dim], layout.whole.size[dim]) if work.bucket.slices.blocks > 1 else (0, None)
+        fade = idle.spread(factors, box.size, work.bucket.slices, *where)
     if counts:
-        return _Stage(work, which, counts, live, unit, to_owners(x, layout, counts))
+        return _Stage(work, which, counts, written, fade, unit, to_owners(x, layout, counts))
     u = parts.update(x, work.bucket.settings, x) if x.numel() else x
-    return _Stage(work, which, counts, live, unit, to_all(_packed(u, unit), layout))
+    return _Stage(work, which, counts, written, fade, unit, to_all(_packed(u, unit), layout))
+
+
+def _live(work: Work, which: slice, exact: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Batch.live of this rank's part of state, and of the weights that it writes. Slices that wait may be on many ranks."""
+    layout, slices, grads = work.bucket.layout, work.bucket.slices, work.grads[which]
+    assert layout is not None and work.finite is not None
+    live = work.finite[which].to(exact).view(-1, *[1] * grads[0].ndim)
+    if not slices.waiting_ndim:
+        return live, live
+    leading = len(layout.whole.size) - slices.waiting_ndim
+    nonzero = torch.zeros(len(grads), *layout.whole.size[:leading], dtype=exact, device=grads[0].device)
+    my_slices = Box(layout.mine.start[:leading], layout.mine.size[:leading]).of(nonzero)  # a view
+    if grads[0].numel():
+        my_slices.copy_(idle.extremes(single.stack(grads), slices).nonzero().view(my_slices.shape))
+    layout.largest(nonzero)
+    mine, whole = (live * each.reshape(*each.shape, *[1] * slices.waiting_ndim) for each in (my_slices, nonzero))
+    return mine, whole if layout.replicated else mine
 
 
 def _subsets(tensors: Sequence[Tensor]) -> list[slice]:
@@ -207,7 +253,7 @@ def _packed(u: Tensor, unit: float | None) -> Tensor:
 
 def _write(stage: _Stage) -> None:
     """Decay and step of the weights this rank has."""
-    work, which, live = stage.work, stage.which, stage.live
+    work, which, live, fade = stage.work, stage.which, stage.live, stage.fade
     u = stage.moving.get(stacked=bool(stage.counts))  # (batch, *what this rank writes)
     if stage.unit is not None:
         u = u.to(live.dtype).mul_(stage.unit)
@@ -216,7 +262,8 @@ def _write(stage: _Stage) -> None:
     for some in _subsets(params):
         theta = single.stack(params[some]).to(u.dtype)
         seen = None if products is None else products[:, some]
-        Batch(theta, u[some], {}, live[some], work.maximize, u[some], seen).descend(u[some], work.scalars)
+        batch = Batch(theta, u[some], {}, live[some], work.maximize, u[some], seen)
+        batch._replace(fade=None if fade is None else fade[some]).descend(u[some], work.scalars)
         single.write_back(params[some], theta)
-    if products is not None:
-        products.masked_fill_(live.view(-1) == 0, torch.nan)
+    if products is not None and work.finite is not None:
+        products.masked_fill_(~work.finite[which], torch.nan)

@@ -55,6 +55,7 @@ class LionC(RelativelyCorrected):
     state_keys = ("momentum_buffer",)
     mark_keys = ("betas",)
     elementwise = True
+    normalizes = True
     family = LION
 
     def __init__(
@@ -96,4 +97,4 @@ class LionC(RelativelyCorrected):
         check_betas(group["betas"])
         check_range("weight_decay", group["weight_decay"], closed=True)
         eta = eta_of(lr, group["weight_decay"])
-        return {"gamma": lr, "eta": eta, "beta1": float(beta1), "beta2": float(beta2)}
+        return {"gamma": lr, "eta": eta, "beta1": float(beta1), "beta2": float(beta2), "keep": float(beta2)}

@@ -11,6 +11,8 @@ from steadynorm.families import Group, group_label
 from steadynorm.optim.parameters import name_of
 from steadynorm.optim.sharded_state import placed_like
 
+MAY_BE_MISSING = ("skipped", "momentum_left")  # checkpoints from before these were kept
+
 
 def load_exactly(
     optimizer: Optimizer,
@@ -74,7 +76,7 @@ def _check_fits(
             values = _tensors(state_dict["state"].get(key, {}))
             for name, fresh in fresh_state(group, p).items() if values else ():
                 shape = tuple(values[name].shape) if name in values else None
-                if shape != tuple(fresh.shape) and not (shape is None and name == "skipped"):
+                if shape != tuple(fresh.shape) and not (shape is None and name in MAY_BE_MISSING):
                     raise ValueError(
                         f"{type(optimizer).__name__}, {group_label(index, group)}: the checkpoint has {name} of shape "
                         f"{shape} for {name_of(group, k)} of shape {tuple(p.shape)}: it is of another model or optimizer"

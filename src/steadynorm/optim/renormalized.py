@@ -33,7 +33,7 @@ def renormalized_rule(batch: Batch, scalars: Scalars, settings: Any) -> None:
     square, along = _layer_sums(batch, decayed * decayed, decayed * u)
     size = square.sqrt()
     along, size = along / torch.where(size > 0, size, 1.0), size * unit
-    decay_and_step_(theta, u, eta, gamma, batch.products)
+    decay_and_step_(theta, u, eta, scalars["gamma"], live, batch.products)
     (after,) = _layer_sums(batch, (theta / unit).square())
     scale = (size - gamma * along).abs() / (after.sqrt() * unit + eps)
     theta.mul_(torch.where((size >= eps) & (gamma > 0), scale, 1.0))  # lr = 0: not one bit, for all eps

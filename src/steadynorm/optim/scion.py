@@ -12,6 +12,7 @@ from steadynorm import theory
 from steadynorm.optim.base import Group, SteadyOptimizer, full_precision
 from steadynorm.optim.buckets import Batch, Bucket, Parts, Scalars, most_elements
 from steadynorm.optim.checks import check_lr, check_range, refuse_unknown
+from steadynorm.optim.idle import Slices
 from steadynorm.polar import Polar
 from steadynorm.theory.steady import check_reachable, eta_of
 
@@ -42,9 +43,10 @@ def _from_kept(m: Tensor, grad: Tensor, alpha: Tensor, nesterov: bool) -> Tensor
     """The same with momentum kept in another dtype: x in place of grad, by rows, so that m is never there twice."""
     along = min(1, grad.ndim - 1)  # a stack of 0-d parameters has no rows
     rows = max(1, most_elements(grad.device) * grad.shape[along] // max(1, grad.numel()))
-    for kept, x in zip(m.split(rows, along), grad.split(rows, along), strict=True):
-        wide = kept.to(x.dtype).lerp_(x, alpha)
-        torch._foreach_copy_([kept, x], [wide, torch.lerp(x, wide, 1 - alpha) if nesterov else wide])
+    alphas = alpha.expand(*alpha.shape[:along], grad.shape[along], *alpha.shape[along + 1 :]).split(rows, along)
+    for kept, x, a in zip(m.split(rows, along), grad.split(rows, along), alphas, strict=True):
+        wide = kept.to(x.dtype).lerp_(x, a)
+        torch._foreach_copy_([kept, x], [wide, torch.lerp(x, wide, 1 - a) if nesterov else wide])
     return grad
 
 
@@ -82,6 +84,8 @@ class Scion(SteadyOptimizer):
         polar, polar_steps: "express", "newton-schulz" or "svd", and how many steps (4: a fifth faster, at the error of
             five steps elsewhere).
         momentum_dtype: "bfloat16" halves the state; default fp32 (fp64 for fp64 parameters).
+        own_time: rows of embeddings and matrices of stacks (experts) without a gradient in a step stand still, so that
+            rare ones settle where frequent ones do. False: they keep moving along what is left of their momentum.
         check_finite: raise on a non-finite gradient (waits for the device). Default: such a parameter is left as it
             was and its `skipped` counter goes up.
         maximize: ascend.
@@ -97,7 +101,8 @@ class Scion(SteadyOptimizer):
     parts = SCION_PARTS
     state_keys = ("momentum_buffer",)
     mark_keys = ("alpha", "lmo")
-    setting_keys = ("lmo", "blocks", "nesterov", "polar", "polar_steps")
+    setting_keys = ("lmo", "blocks", "nesterov", "polar", "polar_steps", "own_time")
+    normalizes = True
     group_kind = "scion"
     corrects_itself = False
 
@@ -114,6 +119,7 @@ class Scion(SteadyOptimizer):
         polar: str = "express",
         polar_steps: int = 5,
         momentum_dtype: str | None = None,
+        own_time: bool = True,
         check_finite: bool = False,
         maximize: bool = False,
         mesh: Any = None,
@@ -121,7 +127,7 @@ class Scion(SteadyOptimizer):
     ):
         refuse_unknown(type(self).__name__, unknown)
         defaults = _defaults(
-            lr, alpha, lmo, nesterov, blocks, polar, polar_steps, momentum_dtype, check_finite, maximize
+            lr, alpha, lmo, nesterov, blocks, polar, polar_steps, momentum_dtype, own_time, check_finite, maximize
         )
         super().__init__(params, defaults | {"weight_decay": weight_decay}, mesh)
 
@@ -136,6 +142,12 @@ class Scion(SteadyOptimizer):
         return ScionSettings(
             lmo, blocks, bool(group["nesterov"]), Polar(group["polar"], group["polar_steps"])
         ), lmo.by_slices(p.shape)
+
+    def slices(self, group: Group, p: Tensor) -> Slices:
+        settings = self.settings(group, p)[0]
+        if group["own_time"] and (waiting := settings.lmo.waiting_ndim(p.shape)):
+            return Slices(waiting)
+        return Slices(0, settings.blocks, settings.lmo.blocks_dim)
 
     def check_group(self, group: Group) -> None:
         if "momentum" in group:
@@ -167,7 +179,7 @@ class Scion(SteadyOptimizer):
         check_range("alpha", alpha, most=1.0)
         decay = self.weight_decay(group, lr, bucket)
         check_range("weight_decay", decay, closed=True)
-        return {"gamma": lr, "alpha": alpha, "eta": eta_of(lr, decay)}
+        return {"gamma": lr, "alpha": alpha, "eta": eta_of(lr, decay), "keep": 1 - alpha}
 
 
 class ScionC(Scion):
@@ -208,6 +220,7 @@ class ScionC(Scion):
         polar: str = "express",
         polar_steps: int = 5,
         momentum_dtype: str | None = None,
+        own_time: bool = True,
         check_finite: bool = False,
         maximize: bool = False,
         mesh: Any = None,
@@ -215,7 +228,7 @@ class ScionC(Scion):
     ):
         refuse_unknown(type(self).__name__, unknown)
         defaults = _defaults(
-            lr, alpha, lmo, nesterov, blocks, polar, polar_steps, momentum_dtype, check_finite, maximize
+            lr, alpha, lmo, nesterov, blocks, polar, polar_steps, momentum_dtype, own_time, check_finite, maximize
         )
         defaults |= {"weight_decay": weight_decay, "steady_norm_sq": steady_norm_sq, "overlap": overlap}
         SteadyOptimizer.__init__(self, params, defaults, mesh)
@@ -271,6 +284,7 @@ def _defaults(
     polar: str,
     polar_steps: int,
     momentum_dtype: str | None,
+    own_time: bool,
     check_finite: bool,
     maximize: bool,
 ) -> dict[str, Any]:
@@ -283,6 +297,7 @@ def _defaults(
         "polar": polar,
         "polar_steps": polar_steps,
         "momentum_dtype": momentum_dtype,
+        "own_time": own_time,
         "check_finite": check_finite,
         "maximize": maximize,
     }

@@ -1,0 +1,227 @@
+"""Gradients that are exactly zero: slices wait for their next one, and stale updates fade."""
+
+import numpy as np
+import pytest
+import torch
+
+import steadynorm as sn
+from steadynorm import theory
+from steadynorm.optim import idle
+
+
+def steps(optimizer, p, gradients):
+    for gradient in gradients:
+        p.grad = gradient
+        optimizer.step()
+
+
+def rms(p):
+    return p.detach().square().mean().sqrt().item()
+
+
+def of_seed(seed, *shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+# --- waiting
+
+
+@pytest.mark.parametrize("momentum_dtype", [None, "bfloat16"])
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize(("lmo", "shape"), [("embedding", (5, 6)), ("spectral", (5, 4, 6)), ("row", (5, 4, 6))])
+def test_a_slice_walks_as_if_only_its_own_steps_existed(lmo, shape, nesterov, momentum_dtype):
+    """Slice k gets a gradient in every (k+1)-th step; it must be where a parameter of its own with these steps is."""
+    settings = {"lr": 0.05, "nesterov": nesterov, "polar": "svd", "momentum_dtype": momentum_dtype}
+    together = torch.nn.Parameter(of_seed(0, *shape))
+    apart = [torch.nn.Parameter(together[k : k + 1].detach().clone()) for k in range(shape[0])]
+    whole = sn.ScionC([together], lmo=lmo, **settings)
+    single = [sn.ScionC([p], lmo=lmo, **settings) for p in apart]
+    for t in range(40):
+        gradient = of_seed(t, *shape)
+        for k, (p, optimizer) in enumerate(zip(apart, single, strict=True)):
+            if t % (k + 1):
+                gradient[k] = 0
+            else:
+                steps(optimizer, p, [gradient[k : k + 1].clone()])
+        steps(whole, together, [gradient])
+    assert torch.allclose(together, torch.cat(apart), atol=1e-6)
+
+
+def test_dense_rows_move_along_what_is_left_of_their_momentum():
+    p = torch.nn.Parameter(torch.zeros(2, 3))
+    gradient = torch.tensor([[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
+    for own_time, moved in ((True, 1), (False, 3)):
+        with torch.no_grad():
+            p.zero_()
+        optimizer = sn.Scion([p], lr=0.1, lmo="embedding", own_time=own_time)
+        steps(optimizer, p, [gradient, gradient.flip(0), gradient.flip(0)])
+        assert p[0].tolist() == pytest.approx([-0.1 * moved] * 3)
+
+
+def test_a_large_table_cut_by_rows_waits_row_by_row(monkeypatch):
+    small, large = (torch.nn.Parameter(of_seed(1, 64, 8)) for _ in range(2))
+    gradients = [of_seed(t, 64, 8) * (torch.arange(64) % 3 == t % 3).unsqueeze(1) for t in range(6)]
+    steps(sn.ScionC([small], lmo="embedding"), small, gradients)
+    monkeypatch.setattr("steadynorm.optim.buckets.MAX_ELEMENTS_CPU", 40)
+    steps(sn.ScionC([large], lmo="embedding"), large, gradients)
+    assert torch.equal(small, large)
+
+
+def test_rare_and_frequent_rows_settle_alike_and_where_forecast():
+    """Words of a Zipf law. A row's norm is that of its own number of steps, and the table's norm is their sum."""
+    words, width, count = 400, 16, 1500
+    chances = 1 / torch.arange(1, words + 1.0)
+    table, seen = torch.nn.Parameter(torch.zeros(words, width)), torch.zeros(words, dtype=torch.long)
+    optimizer = sn.ScionC([table], lr=0.05, lmo="embedding")
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(count):
+        used = torch.multinomial(chances, 64, True, generator=generator).unique()
+        seen[used] += 1
+        table.grad = torch.zeros(words, width)
+        table.grad[used] = torch.randn(len(used), width, generator=generator)
+        optimizer.step()
+    decay = optimizer.weight_decay_of(table)
+    kernel = theory.overlap("embedding", (words, width))
+    expected = theory.forecast(np.full(count, 0.05), decay, 0.1, overlap=kernel)  # by own steps, from 1
+    by_row = torch.from_numpy(np.concatenate([[0.0], expected]))[seen]
+    mean_square = table.detach().square().mean(1)
+    assert mean_square.sum().sqrt() == pytest.approx(by_row.sum().sqrt().item(), rel=0.1)
+    frequent, rare = seen >= 0.6 * count, (seen >= 150) & (seen < 400)
+    assert frequent.sum() > 5 and rare.sum() > 50
+    for rows in (frequent, rare):
+        assert mean_square[rows].mean().sqrt() == pytest.approx(by_row[rows].mean().sqrt().item(), rel=0.1)
+    assert mean_square[rare].mean() < 1.1 * mean_square[frequent].mean()
+
+
+@pytest.mark.parametrize("native", ["0", "1"])
+def test_an_expert_without_gradients_stays_finite_and_stands_still(native, monkeypatch):
+    """Four experts, the last without gradients after step 20: it was NaN before step 1000 in fp32."""
+    monkeypatch.setenv("STEADYNORM_NATIVE_BF16", native)
+    experts = torch.nn.Parameter(of_seed(0, 4, 32, 32))
+    optimizer = sn.ScionC([experts], lmo="spectral", polar_steps=2)
+    gradients = [of_seed(t, 4, 32, 32) for t in range(8)]
+    for t in range(1200):
+        experts.grad = gradients[t % 8].clone()
+        if t >= 20:
+            experts.grad[3] = 0
+        optimizer.step()
+        if t == 20:
+            before = experts[3].detach().clone()
+    assert experts.isfinite().all()
+    assert torch.equal(experts[3], before)
+    assert not torch.equal(experts[2], before)
+    assert optimizer.skipped_steps() == 0
+
+
+# --- fading
+
+
+@pytest.mark.parametrize("native", ["0", "1"])
+@pytest.mark.parametrize(
+    ("make", "shape", "bound"),
+    [
+        (lambda p: sn.ScionC([p], lmo="bias"), (16,), 1.25),
+        (lambda p: sn.ScionC([p], lmo="spectral"), (12, 12), 0.4),
+        (lambda p: sn.ScionC([p], lmo="sign"), (12, 12), 0.12),
+        (lambda p: sn.LionC([p], lr=0.01, betas=(0.9, 0.9), weight_decay=0.08), (16,), 1.25),
+    ],
+)
+def test_one_gradient_does_not_move_weights_for_ever(make, shape, bound, native, monkeypatch):
+    """Momentum sticks at denormals, and a bias walked to 1/lambda = 12.5. 109 steps of 0.01 remain, then decay."""
+    monkeypatch.setenv("STEADYNORM_NATIVE_BF16", native)
+    p = torch.nn.Parameter(torch.zeros(shape))
+    optimizer = make(p)
+    steps(optimizer, p, [of_seed(0, *shape)])
+    sizes = []
+    for _ in range(1500):
+        steps(optimizer, p, [torch.zeros(shape)])
+        sizes.append(rms(p))
+    assert max(sizes) < bound
+    assert sizes[200:] == sorted(sizes[200:], reverse=True)
+    assert sizes[-1] < 0.5 * max(sizes)
+    assert optimizer.state[p]["momentum_buffer"].any()  # stuck: what the fading is for
+
+
+def test_decay_alone_remains_once_the_update_has_faded():
+    p = torch.nn.Parameter(of_seed(1, 6, 6))
+    optimizer = sn.Scion([p], lr=0.1, lmo="spectral", weight_decay=0.5)
+    steps(optimizer, p, [of_seed(0, 6, 6), *[torch.zeros(6, 6)] * 300])
+    before = p.detach().clone()
+    steps(optimizer, p, [torch.zeros(6, 6)])
+    assert torch.allclose(p, (1 - 0.05) * before, rtol=1e-6)
+
+
+@pytest.mark.parametrize("power", [-100, 60])
+def test_fading_does_not_see_the_scale_of_gradients(power):
+    gradients = [of_seed(0, 6, 6), *[torch.zeros(6, 6)] * 150, of_seed(1, 6, 6) * 2.0**-20, *[torch.zeros(6, 6)] * 20]
+    ends = []
+    for scale in (1.0, 2.0**power):
+        p = torch.nn.Parameter(of_seed(2, 6, 6))
+        steps(sn.ScionC([p], lmo="spectral"), p, [scale * gradient for gradient in gradients])
+        ends.append(p.detach())
+    assert torch.allclose(*ends, atol=1e-6)
+
+
+@pytest.mark.parametrize(("lmo", "shape", "dim"), [("spectral", (9, 4), 0), ("spectral-transposed", (4, 9), 1)])
+def test_a_block_fades_by_itself(lmo, shape, dim):
+    p = torch.nn.Parameter(of_seed(3, *shape))
+    optimizer = sn.Scion([p], lr=0.01, lmo=lmo, blocks=3)
+    for t in range(200):
+        gradient = of_seed(t, *shape)
+        if t:
+            gradient.narrow(dim, 3, 3).zero_()
+        steps(optimizer, p, [gradient])
+    before = p.detach().clone()
+    steps(optimizer, p, [gradient])
+    moved = (p.detach() - before).abs().amax(1 - dim).view(3, 3).amax(1)
+    assert moved[1] < 1e-3 * moved[0]
+    assert moved[0] > 1e-3 and moved[2] > 1e-3
+
+
+def test_a_returning_gradient_moves_at_full_size_at_once():
+    p = torch.nn.Parameter(torch.zeros(4))
+    optimizer = sn.Scion([p], lr=0.1, lmo="bias")
+    steps(optimizer, p, [torch.ones(4), *[torch.zeros(4)] * 400])
+    before = p.detach().clone()
+    steps(optimizer, p, [1e-6 * torch.ones(4)])
+    assert (before - p.detach()).tolist() == pytest.approx([0.1] * 4, rel=1e-5)
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_count_as_it_was():
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = sn.Scion([p], lmo="bias")
+    steps(optimizer, p, [torch.ones(3), torch.zeros(3), torch.full((3,), torch.nan)])
+    assert optimizer.state[p]["momentum_left"].tolist() == pytest.approx([0.9])
+
+
+def test_checkpoints_from_before_load_and_resume():
+    p = torch.nn.Parameter(of_seed(0, 4, 4))
+    optimizer = sn.ScionC([p], lmo="spectral")
+    steps(optimizer, p, [of_seed(1, 4, 4)])
+    saved = optimizer.state_dict()
+    for state in saved["state"].values():
+        del state["momentum_left"]
+    for group in saved["param_groups"]:
+        del group["own_time"]
+    other = sn.ScionC([torch.nn.Parameter(p.detach().clone())], lmo="spectral")
+    other.load_state_dict(saved)
+    assert other.state_dict()["state"][0]["momentum_left"].tolist() == [1.0]
+    assert other.param_groups[0]["own_time"] is True
+
+
+@pytest.mark.parametrize("value", [2e38, 3e38])
+def test_gradients_whose_difference_overflows_are_skipped_and_counted(value):
+    p = torch.nn.Parameter(torch.ones(4))
+    optimizer = sn.ScionC([p], lmo="bias")
+    steps(optimizer, p, [torch.full((4,), value), torch.full((4,), -value)])
+    assert p.isfinite().all()
+    assert optimizer.skipped_steps() == 2
+
+
+@pytest.mark.parametrize("shape", [(6,), (4, 6), (2, 4, 6)])
+def test_extremes_of_cut_parameters_are_those_of_the_whole(shape):
+    x = of_seed(0, 3, *shape)
+    cuts = [x[:, :1], x[:, 1:]]
+    for slices in (idle.WHOLE, *([idle.Slices(waiting_ndim=1)] if len(shape) > 1 else [])):
+        joined = idle.join([idle.extremes(cut, slices) for cut in cuts], slices)
+        assert all(torch.equal(a, b) for a, b in zip(joined, idle.extremes(x, slices), strict=True))
