@@ -158,23 +158,26 @@ def _run_piece(piece: Piece, scratch: "Scratch") -> None:
     work, which, cuts = piece
     grads = [stack(_cut(work.grads[which], rows)) for rows in cuts]
     slices, layout = work.bucket.slices, work.bucket.layout
-    seen = [idle.extremes(grad, slices) for grad in grads]
-    whole = idle.join(seen, slices)
-    finite = whole.finite() if work.finite is None else work.finite[which]
+    look = slices.waiting_ndim or work.finite is None  # else ranks have agreed on all that is to be known
+    seen = [idle.extremes(grad, slices) for grad in grads] if look else []
+    if work.finite is not None and work.nonzero is not None:
+        finite, nonzero = work.finite[which], work.nonzero[which]
+    else:
+        whole = idle.join(seen, slices)
+        finite, nonzero = whole.finite(), whole.nonzero()
     fading = None
     if work.left is not None and not slices.waiting_ndim:
-        nonzero = whole.nonzero() if work.nonzero is None else work.nonzero[which]
         fading = faded(work.left[which], nonzero, finite, work.scalars["keep"])
     mine = None if work.products is None else work.products.narrow(1, which.start, which.stop - which.start)
     products = None if mine is None else torch.zeros_like(mine)
-    for grad, rows, ends in zip(grads, cuts, seen, strict=True):
+    for k, (grad, rows) in enumerate(zip(grads, cuts, strict=True)):
         params = _cut(work.bucket.params[which], rows)
         lists = {key: _cut(tensors[which], rows) for key, tensors in work.state.items()}
         exact = torch.float64 if grad.dtype == torch.float64 else torch.float32
         theta = stack(params).to(exact)
         live = finite.to(exact).view(-1, *[1] * (grad.ndim - 1))
         if slices.waiting_ndim:
-            live = live * idle.mask(ends.nonzero(), grad.shape[1:], slices, exact)
+            live = live * idle.mask(seen[k].nonzero(), grad.shape[1:], slices, exact)
         batch = Batch(
             theta,
             grad,
