@@ -122,6 +122,6 @@ RANDOM_SYSTEM = Experiment(
     "Weight norm of a random system, with and without a schedule",
     "at constant lr the norm settles where expected (0.71); under cosine decay it falls at the end, at every scale alike.",
     run,
-    {"desk": 180, "paper": 2500},
+    {"desk": 210, "paper": 2500},
     {scale: tuple(f"eta {eta:g}" for eta in etas) for scale, etas in ETAS.items()},
 )
