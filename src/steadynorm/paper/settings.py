@@ -80,11 +80,12 @@ class Setting:
         return short(theory.steady_norm_sq(self.lr, decay * self.decay, ALPHA, limit=True))
 
     def adam(self, name: OptimizerName = "adamw", *, decay: float = 1.0, **more: Any) -> Config:
-        """AdamW and its relatives: all that the recipe's arm changes, with this setting's lr, decay and warmup."""
-        arm, task = with_optimizer(self.recipe, name), self.base.task
+        """AdamW, its relatives and Lion: all that the recipe's AdamW arm changes, with this setting's lr, decay and warmup."""
+        arm, task = with_optimizer(self.recipe, "adamw"), self.base.task
         if isinstance(task, Vit) and isinstance(arm.task, Vit):
             task = replace(task, model=replace(task.model, variant=arm.task.model.variant))
-        optim = replace(arm.optim, **{"lr": self.adam_lr, "weight_decay": decay * self.adam_decay, **more})
+        given: dict[str, Any] = {"lr": self.adam_lr, "weight_decay": decay * self.adam_decay, **more}
+        optim = replace(arm.optim, name=name, **given)
         return replace(self.base, task=task, optim=optim, schedule=Schedule(warmup=self.warmup), clip=arm.clip)
 
     def adamc(self, **more: Any) -> Config:
