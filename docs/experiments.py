@@ -51,7 +51,7 @@ def write(root: Path, out: Path) -> None:
     for folder in folders:
         name, context = carrying.context_of(folder)
         outcome, _ = carrying.judge(paper.get(name), context)
-        (out / f"{folder.name}.md").write_text(_page(folder, outcome))
+        (out / f"{folder.name}.md").write_text(_page(folder, outcome, carrying.not_run(paper.get(name), context)))
         picture = draw([each for each in outcome.blocks if isinstance(each, page.Plot | page.HeatMap)][:MOST_PLOTS])
         (out / "img" / f"{folder.name}.svg").write_text(picture)
     (out / "index.md").write_text(_index(folders))
@@ -61,10 +61,10 @@ def write(root: Path, out: Path) -> None:
 # Pages
 
 
-def _page(folder: Path, outcome: Outcome) -> str:
+def _page(folder: Path, outcome: Outcome, not_run: Sequence[str]) -> str:
     held = _summary(folder)
     experiment = paper.get(held["experiment"])
-    made = f"{held['runs']} runs, {held['seconds'] / 60:.0f} minutes of one core"
+    made = f"{_made(held)} runs, {held['seconds'] / 60:.0f} minutes of one core"
     if not held["runs"]:  # simulated points are kept, and used again
         made = f"simulated; the last call, with what earlier ones had kept, took {held['seconds']:.0f} seconds"
     found = experiment.found
@@ -79,6 +79,7 @@ def _page(folder: Path, outcome: Outcome) -> str:
         "<!-- written by docs/experiments.py from results/: do not edit -->",
         f"**{folder.name}**. " + (f"O{found[1:]}" if found.startswith("ours") else f"The paper: {found}"),
         f"![{experiment.title}](img/{folder.name}.svg)",
+        *([f"**Not run yet** at this scale: {_cell('; '.join(not_run))}."] if not_run else []),
         "## Claims",
         *(f"**{c.verdict}**: {c.text}.\n{_cell(c.figure)}" for c in outcome.claims),
         *(["## Numbers", *tables] if tables else []),
@@ -87,6 +88,12 @@ def _page(folder: Path, outcome: Outcome) -> str:
         f"Records and summary: `results/{folder.name}`. `{held['command']}` makes them again, in `runs/paper` (`--out` for elsewhere), with an interactive page.",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _made(held: dict[str, Any]) -> str:
+    """How many of the runs there are."""
+    missing = len(held["missing"])
+    return f"{held['runs'] - missing} of {held['runs']}" if missing else str(held["runs"])
 
 
 def _table(table: page.Table) -> str:
@@ -115,9 +122,13 @@ def _index(folders: Sequence[Path]) -> str:
         name = f"[{folder.name}]({folder.name}.md)"
         title = paper.get(held["experiment"]).title + (", at the paper's sizes" if held["scale"] == "paper" else "")
         minutes = f"{held['seconds'] / 60:.0f}" if held["runs"] else ""
-        rows.append([name, title, *cells, str(held["runs"] or ""), minutes])
+        rows.append([name, title, *cells, _made(held) if held["runs"] else "", minutes])
     done = {_summary(folder)["experiment"] for folder in folders}
     waiting = [name for name in paper.EXPERIMENTS if name not in done]
+    for folder in folders:
+        name, context = carrying.context_of(folder)
+        if parts := carrying.not_run(paper.get(name), context):
+            waiting.append(f"of [{folder.name}]({folder.name}.md): {_cell('; '.join(parts))}")
     summed = ["**all**", "", *(str(counts[each]) for each in VERDICTS), "", f"{total / 60:.0f}"]
     parts = [
         "# The paper, experiment by experiment",
@@ -128,7 +139,7 @@ def _index(folders: Sequence[Path]) -> str:
         "many seeds would settle it. How to run them: [Experiments](../experiments.md); how learning rates and decays were chosen: [Calibration](calibration.md).",
         _rows(("experiment", "shows", *VERDICTS, "runs", "core minutes"), [*rows, summed]),
         "Runs that several experiments ask for are trained once, and counted in each.",
-        f"Not run yet: {', '.join(waiting)}." if waiting else "",
+        "\n".join(["Not run yet:", "", *(f"- {each}" for each in waiting)]) if waiting else "",
     ]  # fmt: skip
     return "\n\n".join(each for each in parts if each) + "\n"
 

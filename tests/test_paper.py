@@ -82,6 +82,24 @@ def test_finished_systems_are_read_and_others_run(monkeypatch: pytest.MonkeyPatc
     assert ran == [1, 2]  # another configuration: nothing is reused
 
 
+def test_random_systems_span_four_orders_of_magnitude():
+    for etas in random_system.ETAS.values():
+        assert max(etas) / min(etas) == pytest.approx(1e4)
+
+
+def test_one_scale_of_the_random_system_can_be_asked_for(tmp_path: Path):
+    outcome = random_system.run(paper.Context(tmp_path, seeds=2, only=("eta 0.1",)))
+    assert outcome.summary["etas"] == [0.1]
+    with pytest.raises(ValueError, match=r"the parts are eta 0\.1, .*eta 1e-05"):
+        random_system.run(paper.Context(tmp_path, only=("eta 7",)))
+
+
+def test_steady_state_has_the_papers_three_panels():
+    setting = steady_state.PAPER
+    assert (setting.lr, setting.weight_decay, setting.half_lives) == (0.001, 0.1, 10.0)
+    assert [kind.shape for kind in setting.kinds] == [(1024,), (384, 384), (384, 1536)]
+
+
 def test_random_system_claims_hold_at_three_scales(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setitem(random_system.ETAS, "desk", (1e-1, 1e-2, 1e-3))
     done = paper.carry_out(paper.get("fig-random-system"), paper.Context(tmp_path))

@@ -23,6 +23,7 @@ from steadynorm.cli.commands import command_of
 from steadynorm.files import lock
 from steadynorm.models import GPTConfig
 from steadynorm.paper import carrying, commands, keeping, measures, norms, pool, settings, training
+from steadynorm.paper.drawing import measured
 from steadynorm.paper.experiment import Context, Outcome, claim
 from steadynorm.paper.statistics import at_most, difference
 from steadynorm.paper.training import Runs, Training
@@ -75,9 +76,81 @@ def test_paper_scale_has_the_papers_numbers():
     assert isinstance(linear, Training)
     arms = linear.arms(vit)
     assert arms["alpha 0.1"].optim.steady_norm_sq == 2.375
-    prime = paper.get("fig-momentum-gamma-prime")
-    assert isinstance(prime, Training)
-    assert prime.arms(vit)["alpha 0.02, cosine lr"].optim.lr == pytest.approx(1.919e-3, rel=1e-3)
+
+
+def arms_at_paper_scale(name: str) -> list[Config]:
+    experiment = paper.get(name)
+    assert isinstance(experiment, Training)
+    return list(experiment.arms(settings.VIT["paper"]).values())
+
+
+def test_adamw_and_adamc_are_run_with_both_of_the_papers_decays():
+    arms = arms_at_paper_scale("fig-adamc")
+    pairs = sorted((each.optim.name, each.optim.weight_decay) for each in arms)
+    assert pairs == [("adamc", 0.1), ("adamc", 0.2), ("adamw", 0.1), ("adamw", 0.2)]
+    for each in arms:  # nothing but optimizer and decay differs
+        assert replace(each, optim=arms[0].optim) == arms[0]
+        assert (each.optim.lr, each.optim.betas, each.schedule.warmup, each.clip) == (1e-3, (0.9, 0.999), 10_000, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "lr"),
+    [("fig-momentum-gamma-prime", 0.1, 0.01), ("fig-momentum-gamma-prime-slow", 0.02, 1.919e-3)],
+)
+def test_both_gamma_prime_figures_stop_momentum_at_the_papers_limits(name: str, start: float, lr: float):
+    """The paper: alpha_max = 0.2, 0.5 and 1, the output layer with alpha 0.1, lr 0.2 and decay 0.004."""
+    arms = arms_at_paper_scale(name)
+    matched = [each for each in arms if each.schedule.momentum == "matched-gamma-prime"]
+    assert [each.schedule.alpha_end for each in matched] == [0.2, 0.5, 1.0]
+    for each in matched:
+        assert (each.optim.alpha, each.optim.lr) == (start, pytest.approx(lr, rel=1e-3))
+        assert (each.optim.output_lr, each.optim.output_weight_decay) == (0.2, 0.004)
+        assert each.optim.steady_norm_sq == 1.1875
+        assert start == 0.1 or each.optim.output_alpha == 0.1
+    cosines = [each.optim.alpha for each in arms if each.schedule.momentum == "constant"]
+    assert cosines == [0.1, 0.02][: 1 if start == 0.1 else 2]
+
+
+def test_sweeps_have_three_seeds_at_both_scales(capsys: pytest.CaptureFixture[str]):
+    """At paper scale the commands of 4, 4 + 4 (Scion's again) and 3 settings, 5 budgets and 3 seeds."""
+    for name, count in (("table-sweep-scion", 60), ("table-sweep-constant", 120), ("table-sweep-cosine", 45)):
+        assert main(["paper", "run", name, "--scale", "paper", "--dry-run"]) == 0
+        printed = capsys.readouterr().out.splitlines()
+        assert len(set(printed)) == count
+        assert sum("--seed 2" in line for line in printed) == count / 3
+        experiment = paper.get(name)
+        assert isinstance(experiment, Training)
+        assert experiment.plan(Context(Path())).seeds == (0, 1, 2)
+
+
+def test_listing_names_arms_panels_and_seeds(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    assert main(["paper", "list"]) == 0
+    printed = capsys.readouterr().out
+    for words in ("AdamC, AdamW's decay", "gamma' matched, alpha 0.02 to 0.5", "1:4, 384 x 1536", "eta 1e-05"):
+        assert words in printed
+    assert "3 seeds of: Scion, decay x 0.5" in printed
+
+
+def test_what_a_folder_does_not_hold_is_not_run_yet(tmp_path: Path):
+    """Arms, seeds and panels that are declared and have no records: named, and in the tables of those that have."""
+    experiment = tiny(seeds=2)
+    plan = experiment.plan(Context(tmp_path))
+    empty = carrying.read(experiment, Context(tmp_path))
+    assert carrying.not_run(experiment, Context(tmp_path)) == ["seeds 0, 1 of 2"]
+    assert measured(empty, {"loss": measures.LOSS}, plan.arms).rows == [["loss", "not run yet", "not run yet"]]
+    for key, config in plan.configs.items():
+        if key[0] == "a" and key[2] == 0:
+            recorder = records.Recorder(
+                tmp_path / "records" / training.slug(key) / records.FILE, name="a", config=training_part(plain(config))
+            )
+            with recorder:
+                recorder.write({"step": config.steps, "val_loss": 1.0, "seconds": 1.0})
+    context = Context(tmp_path, seeds=1, only=("a",))  # how the folder was made does not hide what it lacks
+    assert carrying.not_run(experiment, context) == ["a (seeds 1)", "b"]
+    steady = paper.get("fig-steady-state")
+    only = Context(tmp_path, scale="paper", only=("vector", "square"))
+    assert carrying.not_run(steady, only) == ["1:4, 384 x 1536"]
 
 
 def test_the_papers_decay_by_lr_alone_starts_from_that_of_alpha_0_1():

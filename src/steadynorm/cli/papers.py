@@ -2,6 +2,7 @@
 
 import os
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,7 +21,7 @@ Scale = Literal["desk", "paper"]
 
 @dataclass(frozen=True)
 class PaperList:
-    """The experiments: what each shows, how many runs it asks for, and about how long they take at desk scale."""
+    """The experiments: what each shows, its arms or panels, how many runs it asks for, and about how long they take at desk scale."""
 
     def __call__(self) -> None:
         """Print them, and all of them together: runs that several ask for are trained once."""
@@ -32,16 +33,27 @@ class PaperList:
             if isinstance(each, Training):
                 plans.append(each.plan(Context(Path())))
                 runs, seconds = carrying.estimate(plans[-1:])
+                parts = f"\n{len(plans[-1].seeds)} seeds of: {_joined(plans[-1].arms)}"
             else:
                 runs, seconds = 0, each.seconds["desk"]
                 simulated += seconds
-            table.add_row(each.name, str(runs or ""), f"{seconds / 60:.0f}", f"{each.title}: {each.found}")
+                parts = "".join(f"\n{scale} scale: {_joined(names)}" for scale, names in each.parts.items())
+            table.add_row(each.name, str(runs or ""), f"{seconds / 60:.0f}", f"{each.title}: {each.found}{parts}")
         Console().print(table)
         runs, seconds = carrying.estimate(plans)
         total = (seconds + simulated) / 60
         print(
             f"all: {runs} different runs, about {total:.0f} minutes of one core, {total / 2:.0f} on two (paper run all)"
         )
+
+
+def _joined(names: Sequence[str], most: int = 8) -> str:
+    """Join names; of many, the first and the last.
+
+    >>> _joined(["a", "b"]), _joined("abcdefghi")
+    ('a; b', '9 arms, from a to i')
+    """
+    return "; ".join(names) if len(names) <= most else f"{len(names)} arms, from {names[0]} to {names[-1]}"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ _ABOUT = {
     "gpt": "NanoGPT at the size of a desk, on the embedded texts.",
     "vit": "Simple ViT at the size of a desk, on CIFAR-10.",
     "gpt-124m-fineweb-edu": "The paper's NanoGPT: 124M parameters, 100B tokens of FineWeb-Edu.",
-    "vit-s16-imagenet": "The paper's Simple ViT-S/16 on ImageNet-1k, 90 epochs.",
+    "vit-s16-imagenet": "The paper's Simple ViT-S/16 on ImageNet-1k, 90 epochs; --optim.name adamw or adamc: its other arms.",
 }
 
 
@@ -40,9 +40,9 @@ def spelled_out(argv: Sequence[str]) -> list[str]:
 
 
 def commands(argv: Sequence[str] = ()) -> Any:
-    """The recipes as commands; what is not given has the default of the optimizer that this command line names."""
+    """Return the recipes as commands: options left out come from the arm of the optimizer that this command line names."""
     name = _optimizer_of(argv)
-    recipes = RECIPES if name is None else {key: with_optimizer(each, name) for key, each in RECIPES.items()}
+    recipes = RECIPES if name is None else {key: with_optimizer(key, name) for key in RECIPES}
     return one_of(dict.fromkeys(recipes, AvoidSubcommands[Config]), _ABOUT, recipes)
 
 

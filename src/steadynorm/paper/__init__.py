@@ -27,6 +27,7 @@ EXPERIMENTS: dict[str, Experiment | Training] = {
         norms.RENORMALIZED,
         momentum.MOMENTUM_SCHEDULE,
         momentum.GAMMA_PRIME,
+        momentum.GAMMA_PRIME_SLOW,
         momentum.MOMENTUM_LINEAR,
         ours.EXACT_TARGET,
         ours.FORECASTS,

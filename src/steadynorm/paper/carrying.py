@@ -6,7 +6,7 @@ import shlex
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from steadynorm.files import lock, make_folder, read_json, write_json
 from steadynorm.paper import keeping, pool
 from steadynorm.paper.commands import train_command
 from steadynorm.paper.experiment import Context, Experiment, Outcome
-from steadynorm.paper.training import Key, Plan, Runs, Training, slug
+from steadynorm.paper.training import NOT_RUN, Key, Plan, Runs, Training, slug
 from steadynorm.train.config import Config, plain, training_part
 
 SCHEMA, VERSION = "steadynorm-experiment", 1
@@ -91,7 +91,7 @@ def read(experiment: Training, context: Context) -> Runs:
         try:
             run = records.read(context.records / slug(key))
         except records.RecordError:
-            missing[key] = "not trained"
+            missing[key] = NOT_RUN
             continue
         if dict(run.config) != _as_recorded(config):
             missing[key] = "the kept records are of another configuration"
@@ -100,6 +100,24 @@ def read(experiment: Training, context: Context) -> Runs:
         else:
             found[key] = run
     return Runs(plan, found, missing)
+
+
+def not_run(experiment: Experiment | Training, context: Context) -> list[str]:
+    """Return the arms, seeds and panels that the experiment declares at this scale and the folder does not hold yet."""
+    if isinstance(experiment, Experiment):
+        return [part for part in experiment.parts.get(context.scale, ()) if not context.wants(part)]
+    runs = read(experiment, replace(context, seeds=None, only=()))
+    missing = {(arm, seed) for (arm, _, seed), why in runs.missing.items() if why == NOT_RUN}
+    seeds = {arm: sorted(seed for name, seed in missing if name == arm) for arm in runs.plan.arms}
+    everywhere = next(iter(seeds.values()))
+    if everywhere and all(each == everywhere for each in seeds.values()):
+        return [f"seeds {', '.join(map(str, everywhere))} of {len(runs.plan.seeds)}"]
+    whole = list(runs.plan.seeds)
+    return [
+        arm if lacking == whole else f"{arm} (seeds {', '.join(map(str, lacking))})"
+        for arm, lacking in seeds.items()
+        if lacking
+    ]
 
 
 def _as_recorded(config: Config) -> dict[str, Any]:

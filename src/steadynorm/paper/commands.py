@@ -25,7 +25,7 @@ def options(config: Config, recipe: str) -> list[str]:
     >>> options(replace(base, steps=5, clip=1.0, bf16=False, optim=replace(base.optim, betas=(0.9, 0.95))), "gpt")
     ['--steps', '5', '--optim.betas', '0.9', '0.95', '--clip', '1.0', '--no-bf16']
     """
-    start = with_optimizer(RECIPES[recipe], config.optim.name)
+    start = with_optimizer(recipe, config.optim.name)
     named = [["--optim.name", config.optim.name]] if config.optim.name != RECIPES[recipe].optim.name else []
     return [word for option in (*named, *_differing(config, start, "")) for word in option]
 

@@ -93,7 +93,7 @@ def _ours(runs: Runs, measure: Measure, arm: str, budget: int, digits: int) -> s
     try:
         values = runs.values(measure, arm, budget)
     except MissingRunsError:
-        return "missing"
+        return runs.instead(arm, budget)
     return plus_minus(fmean(values), sample_sd(values), digits)
 
 
@@ -114,7 +114,7 @@ def measured(
             try:
                 values = runs.values(measure, arm)
             except MissingRunsError:
-                row.append("missing")
+                row.append(runs.instead(arm))
                 continue
             sd = sample_sd(values)
             row.append(f"{fmean(values):.4g}" + ("" if math.isnan(sd) else f" ± {sd:.2g}"))

@@ -1,7 +1,7 @@
 """What an experiment is: a name, what the paper found, and a function from a context to plots and verdicts."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +89,4 @@ class Experiment:
     found: str
     run: Callable[[Context], Outcome]
     seconds: Mapping[str, float]  # about how long it takes on one core, by scale
+    parts: Mapping[str, Sequence[str]] = field(default_factory=dict)  # panels that --only can choose from, by scale

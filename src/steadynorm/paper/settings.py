@@ -13,7 +13,7 @@ from typing import Any
 from steadynorm import theory
 from steadynorm.models import GPTConfig, ViTConfig
 from steadynorm.train.config import Config, Gpt, Optim, OptimizerName, Schedule, Vit
-from steadynorm.train.recipes import GPT_124M, GPT_DESK, VIT_DESK, VIT_S16
+from steadynorm.train.recipes import GPT_124M, GPT_DESK, VIT_DESK, VIT_S16, with_optimizer
 
 SCALES = ("desk", "paper")
 ALPHA = 0.1
@@ -79,14 +79,14 @@ class Setting:
         """C^2 for which ScionC's decay starts at so many times the baseline's: the paper's 9.5 gamma / lambda_0."""
         return short(theory.steady_norm_sq(self.lr, decay * self.decay, ALPHA, limit=True))
 
-    def adam(self, name: str = "adamw", *, decay: float = 1.0, **more: Any) -> Config:
-        """AdamW and its relatives: the other variant of the ViT, warmup, clipping at 1."""
-        task = self.base.task
-        if isinstance(task, Vit):
-            task = replace(task, model=replace(task.model, variant="adam"))
+    def adam(self, name: OptimizerName = "adamw", *, decay: float = 1.0, **more: Any) -> Config:
+        """AdamW, its relatives and Lion: all that the recipe's AdamW arm changes, with this setting's lr, decay and warmup."""
+        arm, task = with_optimizer(self.recipe, "adamw"), self.base.task
+        if isinstance(task, Vit) and isinstance(arm.task, Vit):
+            task = replace(task, model=replace(task.model, variant=arm.task.model.variant))
         given: dict[str, Any] = {"lr": self.adam_lr, "weight_decay": decay * self.adam_decay, **more}
-        schedule = Schedule(warmup=self.warmup)
-        return replace(self.base, task=task, optim=Optim(name, **given), schedule=schedule, clip=1.0)  # pyright: ignore[reportArgumentType]
+        optim = replace(arm.optim, name=name, **given)
+        return replace(self.base, task=task, optim=optim, schedule=Schedule(warmup=self.warmup), clip=arm.clip)
 
     def adamc(self, **more: Any) -> Config:
         """AdamC: corrected decay wants a larger first one."""

@@ -207,4 +207,5 @@ STEADY_STATE = Experiment(
     "norms agree with the prediction for vectors and 1:4 matrices, and deviate by about 10 % for square ones, unexplained.",
     run,
     {"desk": 190, "paper": 20_000},
+    {scale: tuple(kind.label for kind in each.kinds) for scale, each in (("desk", DESK), ("paper", PAPER))},
 )

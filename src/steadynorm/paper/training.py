@@ -14,6 +14,7 @@ from steadynorm.records import Run
 from steadynorm.train.config import Config, Gpt, plain, training_part
 
 Key = tuple[str, int, int]  # arm, budget, seed
+NOT_RUN = "not run yet"  # why a run is missing, and what stands in its place in a table
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,12 @@ class Runs:
             why = self.missing.get(lacking[0], "left out by --only")
             raise MissingRunsError(f"{len(lacking)} of {len(keys)} runs of {arm} at {budget} are missing: {why}")
         return [self.found[key] for key in keys]
+
+    def instead(self, arm: str, budget: int | None = None) -> str:
+        """Return what a table shows where an arm's numbers are missing."""
+        budget = self.budgets[-1] if budget is None else budget
+        reasons = {self.missing.get((arm, budget, seed), NOT_RUN) for seed in self.plan.seeds}
+        return NOT_RUN if reasons == {NOT_RUN} else "missing"
 
     def values(self, measure: Callable[[Run], float], arm: str, budget: int | None = None) -> list[float]:
         """A number of each of those runs."""

@@ -230,17 +230,17 @@ SWEEP_SCION = Training(
     "table-sweep-scion",
     "Decay of Scion swept",
     "the best of λ = 0.04, 0.08, 0.12, 0.16 is 0.08 at every budget.",
-    VIT, _scion_arms, _scion_sweep, (), budgets=BUDGETS, desk_budgets=SWEPT, seeds=1,
+    VIT, _scion_arms, _scion_sweep, (), budgets=BUDGETS, desk_budgets=SWEPT,
 )  # fmt: skip
 SWEEP_CONSTANT = Training(
     "table-sweep-constant",
     "Target of ScionC (constant) swept",
     "the best C² is 0.7917, that is λ₀ = 0.12: corrected decay requires a higher largest decay.",
-    VIT, _constant_arms, _constant_sweep, (), budgets=BUDGETS, desk_budgets=SWEPT, seeds=1,
+    VIT, _constant_arms, _constant_sweep, (), budgets=BUDGETS, desk_budgets=SWEPT,
 )  # fmt: skip
 SWEEP_COSINE = Training(
     "table-sweep-cosine",
     "Final target of ScionC (cosine) swept",
     "C_T² = C_0²/2, /4, /8 differ little: the model is indifferent to the schedule of weight norm decrease.",
-    VIT, _cosine_arms, _cosine_sweep, (), budgets=BUDGETS, desk_budgets=SWEPT, seeds=1,
+    VIT, _cosine_arms, _cosine_sweep, (), budgets=BUDGETS, desk_budgets=SWEPT,
 )  # fmt: skip

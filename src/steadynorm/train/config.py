@@ -18,11 +18,11 @@ MomentumName = Literal["constant", "linear", "matched", "matched-gamma-prime"]
 class Optim:
     """Which optimizer, and its numbers: Scion's, unless they are given. What an optimizer does not have is not used.
 
-    `recipes.OPTIMIZERS` has the numbers of the other families; the command line begins with them.
+    `recipes.with_optimizer` has the numbers of the other families; the command line starts from them.
     """
 
     name: OptimizerName = "scionc"
-    """The optimizer; muon: torch's Muon for hidden matrices, AdamW for the rest. Of another family than the recipe's: its own defaults."""
+    """The optimizer; muon: torch's Muon for hidden matrices, AdamW for the rest. It sets the defaults of all that belongs to it."""
     lr: float = 0.01
     """Peak learning rate."""
     output_lr: float | None = None

@@ -1,16 +1,20 @@
-"""Named configurations: the paper's two recipes at full size, and at the size of a desk."""
+"""Named configurations, pairs of a task and an optimizer: the paper's two tasks at full size, and at the size of a desk."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from steadynorm.models import GPTConfig, ViTConfig
-from steadynorm.train.config import Config, Gpt, Optim, OptimizerName, Vit
+from steadynorm.train.config import Config, Gpt, Optim, OptimizerName, Schedule, Vit
 
 # NanoGPT, 124M, 100B tokens of FineWeb-Edu: one node of 8 GPUs.
 #   torchrun --nproc-per-node 8 -m steadynorm.cli train gpt-124m-fineweb-edu --task.data SHARDS
 GPT_124M = Config(
-    task=Gpt(model=GPTConfig(layers=12, width=768, heads=6, vocab=50304, context=1024), length=1024),
+    task=Gpt(
+        model=GPTConfig(layers=12, width=768, heads=6, vocab=50304, context=1024),
+        length=1024,
+        eval_tokens=10_485_760,  # 40 batches of 256 x 1024, as in the published recipe: the whole shard would double the run
+    ),
     out=Path("runs/gpt-124m-fineweb-edu"),
     steps=381_469,  # 100B tokens of 256 x 1024 a step
     batch=256,
@@ -85,7 +89,7 @@ RECIPES: Mapping[str, Config] = {
 }
 
 
-# Where an optimizer of another family than a recipe's begins: its own published numbers, and the recipe's have no say.
+# The published numbers of the other families: where a recipe starts that has no arm of its own with this optimizer.
 _ADAM = Optim("adamw", lr=1e-3, weight_decay=0.1)
 _MUON = Optim("muon", lr=0.02, output_lr=1e-3, weight_decay=0.1, alpha=0.05, nesterov=True)
 OPTIMIZERS: Mapping[OptimizerName, Optim] = {
@@ -97,13 +101,42 @@ OPTIMIZERS: Mapping[OptimizerName, Optim] = {
 _SCION = ("scion", "scionc")
 
 
-def with_optimizer(config: Config, name: OptimizerName) -> Config:
-    """A recipe with another optimizer: Scion and ScionC share its numbers, any other has those of its own family.
+def _adam_arms(config: Config, warmup: int) -> dict[OptimizerName, Config]:
+    """Return the arms of AdamW and its relatives: Beyer et al.'s ViT, linear warmup, gradients clipped at 1.
 
-    >>> made = with_optimizer(GPT_DESK, "adamw").optim
-    >>> made.lr, made.output_lr, with_optimizer(GPT_DESK, "scion").optim.output_lr
-    (0.001, None, 0.3)
+    The paper tried lambda = 0.1 and 0.2 for AdamW and AdamC. It does not print which of them its table uses, and finds that
+    corrected decay needs the larger one.
     """
-    if name == config.optim.name or (name in _SCION and config.optim.name in _SCION):
+    assert isinstance(config.task, Vit)
+    task = replace(config.task, model=replace(config.task.model, variant="adam"))
+    arm = replace(config, task=task, schedule=Schedule(warmup=warmup), clip=1.0)
+    return {
+        "adamw": replace(arm, optim=OPTIMIZERS["adamw"]),
+        "adamc": replace(arm, optim=replace(OPTIMIZERS["adamc"], weight_decay=0.2)),
+        "renormalized-adamw": replace(arm, optim=OPTIMIZERS["renormalized-adamw"]),
+    }
+
+
+# Arms in which more than the optimizer changes. The desk's warmup is the same part of the run as the paper's.
+ARMS: Mapping[str, Mapping[OptimizerName, Config]] = {
+    "vit": _adam_arms(VIT_DESK, warmup=102),
+    "vit-s16-imagenet": _adam_arms(VIT_S16, warmup=10_000),
+}
+
+
+def with_optimizer(recipe: str, name: OptimizerName) -> Config:
+    """Return a recipe with another optimizer and everything that belongs to it.
+
+    Scion and ScionC share the recipe's numbers. AdamW and its relatives take the paper's arm where there is one: another
+    variant of the ViT, warmup and clipping. Any other optimizer starts from the published numbers of its own family.
+
+    >>> arm = with_optimizer("vit-s16-imagenet", "adamw")
+    >>> arm.optim.lr, arm.schedule.warmup, arm.clip, arm.task.model.variant
+    (0.001, 10000, 1.0, 'adam')
+    >>> with_optimizer("gpt", "scion").optim.output_lr, with_optimizer("gpt", "muon").optim.output_lr
+    (0.3, 0.001)
+    """
+    config = RECIPES[recipe]
+    if name in _SCION:
         return replace(config, optim=replace(config.optim, name=name))
-    return replace(config, optim=OPTIMIZERS.get(name, Optim(name)))
+    return ARMS.get(recipe, {}).get(name) or replace(config, optim=OPTIMIZERS[name])
