@@ -40,7 +40,7 @@ def results(root: Path) -> Iterator[Path]:
 
 
 def _summary(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / carrying.SUMMARY).read_text())
+    return json.loads((folder / carrying.SUMMARY).read_text(encoding="utf-8"))
 
 
 def write(root: Path, out: Path) -> None:
@@ -51,11 +51,13 @@ def write(root: Path, out: Path) -> None:
     for folder in folders:
         name, context = carrying.context_of(folder)
         outcome, _ = carrying.judge(paper.get(name), context)
-        (out / f"{folder.name}.md").write_text(_page(folder, outcome))
+        (out / f"{folder.name}.md").write_text(_page(folder, outcome), encoding="utf-8")
         picture = draw([each for each in outcome.blocks if isinstance(each, page.Plot | page.HeatMap)][:MOST_PLOTS])
-        (out / "img" / f"{folder.name}.svg").write_text(picture)
-    (out / "index.md").write_text(_index(folders))
-    (out / "calibration.md").write_text(_calibration(json.loads((root / "results" / "calibration.json").read_text())))
+        (out / "img" / f"{folder.name}.svg").write_text(picture, encoding="utf-8")
+    (out / "index.md").write_text(_index(folders), encoding="utf-8")
+    (out / "calibration.md").write_text(
+        _calibration(json.loads((root / "results" / "calibration.json").read_text(encoding="utf-8"))), encoding="utf-8"
+    )
 
 
 # Pages

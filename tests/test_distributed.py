@@ -146,7 +146,7 @@ def test_a_job_that_hangs_is_ended_and_leaves_no_process(tmp_path):
     with pytest.raises(RuntimeError, match="took more than"):
         worker.run(2, "sleeper", tmp_path, seconds=1)
     assert time.monotonic() - start < 30
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=False).stdout
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, encoding="utf-8", check=False).stdout
     assert str(tmp_path) not in listed
 
 

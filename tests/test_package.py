@@ -41,7 +41,7 @@ print(sn.__version__, len(monitor.measure()), round(sn.theory.steady_norm_sq(0.0
 
 
 def python(code: str, program: str | Path = sys.executable) -> str:
-    done = subprocess.run([program, "-c", code], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([program, "-c", code], capture_output=True, encoding="utf-8", timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -58,8 +58,8 @@ def test_importing_takes_little_beyond_torch():
 
 def test_versions_agree():
     """The package's own is the only one that is typed; a development version has its release's place in the changelog."""
-    cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.M)
-    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.M)
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
     assert cited is not None and newest is not None
     assert (cited[1], newest[1]) == (steadynorm.__version__, steadynorm.__version__.split(".dev")[0])
 
@@ -93,14 +93,14 @@ def test_clean_environment_needs_torch_and_numpy_alone(built, tmp_path, monkeypa
     venv.create(tmp_path, with_pip=True)
     program = tmp_path / "bin" / "python"
     pip = [program, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", ROOT / "constraints.txt"]
-    [torch] = re.findall(r"^torch==\S+", (ROOT / "constraints.txt").read_text(), re.M)
+    [torch] = re.findall(r"^torch==\S+", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M)
     [wheel] = built.glob("*.whl")
     subprocess.run([*pip, torch], check=True, capture_output=True)
     subprocess.run([*pip, wheel], check=True, capture_output=True)
     assert python(FIRST_STEPS, program) == f"{steadynorm.__version__} 1 1.1875"
     for module in ("plotly", "tyro", "rich", "tensorboard", "PIL", "scipy"):
         assert python(f"import importlib.util as u; print(u.find_spec('{module}'))", program) == "None"
-    done = subprocess.run([tmp_path / "bin" / "steadynorm", "demo"], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([tmp_path / "bin" / "steadynorm", "demo"], capture_output=True, encoding="utf-8", timeout=300)
     assert done.returncode != 0 and "steadynorm[report,train]" in done.stderr + done.stdout
 
 

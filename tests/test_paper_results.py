@@ -11,7 +11,9 @@ from steadynorm import paper
 from steadynorm.paper import carrying
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = sorted(path.parent for path in ROOT.glob("results/*/summary.json") if '"schema"' in path.read_text()[:40])
+FOLDERS = sorted(
+    path.parent for path in ROOT.glob("results/*/summary.json") if '"schema"' in path.read_text(encoding="utf-8")[:40]
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,7 @@ def test_a_committed_folder_is_current_and_small(folder: Path):
     """Judged again from its records, by today's declarations, it says what its summary says."""
     name, context = carrying.context_of(folder)
     outcome, facts = carrying.judge(paper.get(name), context)
-    summary = json.loads((folder / carrying.SUMMARY).read_text())
+    summary = json.loads((folder / carrying.SUMMARY).read_text(encoding="utf-8"))
     assert [vars(each) for each in outcome.claims] == summary["claims"]
     assert facts["missing"] == summary["missing"]
     assert json.loads(json.dumps(outcome.summary)) == summary["numbers"]

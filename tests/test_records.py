@@ -53,7 +53,7 @@ def test_what_is_not_finite_is_null_on_disk_and_nan_in_memory(tmp_path):
     with Recorder(path, name="run", config={}) as out:
         out.write({"step": 0, "a": math.nan, "b": np.float32("inf"), "c": 10**400, "d": np.int64(3), "e": np.True_})
         out.write({"step": np.int64(1), "a": 1})
-    strict = json.loads(path.read_text().splitlines()[1], parse_constant=pytest.fail)
+    strict = json.loads(path.read_text(encoding="utf-8").splitlines()[1], parse_constant=pytest.fail)
     assert strict.pop("crc") >= 0
     assert strict == {"step": 0, "a": None, "b": None, "c": None, "d": 3, "e": 1}
     run = read(path)
@@ -330,7 +330,7 @@ def test_missing_and_unreadable(tmp_path):
 
 
 def long_file(path, steps):
-    with path.open("w") as file:
+    with path.open("w", encoding="utf-8") as file:
         file.write(json.dumps(HEADER) + "\n")
         for step in range(steps):
             rare = f', "val_loss": {step}' if step % 1000 == 137 else ""

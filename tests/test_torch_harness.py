@@ -417,7 +417,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def rows() -> list[list[str]]:
-    page = HERE.parent.joinpath("docs/torch-harness.md").read_text()
+    page = HERE.parent.joinpath("docs/torch-harness.md").read_text(encoding="utf-8")
     return [
         [cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("| `")
     ]
@@ -428,7 +428,7 @@ def test_the_table_names_our_tests_and_all_of_them(rows: list[list[str]]):
     mine = {
         node.name
         for path in (Path(__file__), HERE / "test_torch_harness_state.py")
-        for node in ast.parse(path.read_text()).body
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
     }
     ours_alone = {"test_every_own_optimizer_is_described"}

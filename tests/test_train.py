@@ -288,7 +288,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_used(shards: Path, tmp_
 def test_no_whole_checkpoint_is_an_error_that_says_what_to_do(tmp_path: Path):
     folder = tmp_path / "step-000001"
     folder.mkdir()
-    (folder / "manifest.json").write_text("{}")
+    (folder / "manifest.json").write_text("{}", encoding="utf-8")
     with (
         pytest.warns(UserWarning, match="cannot be read"),
         pytest.raises(checkpoint.CheckpointError, match="remove the folder"),

@@ -125,7 +125,7 @@ def children(pid: int) -> list[int]:
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
+            if int(stat.read_text(encoding="utf-8").rpartition(")")[2].split()[1]) == pid:
                 found.append(int(stat.parent.name))
         except (OSError, ValueError):
             continue

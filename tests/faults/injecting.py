@@ -58,7 +58,7 @@ def outcome(action: Action) -> tuple[bool, str]:
 
     pid = child(reply)
     os.close(write)
-    with os.fdopen(read) as pipe:
+    with os.fdopen(read, encoding="utf-8") as pipe:
         said = pipe.read()
     assert ended(pid) == 0
     return said[0] == "+", said[1:]
