@@ -2,10 +2,10 @@
 
 import os
 import shutil
-import sys
 from collections import Counter
 from pathlib import Path
 
+import counts
 import pytest
 import torch
 
@@ -28,15 +28,25 @@ def browser():
         running.close()
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Under pytest-xdist, hand the counts of this process to the one that prints the summary."""
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["counts"] = counts.dump()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node) -> None:
+    """Take the counts of a pytest-xdist process that has ended; one that crashed has none."""
+    if (output := getattr(node, "workeroutput", None)) is not None:
+        counts.add(output["counts"])
+
+
 def pytest_terminal_summary(terminalreporter) -> None:
-    """How many examples the properties were tried on, if they were; which tests were left out, and why."""
-    trying = sys.modules.get("trying")  # tests/properties/trying.py
-    if trying is not None and trying.TRIED:
-        total, properties = sum(trying.TRIED.values()), len(trying.TRIED)
-        line = f"properties: {total:,} examples of {properties} properties (profile {trying.PROFILE})"
+    """Print how much was tried, and which tests were left out and why."""
+    for line in counts.lines():
         terminalreporter.write_line(line)
-    skipped = [each.longrepr for each in terminalreporter.stats.get("skipped", [])]
-    reasons = Counter(str(each[2]).removeprefix("Skipped: ") for each in skipped if isinstance(each, tuple))
+    skipped = [report.longrepr for report in terminalreporter.stats.get("skipped", [])]
+    reasons = Counter(str(where[2]).removeprefix("Skipped: ") for where in skipped if isinstance(where, tuple))
     if reasons:
         terminalreporter.write_line(not_tried(reasons))
 

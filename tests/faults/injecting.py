@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from counts import FAULTS
 
-COUNT = 0
 KILLS = {True: 0, False: 0}  # of this test: processes that a kill ended, and those that had ended by themselves
 PACKAGE = f"{os.sep}steadynorm{os.sep}"
 FULL = ("the disk is full", "larger than the disk or ulimit -f allows")
@@ -22,8 +22,7 @@ often = pytest.mark.parametrize("times", [12, pytest.param(150, marks=pytest.mar
 
 def injected(number: int = 1) -> None:
     """Count faults; the terminal summary tells how many there were."""
-    global COUNT
-    COUNT += number
+    FAULTS["injected"] += number
 
 
 def child(action: Action) -> int:
