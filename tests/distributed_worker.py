@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-SECONDS = 300  # of a whole job; then its processes are killed
+SECONDS = 900  # of a whole job on a busy machine; then its processes are killed
 HERE = Path(__file__).parent
 
 
@@ -72,7 +72,7 @@ def main(rank: int, world: int, folder: Path, job: str, argument: str) -> None:
     torch.set_num_threads(1)
     store = folder / f"{job}{argument}.{world}.store"
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=60)
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=SECONDS)
     )
     module, _, name = job.rpartition(":")
     function = getattr(importlib.import_module(module or "distributed_jobs"), name)

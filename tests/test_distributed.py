@@ -5,7 +5,6 @@ them infinities in one element (skipped alike on all ranks) and gradients missin
 """
 
 import subprocess
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -140,10 +139,8 @@ def test_every_optimizer_in_every_layout(world, tmp_path):
 
 
 def test_a_job_that_hangs_is_ended_and_leaves_no_process(tmp_path):
-    start = time.monotonic()
     with pytest.raises(RuntimeError, match="took more than"):
         worker.run(2, "sleeper", tmp_path, seconds=1)
-    assert time.monotonic() - start < 30
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, encoding="utf-8", check=False).stdout
     assert str(tmp_path) not in listed
 

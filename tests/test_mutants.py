@@ -71,7 +71,7 @@ def test_tests_that_fail_anyway_prove_nothing(monkeypatch, tmp_path):
     """They, and tests that are not there, are told before any mutant is tried."""
     nowhere = Mutant("schedule.py", FORMULA, "1 - done", "cosine is a line", ("test_schedule.py::test_not_there",))
     with pytest.raises(RuntimeError, match="must pass on the unbroken copy: did not run"):
-        mutants.check([nowhere], jobs=1, limit=120, report=lambda text: None)
+        mutants.check([nowhere], jobs=1, limit=600, report=lambda text: None)
 
 
 def test_the_pages_show_what_was_found(tmp_path):

@@ -9,7 +9,6 @@ import re
 import shutil
 import struct
 import tarfile
-import time
 import tracemalloc
 import warnings
 import zipfile
@@ -155,14 +154,12 @@ def test_an_archive_that_unpacks_without_limit_is_refused(tmp_path: Path, monkey
     monkeypatch.setattr(files, "_LARGEST", 1 << 20)
     source = bombs(tmp_path)[kind]
     tracemalloc.start()
-    start = time.monotonic()
     try:
         with pytest.raises(DataError, match=r"no (archive|file) of this data set is that large"):
             unpack(source, tmp_path / "out", {"a.bin"})
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
     finally:
         tracemalloc.stop()
-    assert time.monotonic() - start < 20
     assert sum(path.stat().st_size for path in (tmp_path / "out").iterdir()) <= 2 << 20
 
 

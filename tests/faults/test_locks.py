@@ -30,7 +30,7 @@ def holder(folder: Path, name: str = ".lock") -> Iterator[int]:
     def work() -> None:
         with lock(folder, name=name):
             os.write(begun, b"x")
-            time.sleep(60)
+            signal.pause()
 
     pid = child(work)
     assert os.read(ready, 1) == b"x"
@@ -102,7 +102,7 @@ def test_who_can_use_what_the_first_makes_waits_and_says_for_whom(
     with holder(folder) as pid:
         other = child(wait)
         expected = f"waiting for process {pid}, which works in {folder}\n"
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 600
         while not heard.exists() or heard.read_text(encoding="utf-8") != expected:
             assert time.monotonic() < deadline, heard.read_text(encoding="utf-8") if heard.exists() else "nothing"
             time.sleep(0.01)
