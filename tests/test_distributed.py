@@ -1,6 +1,6 @@
 """Many processes give what one gives: on gloo, everything that needs a start of processes in as few starts as possible.
 
-Errors are relative, in the 2-norm of each weight and state tensor, after 30 steps on the same full gradients, among
+Errors are relative, in the 2-norm of each weight and state tensor, after 14 steps (30 in the slow tests) on the same full gradients, among
 them infinities in one element (skipped alike on all ranks) and gradients missing on all ranks.
 """
 
@@ -32,8 +32,8 @@ class Reports(dict[str, list[Any]]):
             "single": lambda: [{"saved": alone(lambda: jobs.save(folder, ("single",)))}],
             "four": lambda: worker.run(4, "four", folder),
             "two": lambda: worker.run(2, "two", folder),
-            "four_again": lambda: worker.run(4, "four_again", folder),
             "one": lambda: [{"loaded": alone(lambda: jobs.load(folder, SAVED, ("single",)))}],
+            "four_again": lambda: worker.run(4, "four_again", folder),
         }
 
     def __missing__(self, job: str) -> list[Any]:
@@ -94,9 +94,16 @@ def test_momentum_takes_its_share_of_memory(reports):
 
 def test_checkpoints_go_between_world_sizes_and_layouts(reports):
     """Saved after 8 steps with one skipped; 4 more after loading equal the unbroken run. Weights were zeroed first."""
-    errors = reports.of("loaded", "two", "four_again", "one")
+    errors = reports.of("loaded", "two", "one")
     assert {name for _, name, _ in errors} >= {"2 fsdp -> ddp", "4 ddp -> fsdp", "2 ddp -> single", "1 single -> fsdp"}
-    assert len({(job, name) for job, name, _ in errors}) == 10 + 6 + 5
+    assert len({(job, name) for job, name, _ in errors}) == 10 + 5
+    assert all(error < 1e-10 for error in errors.values()), errors
+
+
+@pytest.mark.slow
+def test_checkpoints_of_two_processes_go_to_four(reports):
+    errors = reports.of("loaded", "four_again")
+    assert len({name for _, name, _ in errors}) == 6
     assert all(error < 1e-10 for error in errors.values()), errors
 
 
