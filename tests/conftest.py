@@ -11,6 +11,12 @@ import torch
 
 FLAGS = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
 
+LONG = (
+    "test_distributed", "test_contract", "test_train_parallel", "test_torch_loops", "test_paper_results", "test_train",
+    "test_paper_training", "test_decay_steady", "test_stateful_properties", "test_docs", "test_monitor_forecast",
+    "test_inductor", "test_recipes", "test_steady_state", "test_demo", "test_torch_harness", "test_examples",
+)  # fmt: skip
+
 torch.set_num_threads(1)
 
 
@@ -26,6 +32,12 @@ def browser():
         running = playwright.chromium.launch(executable_path=program, args=flags)
         yield running
         running.close()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Under pytest-xdist, start the long files first, so that no process is left with one at the end."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -1,5 +1,6 @@
 """The package as others get it: what importing it costs, what the wheel holds, that a clean environment is enough."""
 
+import os
 import re
 import subprocess
 import sys
@@ -90,6 +91,15 @@ def test_clean_environment_needs_torch_and_numpy_alone(built, tmp_path, monkeypa
         assert python(f"import importlib.util as u; print(u.find_spec('{module}'))", program) == "None"
     done = subprocess.run([tmp_path / "bin" / "steadynorm", "demo"], capture_output=True, encoding="utf-8", timeout=300)
     assert done.returncode != 0 and "steadynorm[report,train]" in done.stderr + done.stdout
+
+
+def test_a_locale_without_utf8_replaces_what_it_cannot_show():
+    """The titles of the experiments contain C²."""
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""}
+    command = [sys.executable, "-m", "steadynorm.cli", "paper", "list"]
+    done = subprocess.run(command, env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert b"C?" in done.stdout and done.stdout.isascii()
 
 
 @pytest.mark.parametrize("arguments", [["train", "gpt", "--help"], ["paper", "list"]], ids=" ".join)
