@@ -197,6 +197,7 @@ TINY = replace(
         settings.GPT["desk"].base,
         task=Gpt(model=GPTConfig(layers=1, width=16, heads=2, vocab=257, context=16), length=16, eval_tokens=64),
         batch=2,
+        bf16=False,
     ),
     steps_per_unit=1,
 )
@@ -279,7 +280,7 @@ def test_one_that_fails_stops_no_other(tmp_path: Path, trained: tuple[Path, carr
 
 def test_a_killed_run_goes_on_and_ends_alike(tmp_path: Path):
     """SIGTERM to the command itself: it stops its run, which saves; the same command finishes it."""
-    config = replace(TINY.at(TINY.scionc(), 400, 0), save_every=100, eval_every=200, out=tmp_path / "run")
+    config = replace(TINY.at(TINY.scionc(), 800, 0), save_every=100, eval_every=200, out=tmp_path / "run")
     job = "from tests_job import job, pool; print(pool.train_all([job], 1))"
     (tmp_path / "tests_job.py").write_text(
         "import pickle, pathlib\nfrom steadynorm.paper import pool\n"
@@ -297,7 +298,7 @@ def test_a_killed_run_goes_on_and_ends_alike(tmp_path: Path):
     assert process.returncode != 0
     assert "1 of 1 runs to go; the same command goes on" in said
     stopped = records.last_step(config.out / records.FILE)
-    assert 20 <= stopped < 400
+    assert 20 <= stopped < 800
     assert not pool.finished(config)
     with lock(config.out, busy="the child was left behind"):
         pass

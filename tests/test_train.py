@@ -156,13 +156,6 @@ def killed_again_and_again(made: Config, times: int, seed: int) -> None:
     assert out.strip() == b"True", error.decode()
 
 
-def test_kill_9_at_a_random_moment(shards: Path, tmp_path: Path, unbroken: Path):
-    made = config(shards, tmp_path / "run")
-    killed_again_and_again(made, 2, seed=0)
-    assert same(made.out, unbroken)
-    np.testing.assert_equal(columns(made.out), columns(unbroken))
-
-
 @pytest.mark.slow
 def test_kill_9_at_20_random_moments(shards: Path, tmp_path: Path):
     longer = config(
