@@ -79,7 +79,7 @@ def test_forloop_goes_right_direction(info: OptimizerInfo, contiguous: bool, wit
             optimizer = info.optim_cls(params, **kwargs)
             schedulers = [make(optimizer) for make in constructors]
             first = closure().item()
-            for _ in range(20):
+            for _ in range(10):
                 loss = optimizer.step(closure)
                 for scheduler in schedulers:
                     scheduler.step(*([loss.detach()] if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau) else []))
