@@ -320,7 +320,7 @@ def server(monkeypatch):
 
 
 def fetch(server, part, **options):
-    defaults = {"size": len(BIG), "sha256_hex": BIG_SHA256, "progress": False, "timeout": 5.0}
+    defaults = {"size": len(BIG), "sha256_hex": BIG_SHA256, "progress": False, "timeout": 60.0}
     return download(server.url, part, **(defaults | options))
 
 
