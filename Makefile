@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 OTHERS := .venv-integrations
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all test-slow test-properties test-integrations mutants lint format bench soak docs pictures clean
+.PHONY: help venv demo test test-other-path test-all test-slow test-properties test-integrations mutants lint format bench soak docs pictures clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -29,17 +29,31 @@ $(VENV)/.chromium: $(STAMP)
 		|| echo "no Chromium here: the tests of the report page will be skipped"
 	touch $@
 
-test: $(VENV)/.chromium ## the test suite without the slow part
-	$(BIN)/python -m pytest -m 'not slow'
+# A file's tests share fixtures and stay in one process; tests/conftest.py starts the long files first. JOBS=0 runs all in
+# this process, for a debugger. A process takes about 1 GB.
+JOBS ?= auto
+PARALLEL = -n $(JOBS) --maxprocesses=8 --dist loadfile --no-loadscope-reorder
+
+test: $(VENV)/.chromium ## the test suite without the slow part, as many files at once as there are cores
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow'
+
+# Polar factors and training take bf16 products where the processor has them and fp32 elsewhere: this is the other way.
+NUMERICAL = tests/test_polar.py tests/test_lmo.py tests/test_optim.py tests/test_contract.py tests/test_buckets.py \
+	tests/properties/test_lmo_properties.py tests/properties/test_optim_properties.py \
+	tests/properties/test_twin_properties.py tests/test_train.py tests/test_demo.py
+OTHER = $$($(BIN)/python -c 'from steadynorm import machine; print(int(not machine.native_bf16()))')
+
+test-other-path: $(STAMP) ## the numerical part of it with fp32 products if bf16 is native here, with bf16 if not
+	STEADYNORM_NATIVE_BF16=$(OTHER) $(BIN)/python -m pytest $(PARALLEL) -m 'not slow' $(NUMERICAL)
 
 test-all: test-integrations test-slow test-properties mutants ## all of it; -j2 for two at a time
 
 test-slow: $(VENV)/.chromium ## every test, the slow ones included (but properties)
 	! command -v chromium >/dev/null || export STEADYNORM_REQUIRE_CHROMIUM=1; \
-		$(BIN)/python -m pytest --ignore=tests/properties
+		$(BIN)/python -m pytest $(PARALLEL) --ignore=tests/properties
 
 test-properties: $(STAMP) ## properties in their slow profile: up to 20,000 examples of each
-	HYPOTHESIS_PROFILE=slow $(BIN)/python -m pytest --hypothesis-seed=0 tests/properties
+	HYPOTHESIS_PROFILE=slow $(BIN)/python -m pytest $(PARALLEL) --hypothesis-seed=0 tests/properties
 
 mutants: $(STAMP) ## break each formula on purpose, one at a time, and see that the tests notice
 	$(BIN)/python tests/mutants.py

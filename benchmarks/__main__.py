@@ -140,7 +140,7 @@ def show(name: str, text: str) -> None:
 
 def write(results: dict[str, Any]) -> None:
     """results.json, docs/benchmarks.md and the README's table, between their markers."""
-    (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     fill(PAGE, "measured", "\n\n".join(_shown.values()))
     fill(README, "speed", readme_table(results))
 
@@ -194,7 +194,9 @@ def main() -> None:
 
 def _cpu() -> str:
     found = (
-        re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text()) if platform.system() == "Linux" else None
+        re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+        if platform.system() == "Linux"
+        else None
     )
     return found[1] if found else platform.processor()
 

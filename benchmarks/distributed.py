@@ -50,7 +50,7 @@ def measure(world: int, rounds: int) -> dict[str, Any]:
                 if process.poll() is None:
                     process.kill()
                 process.wait()
-        ranks = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(world)]
+        ranks = [json.loads((Path(folder) / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(world)]
     kinds = ("ddp", "fsdp")
     return ranks[0] | {f"{kind}_sent": max(rank[f"{kind}_sent"] for rank in ranks) for kind in kinds}
 
@@ -76,7 +76,7 @@ def _work(folder: Path, rounds: int, world: int, rank: int) -> None:
             dist.barrier()
             _time(optimizer, kind, seen)
     found |= {name: statistics.median(values[1:]) for name, values in seen.items()}
-    (folder / f"{rank}.json").write_text(json.dumps(found))
+    (folder / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -154,7 +154,7 @@ def _wire() -> int:
 
 def main() -> None:
     found = {world: measure(world, rounds) for world, rounds in ((2, 12), (4, 6))}
-    (HERE / "distributed.json").write_text(json.dumps(found, indent=1) + "\n")
+    (HERE / "distributed.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     measured = table(found)
     print(measured)
     page = ROOT / "docs" / "many-gpus.md"

@@ -24,7 +24,7 @@ def memory_of_a_step(dtype: str) -> dict[str, float]:
 def _resident(field: str, *, reset: bool = False) -> int:
     """Bytes of VmRSS or VmHWM; reset starts a new peak."""
     if reset:
-        Path("/proc/self/clear_refs").write_text("5")
-    found = re.search(rf"{field}:\s+(\d+)", Path("/proc/self/status").read_text())
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+    found = re.search(rf"{field}:\s+(\d+)", Path("/proc/self/status").read_text(encoding="utf-8"))
     assert found is not None
     return 1024 * int(found[1])

@@ -85,7 +85,7 @@ def slope(x: Sequence[float] | Floats, y: Sequence[float] | Floats, *, warmup: f
 
 def resident(pid: int | str = "self") -> int:
     """Bytes of memory that a process has."""
-    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(encoding="utf-8"))
     if found is None:
         raise ProcessLookupError(f"process {pid} has ended")
     return 1024 * int(found[1])
@@ -235,7 +235,7 @@ def soak_training(minutes: float, *, report: Callable[[str], object] = print) ->
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         samples: list[tuple[float, float]] = []
         saved: set[str] = set()  # all checkpoints that were ever seen: the run keeps a few
-        with (Path(folder) / "said").open("w") as said:
+        with (Path(folder) / "said").open("w", encoding="utf-8") as said:
             process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=environment)
         started = told = time.monotonic()
         try:
@@ -252,7 +252,9 @@ def soak_training(minutes: float, *, report: Callable[[str], object] = print) ->
             process.send_signal(signal.SIGTERM)  # it saves, and ends after the step under way
             code = process.wait(timeout=120)
         if code:
-            raise RuntimeError(f"the training ended with {code}:\n{(Path(folder) / 'said').read_text()[-2000:]}")
+            raise RuntimeError(
+                f"the training ended with {code}:\n{(Path(folder) / 'said').read_text(encoding='utf-8')[-2000:]}"
+            )
         run = records.read(out)
         steps = int(run.steps[-1])
         evaluations = int(np.isfinite(run.columns["val_loss"]).sum())
@@ -282,11 +284,11 @@ def soak_training(minutes: float, *, report: Callable[[str], object] = print) ->
 
 def keep(path: Path, part: str, found: dict[str, Any]) -> None:
     """Put one part's results beside the other's."""
-    held = json.loads(path.read_text()) if path.exists() else {}
+    held = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     held[part] = {**found, "limits": _limits(part), "versions": versions}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(dict(sorted(held.items())), indent=1) + "\n")
+    path.write_text(json.dumps(dict(sorted(held.items())), indent=1) + "\n", encoding="utf-8")
 
 
 def _limits(part: str) -> dict[str, float]:

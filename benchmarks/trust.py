@@ -142,7 +142,7 @@ def write(page: Path = PAGE, readme: Path = README, out: Path = ROOT / "docs" / 
     found = {}
     for name, section in (("mutants", mutants), ("soak", soak)):
         path = out / f"{name}.json"
-        found[name] = json.loads(path.read_text()) if path.exists() else {}
+        found[name] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         fill(page, name, section(found[name]) if found[name] else f"Not run yet: `make {name}`.")
     if found["mutants"] and {"steps", "training"} <= found["soak"].keys():
         fill(readme, "trust", short(found["mutants"], found["soak"]))

@@ -40,22 +40,34 @@ def results(root: Path) -> Iterator[Path]:
 
 
 def _summary(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / carrying.SUMMARY).read_text())
+    return json.loads((folder / carrying.SUMMARY).read_text(encoding="utf-8"))
 
 
 def write(root: Path, out: Path) -> None:
-    """All pages and pictures, anew."""
+    """Write all pages and pictures again."""
     shutil.rmtree(out, ignore_errors=True)
     (out / "img").mkdir(parents=True)
-    folders = list(results(root))
-    for folder in folders:
+    for folder in results(root):
         name, context = carrying.context_of(folder)
         outcome, _ = carrying.judge(paper.get(name), context)
-        (out / f"{folder.name}.md").write_text(_page(folder, outcome, carrying.not_run(paper.get(name), context)))
-        picture = draw([each for each in outcome.blocks if isinstance(each, page.Plot | page.HeatMap)][:MOST_PLOTS])
-        (out / "img" / f"{folder.name}.svg").write_text(picture)
-    (out / "index.md").write_text(_index(folders))
-    (out / "calibration.md").write_text(_calibration(json.loads((root / "results" / "calibration.json").read_text())))
+        for path, text in of_experiment(folder, outcome).items():
+            (out / path).write_text(text, encoding="utf-8")
+    for path, text in overviews(root).items():
+        (out / path).write_text(text, encoding="utf-8")
+
+
+def of_experiment(folder: Path, outcome: Outcome) -> dict[str, str]:
+    """Return the page and the picture of an experiment, by the paths they go to."""
+    name, context = carrying.context_of(folder)
+    text = _page(folder, outcome, carrying.not_run(paper.get(name), context))
+    plots = [each for each in outcome.blocks if isinstance(each, page.Plot | page.HeatMap)]
+    return {f"{folder.name}.md": text, f"img/{folder.name}.svg": draw(plots[:MOST_PLOTS])}
+
+
+def overviews(root: Path) -> dict[str, str]:
+    """Return the pages about all experiments, by the paths they go to."""
+    calibration = json.loads((root / "results" / "calibration.json").read_text(encoding="utf-8"))
+    return {"index.md": _index(list(results(root))), "calibration.md": _calibration(calibration)}
 
 
 # Pages

@@ -63,7 +63,7 @@ def main() -> None:
                 {"task": task, "optimizer": name, "steps": steps, **given, **{k: round(v, 4) for k, v in final.items()}}
             )
             print(rows[-1], flush=True)
-            (HERE / "calibration.json").write_text(json.dumps(rows, indent=1) + "\n")
+            (HERE / "calibration.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def keep(name: str, command: str, folders: list[Path]) -> None:
             for i, step in enumerate(slim.steps.tolist()):
                 values = {key: float(column[i]) for key, column in slim.columns.items() if np.isfinite(column[i])}
                 recorder.write({"step": step} | values)
-    (HERE / name / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    (HERE / name / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
 
 
 def figures(run: records.Run) -> dict[str, float | None]:
@@ -52,7 +52,9 @@ def number(value: float) -> float | None:
 
 
 def commit() -> str:
-    return subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, encoding="utf-8", check=True
+    ).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -2,14 +2,20 @@
 
 import os
 import shutil
-import sys
 from collections import Counter
 from pathlib import Path
 
+import counts
 import pytest
 import torch
 
 FLAGS = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+
+LONG = (
+    "test_distributed", "test_contract", "test_train_parallel", "test_torch_loops", "test_paper_results", "test_train",
+    "test_paper_training", "test_decay_steady", "test_stateful_properties", "test_docs", "test_monitor_forecast",
+    "test_inductor", "test_recipes", "test_steady_state", "test_demo", "test_torch_harness", "test_examples",
+)  # fmt: skip
 
 torch.set_num_threads(1)
 
@@ -28,15 +34,31 @@ def browser():
         running.close()
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Under pytest-xdist, start the long files first, so that no process is left with one at the end."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Under pytest-xdist, hand the counts of this process to the one that prints the summary."""
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["counts"] = counts.dump()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node) -> None:
+    """Take the counts of a pytest-xdist process that has ended; one that crashed has none."""
+    if (output := getattr(node, "workeroutput", None)) is not None:
+        counts.add(output["counts"])
+
+
 def pytest_terminal_summary(terminalreporter) -> None:
-    """How many examples the properties were tried on, if they were; which tests were left out, and why."""
-    trying = sys.modules.get("trying")  # tests/properties/trying.py
-    if trying is not None and trying.TRIED:
-        total, properties = sum(trying.TRIED.values()), len(trying.TRIED)
-        line = f"properties: {total:,} examples of {properties} properties (profile {trying.PROFILE})"
+    """Print how much was tried, and which tests were left out and why."""
+    for line in counts.lines():
         terminalreporter.write_line(line)
-    skipped = [each.longrepr for each in terminalreporter.stats.get("skipped", [])]
-    reasons = Counter(str(each[2]).removeprefix("Skipped: ") for each in skipped if isinstance(each, tuple))
+    skipped = [report.longrepr for report in terminalreporter.stats.get("skipped", [])]
+    reasons = Counter(str(where[2]).removeprefix("Skipped: ") for where in skipped if isinstance(where, tuple))
     if reasons:
         terminalreporter.write_line(not_tried(reasons))
 

@@ -194,6 +194,7 @@ def alone(maker: str, dtype: torch.dtype, steps: int, **how: Any) -> tuple[list[
     return history, {name: optimizer.state[p] for name, p in named.items()}
 
 
+@functools.cache
 def watched(kind: str, maker: str, steps: int = 12) -> dict[str, Any]:
     """What a monitor measures of these steps, flat: {"9 layers tall norm": ...}."""
     history, _ = alone(maker, torch.float64, steps)
@@ -253,7 +254,7 @@ def difference(optimizer: Any, named: dict[str, Any], weights: dict[str, Tensor]
     return worst
 
 
-def follow(kind: str, maker: str, dtype: torch.dtype, steps: int = 30) -> float:
+def follow(kind: str, maker: str, dtype: torch.dtype, steps: int) -> float:
     """Difference to a single process after so many steps on the same full gradients."""
     how = {"trouble": "correct" not in maker}
     history, state = alone(maker, dtype, steps, **how)
@@ -265,10 +266,10 @@ def follow(kind: str, maker: str, dtype: torch.dtype, steps: int = 30) -> float:
     return difference(optimizer, named, history[-1], state)
 
 
-def layouts(cases: list[tuple[str, str]], single: list[str]) -> dict[str, float]:
+def layouts(cases: list[tuple[str, str]], single: list[str], steps: int = 14) -> dict[str, float]:
     """fp64 with exact polar factors for `cases`, fp32 with fast ones for ScionC in the layouts of `single`."""
-    found = {f"fp64 {maker}, {kind}": follow(kind, maker, torch.float64) for kind, maker in cases}
-    return found | {f"fp32 ScionC, {kind}": follow(kind, "ScionC", torch.float32) for kind in single}
+    found = {f"fp64 {maker}, {kind}": follow(kind, maker, torch.float64, steps) for kind, maker in cases}
+    return found | {f"fp32 ScionC, {kind}": follow(kind, "ScionC", torch.float32, steps) for kind in single}
 
 
 MOVING = ("ScionC", "ScionC nesterov exact", "Scion", "LionC")
@@ -317,7 +318,7 @@ def every_layout(folder: Path) -> dict[str, Any]:
     cases = [(kind, maker) for kind in kinds for maker in MOVING] + [
         (kind, maker) for kind in kinds[1:] for maker in ALL[4:]
     ]
-    return {"layouts": layouts(cases, kinds)}
+    return {"layouts": layouts(cases, kinds, steps=30)}
 
 
 # --- memory

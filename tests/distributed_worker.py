@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-SECONDS = 300  # of a whole job; then its processes are killed
+SECONDS = 900  # of a whole job on a busy machine; then its processes are killed
 HERE = Path(__file__).parent
 
 
@@ -25,7 +25,7 @@ def run(world: int, job: str, folder: Path, argument: str = "", *, seconds: floa
     first = [given] if (given := os.environ.get("PYTHONPATH")) else []  # a mutant's source, say
     path = os.pathsep.join(map(str, (*first, source, HERE, HERE / "integrations")))
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    logs = [(folder / f"{job}{argument}.{rank}.log").open("w+") for rank in range(world)]
+    logs = [(folder / f"{job}{argument}.{rank}.log").open("w+", encoding="utf-8") for rank in range(world)]
     processes = [
         subprocess.Popen(
             [sys.executable, __file__, str(rank), str(world), str(folder), job, argument],
@@ -53,7 +53,7 @@ def run(world: int, job: str, folder: Path, argument: str = "", *, seconds: floa
         texts = _texts(logs)
     if any(process.returncode for process in processes):
         raise RuntimeError(f"{job} on {world} processes {ended}\n{texts}")
-    return [json.loads((folder / f"{job}{argument}.{rank}.json").read_text()) for rank in range(world)]
+    return [json.loads((folder / f"{job}{argument}.{rank}.json").read_text(encoding="utf-8")) for rank in range(world)]
 
 
 def _texts(logs: list[Any]) -> str:
@@ -72,12 +72,12 @@ def main(rank: int, world: int, folder: Path, job: str, argument: str) -> None:
     torch.set_num_threads(1)
     store = folder / f"{job}{argument}.{world}.store"
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=60)
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=SECONDS)
     )
     module, _, name = job.rpartition(":")
     function = getattr(importlib.import_module(module or "distributed_jobs"), name)
     found = function(folder, argument) if argument else function(folder)
-    (folder / f"{job}{argument}.{rank}.json").write_text(json.dumps(found))
+    (folder / f"{job}{argument}.{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
     os._exit(0)  # once in some 25 exits of an FSDP2 job C++ threads outlive the interpreter, which then aborts

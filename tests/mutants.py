@@ -63,7 +63,7 @@ def digest(mutant: Mutant) -> str:
 
 def mutated(mutant: Mutant, source: Path = ROOT / "src") -> str:
     """The text of the broken file; ValueError if there is not exactly one place to break."""
-    text = (source / "steadynorm" / mutant.file).read_text()
+    text = (source / "steadynorm" / mutant.file).read_text(encoding="utf-8")
     if (count := text.count(mutant.old)) != 1:
         raise ValueError(f"{mutant.file}: {mutant.breaks}: its text occurs {count} times, not once: {mutant.old!r}")
     return text.replace(mutant.old, mutant.new)
@@ -76,7 +76,7 @@ def attempt(mutant: Mutant | None, tests: Sequence[str], limit: float, root: Pat
         copy = Path(folder) / "src"
         shutil.copytree(root / "src", copy, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
         if mutant is not None:
-            (copy / "steadynorm" / mutant.file).write_text(mutated(mutant, root / "src"))
+            (copy / "steadynorm" / mutant.file).write_text(mutated(mutant, root / "src"), encoding="utf-8")
         options = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "--tb=no", "--no-header"]
         environment = os.environ | {
             "PYTHONPATH": str(copy), "STEADYNORM_COPY": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1",
@@ -86,7 +86,7 @@ def attempt(mutant: Mutant | None, tests: Sequence[str], limit: float, root: Pat
         try:
             done = subprocess.run(
                 command, cwd=root, env=environment, timeout=limit, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                text=True, check=False,
+                encoding="utf-8", check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             outcome, by = SLOW, ""
@@ -164,13 +164,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "python": platform.python_version(),
     }
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps({**summary, "outcomes": everything}, indent=1) + "\n")
+    given.out.write_text(json.dumps({**summary, "outcomes": everything}, indent=1) + "\n", encoding="utf-8")
     return 0 if killed == len(MUTANTS) else 1
 
 
 def _known(path: Path) -> dict[str, dict[str, Any]]:
     """The outcomes written down, by digest."""
-    return {each["digest"]: each for each in json.loads(path.read_text())["outcomes"]} if path.exists() else {}
+    return (
+        {each["digest"]: each for each in json.loads(path.read_text(encoding="utf-8"))["outcomes"]}
+        if path.exists()
+        else {}
+    )
 
 
 if __name__ == "__main__":

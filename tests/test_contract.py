@@ -4,7 +4,7 @@ import copy
 import itertools
 import math
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -38,10 +38,11 @@ from torch.optim.lr_scheduler import (
 )
 
 
-def entries(test: Callable[[Entry], bool] = lambda entry: True) -> Any:
-    """Parametrise over the registry, or those of it that `test` holds for."""
-    chosen = [entry for entry in REGISTRY if test(entry)]
-    return pytest.mark.parametrize("entry", chosen, ids=[entry.name for entry in chosen])
+def entries(test: Callable[[Entry], bool] = lambda entry: True, slow: Collection[str] = ()) -> Any:
+    """Parametrise over the registry, or those of it that `test` holds for; some of them are slow."""
+    marks = {name: [pytest.mark.slow] for name in slow}
+    chosen = [pytest.param(entry, id=entry.name, marks=marks.get(entry.name, ())) for entry in REGISTRY if test(entry)]
+    return pytest.mark.parametrize("entry", chosen)
 
 
 every = entries()
@@ -712,7 +713,7 @@ def test_grad_scaler_skips_on_inf_and_else_changes_nothing(entry: Entry):
         torch.testing.assert_close(params[name], plain[name], rtol=1e-6, atol=1e-6)
 
 
-@every
+@entries(slow=("ScionC nesterov", "ScionC exact", "AdamC foreach", "SGDC nesterov", "SGDC trace"))  # seconds each
 def test_compiled_step_equals_eager_and_stops_compiling(entry: Entry):
     """While lr, alpha and C^2 change: one compilation (torch's AdamW: two, Muon: three), none after the third step."""
     params, plain = entry.params(), entry.params()

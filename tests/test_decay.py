@@ -1067,7 +1067,10 @@ def test_a_pickle_is_corrected_in_another_process(tmp_path: Path) -> None:
         "print(group['weight_decay'])"
     )
     said = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "optimizer.pickle")], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program, str(tmp_path / "optimizer.pickle")],
+        capture_output=True,
+        encoding="utf-8",
+        check=True,
     )
     assert float(said.stdout) == DECAY / 2
 

@@ -136,7 +136,7 @@ def muon_at_peak() -> tuple[Optimizer, float, np.ndarray]:
 
     Newton-Schulz is no exact polar factor, so claims are about the ratio to this norm.
     """
-    params = [torch.nn.Parameter(torch.zeros(32, 32)) for _ in range(4)]
+    params = [torch.nn.Parameter(torch.zeros(32, 32)) for _ in range(2)]
     optimizer = torch.optim.Muon(params, lr=0.02, weight_decay=0.25, momentum=0.95, nesterov=True)
     run = simulate(optimizer, 500, seed=1)
     return optimizer, run["mean_square"][250:].mean(), run

@@ -19,6 +19,7 @@ TINY = [
     "1536",
     "--save-every",
     "10",
+    "--no-bf16",
 ]
 
 
@@ -79,7 +80,7 @@ def test_train_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     arguments = ["train", "gpt", "--out", str(out), "--steps", "4", "--eval-every", "2", "--optim.name", "adamc", *TINY]
     assert main([*arguments, "--optim.lr", "0.001"]) == 0
     assert "finished at step 4; val_loss" in capsys.readouterr().out
-    saved = json.loads((out / "config.json").read_text())
+    saved = json.loads((out / "config.json").read_text(encoding="utf-8"))
     assert (saved["optim"]["name"], saved["optim"]["lr"], saved["task"]["model"]["width"]) == ("adamc", 0.001, 16)
     assert list((out / "tensorboard").iterdir())
     assert main([*arguments, "--optim.lr", "0.002"]) == 2
@@ -88,7 +89,7 @@ def test_train_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_data_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    (tmp_path / "a.txt").write_text("To be, or not to be. " * 40)
+    (tmp_path / "a.txt").write_text("To be, or not to be. " * 40, encoding="utf-8")
     given = f"{tmp_path / 'a.txt'} --out {tmp_path / 'shards'} --tokenizer bytes --workers 1 --validation-tokens 100"
     assert main(["data", "tokenize", *given.split()]) == 0
     assert "841 tokens of 1 documents" in capsys.readouterr().out

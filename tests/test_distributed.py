@@ -1,11 +1,10 @@
 """Many processes give what one gives: on gloo, everything that needs a start of processes in as few starts as possible.
 
-Errors are relative, in the 2-norm of each weight and state tensor, after 30 steps on the same full gradients, among
+Errors are relative, in the 2-norm of each weight and state tensor, after 14 steps (30 in the slow tests) on the same full gradients, among
 them infinities in one element (skipped alike on all ranks) and gradients missing on all ranks.
 """
 
 import subprocess
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -33,8 +32,8 @@ class Reports(dict[str, list[Any]]):
             "single": lambda: [{"saved": alone(lambda: jobs.save(folder, ("single",)))}],
             "four": lambda: worker.run(4, "four", folder),
             "two": lambda: worker.run(2, "two", folder),
-            "four_again": lambda: worker.run(4, "four_again", folder),
             "one": lambda: [{"loaded": alone(lambda: jobs.load(folder, SAVED, ("single",)))}],
+            "four_again": lambda: worker.run(4, "four_again", folder),
         }
 
     def __missing__(self, job: str) -> list[Any]:
@@ -87,19 +86,24 @@ def test_a_monitor_measures_shards_as_it_does_whole_weights(reports):
     assert not any(found.values()), {key: value for key, value in found.items() if value}
 
 
-def test_momentum_takes_its_share_of_memory(reports, capsys):
+def test_momentum_takes_its_share_of_memory(reports):
     for job, world in (("two", 2), ("four", 4)):
-        for rank, report in enumerate(reports[job]):
-            with capsys.disabled():
-                print(f"\nmomentum of ViT-S/16 on rank {rank} of {world}: {report['bytes']:.4f} of the whole", end="")
+        for report in reports[job]:
             assert report["bytes"] <= 1.1 / world
 
 
 def test_checkpoints_go_between_world_sizes_and_layouts(reports):
     """Saved after 8 steps with one skipped; 4 more after loading equal the unbroken run. Weights were zeroed first."""
-    errors = reports.of("loaded", "two", "four_again", "one")
+    errors = reports.of("loaded", "two", "one")
     assert {name for _, name, _ in errors} >= {"2 fsdp -> ddp", "4 ddp -> fsdp", "2 ddp -> single", "1 single -> fsdp"}
-    assert len({(job, name) for job, name, _ in errors}) == 10 + 6 + 5
+    assert len({(job, name) for job, name, _ in errors}) == 10 + 5
+    assert all(error < 1e-10 for error in errors.values()), errors
+
+
+@pytest.mark.slow
+def test_checkpoints_of_two_processes_go_to_four(reports):
+    errors = reports.of("loaded", "four_again")
+    assert len({name for _, name, _ in errors}) == 6
     assert all(error < 1e-10 for error in errors.values()), errors
 
 
@@ -142,11 +146,9 @@ def test_every_optimizer_in_every_layout(world, tmp_path):
 
 
 def test_a_job_that_hangs_is_ended_and_leaves_no_process(tmp_path):
-    start = time.monotonic()
     with pytest.raises(RuntimeError, match="took more than"):
         worker.run(2, "sleeper", tmp_path, seconds=1)
-    assert time.monotonic() - start < 30
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=False).stdout
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, encoding="utf-8", check=False).stdout
     assert str(tmp_path) not in listed
 
 

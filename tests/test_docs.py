@@ -48,7 +48,7 @@ class Language(nn.Module):
 
 def blocks(path: Path) -> list[str]:
     """The python of a page that is to be run. What it includes from examples/ is run by test_examples.py."""
-    return [match["code"] for match in BLOCK.finditer(path.read_text()) if match["note"] is None]
+    return [match["code"] for match in BLOCK.finditer(path.read_text(encoding="utf-8")) if match["note"] is None]
 
 
 @pytest.mark.parametrize("path", [path for path in SOURCES if blocks(path)], ids=lambda path: path.stem)
@@ -67,7 +67,8 @@ def test_the_code_of_a_page_runs_and_says_what_it_gives(path, tmp_path, monkeypa
         for line in code.splitlines():
             if (match := VALUE.fullmatch(line)) is not None:
                 digits = len(match["value"].partition(".")[2])
-                assert round(eval(match["expression"], names), digits) == float(match["value"]), line
+                shown = pytest.approx(float(match["value"]), abs=0.51 * 10**-digits)
+                assert eval(match["expression"], names) == shown, line
 
 
 # --- the site
@@ -100,7 +101,7 @@ def site(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
     done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True
+        command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, encoding="utf-8"
     )
     assert done.returncode == 0, done.stderr
     return folder
@@ -108,7 +109,11 @@ def site(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def pages(site) -> dict[Path, Found]:
-    return {path: Found(path.read_text()) for path in sorted(site.rglob("*.html")) if path.name != "404.html"}
+    return {
+        path: Found(path.read_text(encoding="utf-8"))
+        for path in sorted(site.rglob("*.html"))
+        if path.name != "404.html"
+    }
 
 
 def test_no_link_is_dead_and_every_picture_is_there(site, pages):
@@ -131,7 +136,7 @@ def test_nothing_is_loaded_from_elsewhere(pages):
 
 def test_formulas_are_drawn_and_none_is_left_as_source(pages):
     """Without a script: MathML, made when the site is built."""
-    texts = {path.parent.name: path.read_text() for path in pages}
+    texts = {path.parent.name: path.read_text(encoding="utf-8") for path in pages}
     assert texts["theory"].count("<math") > 60
     assert not [
         name for name, text in texts.items() if "arithmatex" in text or re.search(r"\\[(\[]\s*\\?\w+[^<]*\\[)\]]", text)
@@ -153,7 +158,9 @@ def test_every_public_name_is_in_the_reference_as_itself(pages):
     where = {name: (f"steadynorm.{name}", f"{each.__module__}.{each.__qualname__}") for name, each in public.items()}
     assert [name for name, paths in where.items() if not anchors & set(paths)] == []
     package = pytest.importorskip("griffe").load("steadynorm", search_paths=[ROOT / "src"])
-    lines = [line for path in (ROOT / "docs" / "api").glob("*.md") for line in path.read_text().splitlines()]
+    lines = [
+        line for path in (ROOT / "docs" / "api").glob("*.md") for line in path.read_text(encoding="utf-8").splitlines()
+    ]
     shown = [line.removeprefix("::: steadynorm.") for line in lines if line.startswith("::: ")]
     assert [name for name in shown if package[name].is_module] == []
 
@@ -212,7 +219,7 @@ def test_all_pages_are_whole_offline_at_every_width(browser, address, site, page
 
 def test_settings_to_start_from_are_those_of_the_recipes():
     """docs/transformers.md: lr, output lr, alpha, C² and the decay it means, row by row."""
-    text = (ROOT / "docs" / "transformers.md").read_text()
+    text = (ROOT / "docs" / "transformers.md").read_text(encoding="utf-8")
     rows = {name.strip(): cells.split("|") for name, cells in re.findall(r"^\| ([^|]*) \|(.*)\|$", text, re.MULTILINE)}
     scionc = sn.ScionC([torch.nn.Parameter(torch.zeros(2, 2))], lmo="spectral").defaults
     default = Optim(

@@ -19,7 +19,7 @@ ELSEWHERE = {"fsdp2", "huggingface_trainer"}  # many processes, another library
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_an_example_is_short_and_says_how_to_run_it(script: Path):
-    text = script.read_text()
+    text = script.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 60
     assert f"examples/{script.name}" in text.split('"""')[1]
 
@@ -43,7 +43,7 @@ def test_the_fsdp2_example_runs_under_torchrun(tmp_path: Path):
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*command, EXAMPLES / "fsdp2.py", str(STEPS)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+        [*command, EXAMPLES / "fsdp2.py", str(STEPS)], cwd=tmp_path, env=environment, capture_output=True, encoding="utf-8", timeout=900
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     lines = [line.split("weight norm ")[1] for line in done.stdout.splitlines() if line.startswith("rank")]

@@ -54,8 +54,8 @@ def same(first, second) -> bool:
 def test_folder_sorts_classes_and_files(tmp_path):
     for name in ("zebra/b.JPEG", "zebra/a.jpg", "ant/x.png", "ant/.hidden.jpg", ".git/y.jpg"):
         jpeg(tmp_path / name)
-    (tmp_path / "zebra" / "notes.txt").write_text("no image")
-    (tmp_path / "readme.txt").write_text("no folder")
+    (tmp_path / "zebra" / "notes.txt").write_text("no image", encoding="utf-8")
+    (tmp_path / "readme.txt").write_text("no folder", encoding="utf-8")
     data = ImageFolder(tmp_path)
     assert data.classes == ("ant", "zebra")
     assert data.labels.tolist() == [0, 1, 1]

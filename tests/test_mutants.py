@@ -20,7 +20,7 @@ FORMULA = "(1 + math.cos(math.pi * done)) / 2"
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda each: f"{each.file}: {each.breaks}")
 def test_every_mutant_applies_once_and_its_module_can_be_imported(mutant: Mutant, tmp_path, monkeypatch):
     path = tmp_path / "mutant.py"
-    path.write_text(mutants.mutated(mutant))
+    path.write_text(mutants.mutated(mutant), encoding="utf-8")
     package = "steadynorm." + mutant.file.replace("/", ".").rpartition(".")[0].rpartition(".")[0]
     name = f"{package.rstrip('.')}.mutant"
     spec = spec_from_file_location(name, path)
@@ -34,7 +34,7 @@ def test_every_mutants_tests_are_there():
     for mutant in MUTANTS:
         for test in mutant.tests:
             file, _, name = test.partition("[")[0].partition("::")
-            text = (ROOT / "tests" / file).read_text()
+            text = (ROOT / "tests" / file).read_text(encoding="utf-8")
             assert not name or f"def {name}(" in text, f"{mutant.breaks}: {test}"
 
 
@@ -54,10 +54,10 @@ def test_a_broken_formula_is_killed_and_a_harmless_change_survives(capsys, monke
     harmless = Mutant("schedule.py", FORMULA, f"0.5 * {FORMULA[:-4]}", "nothing", QUICK)
     harmful = Mutant("schedule.py", FORMULA, "1 - done", "cosine is a line", QUICK)
     monkeypatch.setattr(mutants, "MUTANTS", (harmless, harmful))
-    before = (ROOT / "src" / "steadynorm" / "schedule.py").read_text()
+    before = (ROOT / "src" / "steadynorm" / "schedule.py").read_text(encoding="utf-8")
     assert mutants.main(["--jobs", "2", "--out", str(tmp_path / "out.json")]) == 1
-    assert (ROOT / "src" / "steadynorm" / "schedule.py").read_text() == before
-    found = json.loads((tmp_path / "out.json").read_text())
+    assert (ROOT / "src" / "steadynorm" / "schedule.py").read_text(encoding="utf-8") == before
+    found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     assert [each["outcome"] for each in found["outcomes"]] == ["survived", "killed"]
     assert found["outcomes"][1]["by"].partition("::")[0] == "test_schedule.py"
     said = capsys.readouterr().out
@@ -71,21 +71,21 @@ def test_tests_that_fail_anyway_prove_nothing(monkeypatch, tmp_path):
     """They, and tests that are not there, are told before any mutant is tried."""
     nowhere = Mutant("schedule.py", FORMULA, "1 - done", "cosine is a line", ("test_schedule.py::test_not_there",))
     with pytest.raises(RuntimeError, match="must pass on the unbroken copy: did not run"):
-        mutants.check([nowhere], jobs=1, limit=120, report=lambda text: None)
+        mutants.check([nowhere], jobs=1, limit=600, report=lambda text: None)
 
 
 def test_the_pages_show_what_was_found(tmp_path):
     pages = ROOT / "docs" / "trust.md", ROOT / "README.md"
     copies = [tmp_path / page.name for page in pages]
     for page, copy in zip(pages, copies, strict=True):
-        copy.write_text(page.read_text())
+        copy.write_text(page.read_text(encoding="utf-8"), encoding="utf-8")
     trust.write(*copies)
     for page, copy in zip(pages, copies, strict=True):
-        assert copy.read_text() == page.read_text(), "run python -m benchmarks.trust"
+        assert copy.read_text(encoding="utf-8") == page.read_text(encoding="utf-8"), "run python -m benchmarks.trust"
 
 
 def test_the_results_are_of_these_mutants_and_none_survived():
-    found = json.loads(mutants.RESULTS.read_text())
+    found = json.loads(mutants.RESULTS.read_text(encoding="utf-8"))
     assert [each["digest"] for each in found["outcomes"]] == [mutants.digest(each) for each in MUTANTS], (
         "run python tests/mutants.py --new && python -m benchmarks.trust"
     )

@@ -1,5 +1,6 @@
 """The package as others get it: what importing it costs, what the wheel holds, that a clean environment is enough."""
 
+import os
 import re
 import subprocess
 import sys
@@ -12,19 +13,12 @@ import pytest
 import steadynorm
 
 ROOT = Path(__file__).parents[1]
-LIMIT = 0.3  # seconds of importing beyond torch and numpy
 NEW_MODULES = """
 import sys, numpy, torch
 before = set(sys.modules)
 import steadynorm
 new = set(sys.modules) - before
 print(*sorted(n for n in new if n.split(".")[0] not in sys.stdlib_module_names | {"steadynorm", "numpy"}))
-"""
-SECONDS = """
-import time, numpy, torch
-start = time.process_time()
-import steadynorm
-print(time.process_time() - start)
 """
 # What a user without any extra does.
 FIRST_STEPS = """
@@ -41,7 +35,7 @@ print(sn.__version__, len(monitor.measure()), round(sn.theory.steady_norm_sq(0.0
 
 
 def python(code: str, program: str | Path = sys.executable) -> str:
-    done = subprocess.run([program, "-c", code], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([program, "-c", code], capture_output=True, encoding="utf-8", timeout=900)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -51,15 +45,10 @@ def test_importing_loads_nothing_but_torch_and_numpy_as_they_are():
     assert python(NEW_MODULES) == ""
 
 
-@pytest.mark.slow
-def test_importing_takes_little_beyond_torch():
-    assert min(float(python(SECONDS)) for _ in range(5)) < LIMIT
-
-
 def test_versions_agree():
     """The package's own is the only one that is typed; a development version has its release's place in the changelog."""
-    cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.M)
-    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.M)
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
     assert cited is not None and newest is not None
     assert (cited[1], newest[1]) == (steadynorm.__version__, steadynorm.__version__.split(".dev")[0])
 
@@ -93,15 +82,24 @@ def test_clean_environment_needs_torch_and_numpy_alone(built, tmp_path, monkeypa
     venv.create(tmp_path, with_pip=True)
     program = tmp_path / "bin" / "python"
     pip = [program, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", ROOT / "constraints.txt"]
-    [torch] = re.findall(r"^torch==\S+", (ROOT / "constraints.txt").read_text(), re.M)
+    [torch] = re.findall(r"^torch==\S+", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M)
     [wheel] = built.glob("*.whl")
     subprocess.run([*pip, torch], check=True, capture_output=True)
     subprocess.run([*pip, wheel], check=True, capture_output=True)
     assert python(FIRST_STEPS, program) == f"{steadynorm.__version__} 1 1.1875"
     for module in ("plotly", "tyro", "rich", "tensorboard", "PIL", "scipy"):
         assert python(f"import importlib.util as u; print(u.find_spec('{module}'))", program) == "None"
-    done = subprocess.run([tmp_path / "bin" / "steadynorm", "demo"], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([tmp_path / "bin" / "steadynorm", "demo"], capture_output=True, encoding="utf-8", timeout=300)
     assert done.returncode != 0 and "steadynorm[report,train]" in done.stderr + done.stdout
+
+
+def test_a_locale_without_utf8_replaces_what_it_cannot_show():
+    """The titles of the experiments contain C²."""
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""}
+    command = [sys.executable, "-m", "steadynorm.cli", "paper", "list"]
+    done = subprocess.run(command, env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert b"C?" in done.stdout and done.stdout.isascii()
 
 
 @pytest.mark.parametrize("arguments", [["train", "gpt", "--help"], ["paper", "list"]], ids=" ".join)

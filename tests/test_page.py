@@ -39,7 +39,6 @@ class View:
     def draw_all(self):
         """Draws every plot that is not hidden, as printing does; the number of them."""
         self.tab.evaluate("page.drawAll()")
-        self.tab.wait_for_timeout(50)
         undrawn = self.tab.locator('figure:not([hidden]) .plot:not([data-drawn="1"])').count()
         empty = "[...document.querySelectorAll('figure:not([hidden]) .plot')].filter(p => !p.querySelector('.main-svg')).length"
         assert (undrawn, self.tab.evaluate(empty)) == (0, 0)
@@ -47,8 +46,15 @@ class View:
 
     def hash(self, text):
         """Goes to a state, as one who edits the address does."""
-        self.tab.evaluate("text => { location.hash = text; }", text)
-        self.tab.wait_for_timeout(100)
+        self.tab.evaluate(
+            """text => new Promise(done => {
+                const before = location.hash;
+                addEventListener("hashchange", () => done(), { once: true });  // after the page's own listener
+                location.hash = text;
+                if (location.hash === before) done();
+            })""",
+            text,
+        )
 
     def drawn(self, script):
         """What a script says of every plot's figure."""

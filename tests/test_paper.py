@@ -69,7 +69,7 @@ def test_finished_systems_are_read_and_others_run(monkeypatch: pytest.MonkeyPatc
     forecasts = {name: np.ones(20) for name in systems}
     context = paper.Context(tmp_path)
     first = simulated.simulated(context, systems, 20, 2, forecasts)
-    (tmp_path / "records" / "b" / records.FILE).write_text("torn")
+    (tmp_path / "records" / "b" / records.FILE).write_text("torn", encoding="utf-8")
     ran: list[int] = []
     original = simulate.run
     monkeypatch.setattr(simulate, "run", lambda s, *a, **k: ran.append(len(s)) or original(s, *a, **k))
@@ -105,7 +105,7 @@ def test_random_system_claims_hold_at_three_scales(monkeypatch: pytest.MonkeyPat
     done = paper.carry_out(paper.get("fig-random-system"), paper.Context(tmp_path))
     assert [claim.verdict for claim in done.outcome.claims] == ["holds"] * 3
     assert done.page.exists()
-    saved = json.loads((tmp_path / "summary.json").read_text())["numbers"]
+    saved = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))["numbers"]
     assert saved["constant_norm"] == pytest.approx(0.7071, rel=0.03)
     assert max(saved["end_over_largest"]) < 0.75
 
@@ -124,7 +124,7 @@ def test_overlap_agrees_and_writes_its_page(monkeypatch: pytest.MonkeyPatch, tmp
         overlap, "KINDS", tuple(k._replace(quick=tuple(max(4, s // 2) for s in k.quick)) for k in overlap.KINDS)
     )
     assert main(["paper", "run", "fig-overlap", "--quick", "--seeds", "48", "--out", str(tmp_path)]) == 0
-    summary = json.loads((tmp_path / "summary.json").read_text())
+    summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
     assert summary["claims"][0]["verdict"] == "holds"
     assert (tmp_path / "report.html").exists()
 

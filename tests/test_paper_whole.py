@@ -56,7 +56,7 @@ def test_it_runs_in_miniature(experiment: Training, shared_pool: Path, tmp_path:
     monkeypatch.setattr(pool, "train_all", here)
     small = replace(experiment, settings={name: miniature(each) for name, each in experiment.settings.items()})
     done = paper.carry_out(small, Context(tmp_path, seeds=2), paper.Means(shared_pool))
-    summary = json.loads((tmp_path / "summary.json").read_text())
+    summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
     assert summary["missing"] == []
     assert done.outcome.claims
     assert not [each for each in done.outcome.claims if "missing" in each.figure or "nan" in each.figure]

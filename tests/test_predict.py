@@ -13,7 +13,7 @@ from steadynorm import equivalents, predict, theory
 from steadynorm.cli import main
 from steadynorm.predict import Plan, Setting
 
-VECTORS = json.loads((Path(__file__).parent / "data" / "theory_vectors.json").read_text())
+VECTORS = json.loads((Path(__file__).parent / "data" / "theory_vectors.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("case", VECTORS["paper"], ids=lambda case: case["what"])

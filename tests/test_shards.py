@@ -269,6 +269,6 @@ def test_a_folder_without_shards_or_with_unfinished_ones_is_refused(tmp_path):
 def test_a_damaged_meta_json_is_named(tmp_path, content):
     with pytest.raises(DataError, match=r"meta\.json: missing"):
         read_token_set(tmp_path)
-    (tmp_path / "meta.json").write_text(content)
+    (tmp_path / "meta.json").write_text(content, encoding="utf-8")
     with pytest.raises(DataError, match=r"meta\.json: damaged"):
         read_token_set(tmp_path)

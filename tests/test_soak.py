@@ -47,7 +47,7 @@ def test_a_soak_that_is_ended_early_keeps_to_its_forecast_and_is_written_down(tm
     assert 0 < found["norm_worst"] < soak.NORM_LIMIT and 0.9 < found["power_least"] <= found["power_most"] < 1.0001
     soak.keep(tmp_path / "soak.json", "steps", found)
     soak.keep(tmp_path / "soak.json", "training", {"minutes": 1})
-    held = json.loads((tmp_path / "soak.json").read_text())
+    held = json.loads((tmp_path / "soak.json").read_text(encoding="utf-8"))
     assert held["steps"]["norm_worst"] == found["norm_worst"] and held["training"]["minutes"] == 1
     shown = trust.soak({"steps": held["steps"]})
     assert f"{found['norm_worst']:.2%}" in shown and "ended early" in shown and "Not run yet" in shown

@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
@@ -234,3 +235,54 @@ def test_all_of_the_source_is_looked_at():
     assert tops == {"src", "examples", "benchmarks", "docs"}
     assert len(FILES) > 120
     assert {*TRUSTED} <= {name_of(path) for path in FILES}
+
+
+def without_encoding(source: str) -> list[str]:
+    """Return the calls that read or write text in whatever encoding the locale has."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call) or {"encoding", "text"} & {each.arg for each in node.keywords} == {
+            "encoding"
+        }:
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        owner = ast.unparse(node.func.value) if isinstance(node.func, ast.Attribute) else ""
+        arguments = [*node.args, *(each.value for each in node.keywords if each.arg == "mode")]
+        binary = any("b" in each.value for each in ast.walk(ast.Tuple(arguments)) if _is_mode(each))
+        if (
+            (name == "read_text" and not node.args)
+            or (name == "write_text" and len(node.args) == 1)
+            or ((name == "fdopen" or (name == "open" and owner not in OPENERS)) and not binary)
+            or any(each.arg in ("text", "universal_newlines") for each in node.keywords)
+        ):
+            found.append(ast.unparse(node))
+    return found
+
+
+OPENERS = {"os", "tarfile", "zipfile", "gzip", "bz2", "lzma", "Image"}  # binary, or file descriptors
+
+
+def _is_mode(node: ast.AST) -> TypeGuard[ast.Constant]:
+    return (
+        isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and re.fullmatch("[rwaxbt+]+", node.value) is not None
+    )
+
+
+def test_files_without_an_encoding_are_found():
+    bad = ["p.read_text()", "p.write_text(t)", "open(p)", "p.open('w')", "run(c, text=True)", "os.fdopen(2, 'w')"]
+    good = ["p.read_text(encoding='utf-8')", "p.read_text('utf-8')", "p.open('rb')", "open(p, 'xb')", "os.open(p, 0)"]
+    assert [source for source in bad if not without_encoding(source)] == []
+    assert [source for source in good if without_encoding(source)] == []
+
+
+def test_text_is_read_and_written_in_a_named_encoding():
+    """A locale without UTF-8 reads the same files."""
+    paths = [
+        path
+        for top in ("src", "tests", "examples", "benchmarks", "docs", "results")
+        for path in (ROOT / top).rglob("*.py")
+    ]
+    found = {name_of(path): calls for path in paths if (calls := without_encoding(path.read_text(encoding="utf-8")))}
+    assert found == {}

@@ -27,7 +27,7 @@ from steadynorm.theory import (
     walk,
 )
 
-VECTORS = json.loads((Path(__file__).parent / "data" / "theory_vectors.json").read_text())
+VECTORS = json.loads((Path(__file__).parent / "data" / "theory_vectors.json").read_text(encoding="utf-8"))
 KERNELS = {
     "linear": (overlap("linear", None), twin.f_linear),
     "sign": (overlap("sign", None), twin.f_sign),

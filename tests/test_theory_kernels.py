@@ -12,7 +12,7 @@ import twins_theory as twin
 
 from steadynorm.theory import advance, ema, lion, matrix_sides, overlap, steady, trace
 
-VECTORS = json.loads((Path(__file__).parent / "data" / "theory_vectors.json").read_text())
+VECTORS = json.loads((Path(__file__).parent / "data" / "theory_vectors.json").read_text(encoding="utf-8"))
 
 # lmo, shape, and the same kernel written plainly
 TWINS = {

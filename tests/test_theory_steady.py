@@ -27,7 +27,7 @@ from steadynorm.theory import (
     weight_decay_for,
 )
 
-VECTORS = json.loads((Path(__file__).parent / "data" / "theory_vectors.json").read_text())
+VECTORS = json.loads((Path(__file__).parent / "data" / "theory_vectors.json").read_text(encoding="utf-8"))
 ALPHAS = (1e-3, 0.02, 0.1, 0.5, 1.0)
 KERNELS = {
     "linear": (overlap("linear", None), twin.f_linear),
@@ -374,7 +374,11 @@ def test_single_precision_alpha_loses_nothing_but_its_own_rounding():
 
 def test_theory_needs_no_torch():
     source = Path(theory.__file__).parent.glob("*.py")
-    assert not [path.name for path in source if "import torch" in path.read_text() or "from torch" in path.read_text()]
+    assert not [
+        path.name
+        for path in source
+        if "import torch" in path.read_text(encoding="utf-8") or "from torch" in path.read_text(encoding="utf-8")
+    ]
 
 
 # --- bad input

@@ -64,7 +64,7 @@ def test_all_three_formats_give_the_same_stream_validation_first(tmp_path):
 
 def test_meta_json_tells_tokeniser_counts_and_checksums(tmp_path):
     made = run([jsonl(tmp_path / "a.jsonl")], tmp_path / "out")
-    meta = json.loads((tmp_path / "out" / "meta.json").read_text())
+    meta = json.loads((tmp_path / "out" / "meta.json").read_text(encoding="utf-8"))
     assert (meta["tokenizer"], meta["vocab_size"], meta["end_of_text"]) == ("bytes", 257, 256)
     assert read_token_set(tmp_path / "out") == made
     made.check()
@@ -300,8 +300,8 @@ def test_a_vocabulary_too_large_for_uint16_is_refused(tmp_path):
 
 
 def test_gpt2_files_must_be_gpt2s(tmp_path):
-    (tmp_path / "encoder.json").write_text("{}")
-    (tmp_path / "vocab.bpe").write_text("")
+    (tmp_path / "encoder.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "vocab.bpe").write_text("", encoding="utf-8")
     with pytest.raises(DataError, match=r"encoder\.json: missing, or not GPT-2's"):
         make_encoder(tmp_path)
 

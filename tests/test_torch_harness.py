@@ -79,7 +79,7 @@ def test_forloop_goes_right_direction(info: OptimizerInfo, contiguous: bool, wit
             optimizer = info.optim_cls(params, **kwargs)
             schedulers = [make(optimizer) for make in constructors]
             first = closure().item()
-            for _ in range(20):
+            for _ in range(10):
                 loss = optimizer.step(closure)
                 for scheduler in schedulers:
                     scheduler.step(*([loss.detach()] if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau) else []))
@@ -417,7 +417,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def rows() -> list[list[str]]:
-    page = HERE.parent.joinpath("docs/torch-harness.md").read_text()
+    page = HERE.parent.joinpath("docs/torch-harness.md").read_text(encoding="utf-8")
     return [
         [cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("| `")
     ]
@@ -428,7 +428,7 @@ def test_the_table_names_our_tests_and_all_of_them(rows: list[list[str]]):
     mine = {
         node.name
         for path in (Path(__file__), HERE / "test_torch_harness_state.py")
-        for node in ast.parse(path.read_text()).body
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
     }
     ours_alone = {"test_every_own_optimizer_is_described"}

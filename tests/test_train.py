@@ -134,9 +134,10 @@ def launch(made: Config) -> subprocess.Popen[bytes]:
     return process
 
 
-def wait_for_step(out: Path, step: int) -> None:
-    """Until so many records are on the disk, or checkpoints that say so."""
-    for _ in range(6000):
+def wait_for_step(process: subprocess.Popen[bytes], out: Path, step: int) -> None:
+    """Wait until a running process has saved a checkpoint of this step or a later one."""
+    deadline = time.monotonic() + 600
+    while time.monotonic() < deadline and process.poll() is None:
         if any(checkpoint.step_of(path) >= step for path in checkpoint.found(out / "checkpoints")):
             return
         time.sleep(0.01)
@@ -151,15 +152,8 @@ def killed_again_and_again(made: Config, times: int, seed: int) -> None:
         time.sleep(generator.uniform(1.5, 6.0))
         process.kill()
         process.communicate()
-    out, error = launch(made).communicate(timeout=300)
+    out, error = launch(made).communicate(timeout=900)
     assert out.strip() == b"True", error.decode()
-
-
-def test_kill_9_at_a_random_moment(shards: Path, tmp_path: Path, unbroken: Path):
-    made = config(shards, tmp_path / "run")
-    killed_again_and_again(made, 2, seed=0)
-    assert same(made.out, unbroken)
-    np.testing.assert_equal(columns(made.out), columns(unbroken))
 
 
 @pytest.mark.slow
@@ -175,11 +169,11 @@ def test_kill_9_at_20_random_moments(shards: Path, tmp_path: Path):
 
 
 def test_sigterm_saves_and_ends_clean(shards: Path, tmp_path: Path, unbroken: Path):
-    longer = config(shards, tmp_path / "long", steps=3000, save_every=10)
+    longer = config(shards, tmp_path / "long", steps=1_000_000, save_every=10)  # never done
     process = launch(longer)
-    wait_for_step(longer.out, 10)
+    wait_for_step(process, longer.out, 10)
     process.send_signal(signal.SIGTERM)
-    out, error = process.communicate(timeout=60)
+    out, error = process.communicate(timeout=600)
     assert out.strip() == b"False", error.decode()
     assert process.returncode == 0
     last = checkpoint.step_of(checkpoint.found(longer.out / "checkpoints")[-1])
@@ -262,10 +256,10 @@ def test_a_finished_run_is_left_alone(shards: Path, unbroken: Path):
 
 
 def test_two_processes_in_one_folder(shards: Path, tmp_path: Path):
-    made = config(shards, tmp_path / "run", steps=3000)
+    made = config(shards, tmp_path / "run", steps=1_000_000)  # never done
     process = launch(made)
     try:
-        wait_for_step(made.out, 5)
+        wait_for_step(process, made.out, 5)
         with pytest.raises((ValueError, OSError), match="another process is training in"):
             loop.train(made, quiet=True)
     finally:
@@ -288,7 +282,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_used(shards: Path, tmp_
 def test_no_whole_checkpoint_is_an_error_that_says_what_to_do(tmp_path: Path):
     folder = tmp_path / "step-000001"
     folder.mkdir()
-    (folder / "manifest.json").write_text("{}")
+    (folder / "manifest.json").write_text("{}", encoding="utf-8")
     with (
         pytest.warns(UserWarning, match="cannot be read"),
         pytest.raises(checkpoint.CheckpointError, match="remove the folder"),

@@ -67,7 +67,7 @@ VIT = [
 ]
 ADAMW = ["--optim.name", "adamw", "--optim.lr", "0.003", "--optim.output-lr", "0.003"]
 MEASURED = ("loss", "weight_norm", "grad_norm", "spectral_norm", "sign_norm", "forecast_norm", "alignment", "lr")
-TIMEOUT = 240  # seconds, under load; a hang ends here
+TIMEOUT = 900  # seconds, on a busy machine; a hang ends here
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -125,7 +125,7 @@ def children(pid: int) -> list[int]:
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
+            if int(stat.read_text(encoding="utf-8").rpartition(")")[2].split()[1]) == pid:
                 found.append(int(stat.parent.name))
         except (OSError, ValueError):
             continue
@@ -178,19 +178,26 @@ def from_middle(source: Path, out: Path) -> Path:
     return out
 
 
-@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
-def test_two_processes_see_the_losses_of_one_and_each_can_go_on_from_the_other(mode: str, alone: Path, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("mode", "resumed"),
+    [
+        ("ddp", 1),
+        ("fsdp", 2),
+        pytest.param("ddp", 2, marks=pytest.mark.slow),
+        pytest.param("fsdp", 1, marks=pytest.mark.slow),
+    ],
+)
+def test_two_processes_see_the_losses_of_one_and_each_can_go_on_from_the_other(
+    mode: str, resumed: int, alone: Path, tmp_path: Path
+):
+    """From two processes to one, or from one to two, the second half of the run is the same."""
     single = records.read(alone)
     two = run(tmp_path / "two", processes=2, mode=mode)
     assert_alike(two, single)
     assert two.steps.tolist() == single.steps.tolist()  # written once
-    # from one process to two, from two to one: the second half of the run is the same
-    np.testing.assert_allclose(
-        losses(run(from_middle(alone, tmp_path / "a"), processes=2, mode=mode)), losses(single), rtol=1e-2
-    )
-    np.testing.assert_allclose(
-        losses(run(from_middle(tmp_path / "two", tmp_path / "b"), processes=1)), losses(single), rtol=1e-2
-    )
+    source = alone if resumed == 2 else tmp_path / "two"
+    found = run(from_middle(source, tmp_path / "resumed"), processes=resumed, mode=mode if resumed == 2 else "ddp")
+    np.testing.assert_allclose(losses(found), losses(single), rtol=1e-2)
 
 
 @pytest.mark.slow

@@ -90,7 +90,7 @@ def _watch(processes: Sequence[subprocess.Popen[bytes]], folders: Sequence[Path]
             ended = [each.poll() for each in processes]
             for code, out in zip(ended, folders, strict=True):
                 if code:
-                    last = (out / "log.txt").read_text(errors="replace").strip().splitlines()[-1:]
+                    last = (out / "log.txt").read_text(errors="replace", encoding="utf-8").strip().splitlines()[-1:]
                     raise RuntimeError(f"{out}: training failed ({' '.join(last)}); see {out / 'log.txt'}")
             now = sum(records.last_step(out / records.FILE) for out in folders)
             tell(now - done)

@@ -31,7 +31,7 @@ def texts(folder: Path) -> Path:
     path, generator = folder / "text.jsonl", np.random.default_rng(0)
     words = ["to", "be", "or", "not", "that", "is"]
     lines = [" ".join(words[k] for k in generator.integers(0, 6, 40)) for _ in range(60)]
-    path.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    path.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines), encoding="utf-8")
     return path
 
 

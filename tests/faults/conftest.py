@@ -1,4 +1,4 @@
-"""At the end: how many faults were injected; after each test: that its kills hit."""
+"""Data and an unbroken run for all faults; after each test: that its kills hit."""
 
 import contextlib
 import os
@@ -64,8 +64,3 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     """Of 1 MiB: there is room for a run."""
     with mounted(tmp_path / "disk", "1m") as folder:
         yield folder
-
-
-def pytest_terminal_summary(terminalreporter):
-    if injecting.COUNT:
-        terminalreporter.write_line(f"faults injected: {injecting.COUNT}")

@@ -276,7 +276,7 @@ def test_records_of_earlier_versions_are_read_and_sealed_when_a_run_goes_on(tmp_
     path = recorded(tmp_path, steps=4)
     sealed, expected = path.read_bytes(), as_read(path)
     plain = [{k: v for k, v in json.loads(line).items() if k != "crc"} for line in sealed.splitlines()]
-    path.write_text("".join(json.dumps(line) + "\n" for line in plain))
+    path.write_text("".join(json.dumps(line) + "\n" for line in plain), encoding="utf-8")
     assert as_read(path) == expected
     config = {"lr": 0.1, "steps": 4}
     records.Recorder(path, name="run", config=config, resume_at=9).close()
@@ -369,7 +369,7 @@ def test_a_damaged_configuration(made: Path, tmp_path: Path, flips: int):
         return read_json(path)
 
     assert examine(path, use, ValueError, flips) > flips // 2
-    path.write_text("[1, 2]")
+    path.write_text("[1, 2]", encoding="utf-8")
     injected()
     assert not pool.finished(run)
     with pytest.raises(ValueError, match=r"config\.json: not whole .*restore it from a copy, or remove it alone"):
@@ -377,7 +377,7 @@ def test_a_damaged_configuration(made: Path, tmp_path: Path, flips: int):
 
 
 def test_json_without_a_checksum_is_read_as_it_is(tmp_path: Path):
-    (tmp_path / "old.json").write_text('{"a": 1}')
+    (tmp_path / "old.json").write_text('{"a": 1}', encoding="utf-8")
     assert read_json(tmp_path / "old.json") == {"a": 1}
     write_json(tmp_path / "new.json", {"a": np.float64(0.1).item(), "b": None})
     assert read_json(tmp_path / "new.json") == {"a": 0.1, "b": None}

@@ -168,10 +168,10 @@ def test_the_command_line_says_it_in_one_line(
     tmp_path: Path, registered: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.delenv("STEADYNORM_TRACEBACK", raising=False)
-    (tmp_path / "out").write_text("mine")
+    (tmp_path / "out").write_text("mine", encoding="utf-8")
     injected()
     assert main(["report", str(registered / "run"), "--out", str(tmp_path / "out" / "page.html")]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "cannot be a folder, a file is in its place" in said
-    assert (tmp_path / "out").read_text() == "mine"
+    assert (tmp_path / "out").read_text(encoding="utf-8") == "mine"

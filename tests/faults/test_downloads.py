@@ -90,13 +90,14 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tmp_path_factory: py
 
 
 def fetch(url: str, part: Path, **options: object) -> Path:
-    how = {"size": len(BIG), "sha256_hex": SHA256, "progress": False, "timeout": 0.2} | options
+    how = {"size": len(BIG), "sha256_hex": SHA256, "progress": False, "timeout": 60.0} | options
     return download(url, part, **how)  # pyright: ignore
 
 
 @pytest.mark.parametrize("path", ["/cut", "/stall"])
 def test_a_server_that_cuts_or_stalls_gives_the_file_in_the_end(server: str, tmp_path: Path, path: str):
-    assert fetch(server + path, tmp_path / "big.part").read_bytes() == BIG
+    how = {"timeout": 0.2, "retries": 10_000} if path == "/stall" else {}  # a busy machine stalls at times, too
+    assert fetch(server + path, tmp_path / "big.part", **how).read_bytes() == BIG
     early = Unreliable.early.stat().st_size
     assert early >= 3  # a connection gives a third at most
     injected(early)
@@ -108,9 +109,11 @@ def test_a_client_killed_while_downloading(server: str, tmp_path: Path, times: i
     start = time.perf_counter()
     fetch(server + "/slow", tmp_path / "timed.part").unlink()
     length = time.perf_counter() - start
-    for k in range(times):
+    hits = 0
+    while hits < times:
         left = length * (1 - (part.stat().st_size if part.exists() else 0) / len(BIG))
-        if killed_after(generator.uniform(0, left), partial(fetch, server + ("/slow", "/cut")[k % 2], part)):
+        if killed_after(generator.uniform(0, left), partial(fetch, server + ("/slow", "/cut")[hits % 2], part)):
+            hits += 1
             have = part.read_bytes() if part.exists() else b""
             assert have == BIG[: len(have)]  # what is there is the beginning of the file
         else:
@@ -126,10 +129,10 @@ def test_a_damaged_part_is_never_taken_for_the_file(server: str, tmp_path: Path,
     part = tmp_path / "big.part"
     for label, content in damages(BIG[:700_000], seed=2, flips=flips):
         part.write_bytes(content)
-        assert fetch(server + "/slow", part, timeout=5.0).read_bytes() == BIG, label
+        assert fetch(server + "/slow", part).read_bytes() == BIG, label
     for label, content in damages(BIG, seed=3, flips=flips, cuts=0):
         part.write_bytes(content)
-        assert fetch(server + "/slow", part, timeout=5.0).read_bytes() == BIG, label
+        assert fetch(server + "/slow", part).read_bytes() == BIG, label
 
 
 @pytest.mark.parametrize("times", [10, pytest.param(120, marks=pytest.mark.slow)])

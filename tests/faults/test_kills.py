@@ -72,9 +72,11 @@ def test_saving_a_checkpoint_at_any_time(tmp_path: Path, times: int):
     start = time.perf_counter()
     save_all(tmp_path / "unbroken")
     length, generator, folder = time.perf_counter() - start, random.Random(2), tmp_path / "run"
-    newest = 0
-    for _ in range(times):
-        if not killed_after(generator.uniform(0, length), partial(save_all, folder, newest + 4)):
+    newest = hits = 0
+    while hits < times:
+        if killed_after(generator.uniform(0, length), partial(save_all, folder, newest + 4)):
+            hits += 1
+        else:
             length *= 0.7  # the machine was busier when it was measured
         if (saved := checkpoint.latest(folder)) is not None:
             assert_right(saved)

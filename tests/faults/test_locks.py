@@ -30,7 +30,7 @@ def holder(folder: Path, name: str = ".lock") -> Iterator[int]:
     def work() -> None:
         with lock(folder, name=name):
             os.write(begun, b"x")
-            time.sleep(60)
+            signal.pause()
 
     pid = child(work)
     assert os.read(ready, 1) == b"x"
@@ -65,7 +65,7 @@ def test_the_second_is_refused_and_told_which_process_is_first(
             actions[command]()
         assert files_in(folder) == before
     actions[command]()  # the lock ended with the process, though its id is still in the file
-    assert (folder / ".lock").read_text().split()[0] == str(os.getpid())
+    assert (folder / ".lock").read_text(encoding="utf-8").split()[0] == str(os.getpid())
 
 
 def test_a_run_of_the_pool_is_left_to_the_command_that_trains_it(tmp_path: Path):
@@ -96,15 +96,15 @@ def test_who_can_use_what_the_first_makes_waits_and_says_for_whom(
         os.dup2(os.open(heard, os.O_WRONLY | os.O_CREAT), 2)
         import sys
 
-        sys.stderr = os.fdopen(2, "w")
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8")
         actions[command]()
 
     with holder(folder) as pid:
         other = child(wait)
         expected = f"waiting for process {pid}, which works in {folder}\n"
-        deadline = time.monotonic() + 20
-        while not heard.exists() or heard.read_text() != expected:
-            assert time.monotonic() < deadline, heard.read_text() if heard.exists() else "nothing"
+        deadline = time.monotonic() + 600
+        while not heard.exists() or heard.read_text(encoding="utf-8") != expected:
+            assert time.monotonic() < deadline, heard.read_text(encoding="utf-8") if heard.exists() else "nothing"
             time.sleep(0.01)
         assert files_in(folder) == {}
     assert ended(other) == 0
@@ -124,7 +124,7 @@ def test_what_a_lock_file_holds_decides_nothing(tmp_path: Path, content: bytes):
     (tmp_path / ".lock").write_bytes(content)
     injected()
     with lock(tmp_path, busy="taken"):
-        assert (tmp_path / ".lock").read_text().split()[0] == str(os.getpid())
+        assert (tmp_path / ".lock").read_text(encoding="utf-8").split()[0] == str(os.getpid())
         (tmp_path / ".lock").write_bytes(content)
         assert answer(partial(enter, tmp_path)).startswith("BusyError: taken (it is ")
 
@@ -135,12 +135,12 @@ def enter(folder: Path) -> None:
 
 
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path):
-    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "precious").write_text("mine", encoding="utf-8")
     (tmp_path / ".lock").symlink_to(tmp_path / "precious")
     injected()
     with pytest.raises(OSError), lock(tmp_path):
         pytest.fail("followed")
-    assert (tmp_path / "precious").read_text() == "mine"
+    assert (tmp_path / "precious").read_text(encoding="utf-8") == "mine"
 
 
 def test_leftovers_of_the_dead_are_removed_and_the_files_of_the_living_are_not(tmp_path: Path):

@@ -86,14 +86,14 @@ def test_where_nothing_may_be_written_or_a_file_is_in_the_way(tmp_path: Path, da
     folder.mkdir()
     said = without_rights(folder, lambda: loop.train(config(data, Path("run")), quiet=True))
     assert "run: cannot be written (Permission denied); choose another folder" in said
-    (folder / "run").write_text("mine")
+    (folder / "run").write_text("mine", encoding="utf-8")
     injected()
     with pytest.raises(OSError, match=r"run: cannot be a folder, a file is in its place; remove it or choose another"):
         loop.train(config(data, folder / "run"), quiet=True)
     injected()
     with pytest.raises(OSError, match="cannot be a folder, a file is in its place"):
         make_folder(folder / "run" / "below")
-    assert (folder / "run").read_text() == "mine"
+    assert (folder / "run").read_text(encoding="utf-8") == "mine"
 
 
 def test_a_run_whose_folder_may_not_be_written_any_more(tmp_path: Path, data: Path, unbroken: Config):

@@ -39,8 +39,10 @@ def test_table_of_a_real_architecture(name: str):
     table = sn.explain(groups_of(name)) + "\n"
     path = GOLDEN / f"{name}.txt"
     if os.environ.get("STEADYNORM_WRITE_GOLDEN"):
-        path.write_text(table)
-    assert table == path.read_text(), f"{path.name} differs; if that is meant, write it anew (see the top of this file)"
+        path.write_text(table, encoding="utf-8")
+    assert table == path.read_text(encoding="utf-8"), (
+        f"{path.name} differs; if that is meant, write it anew (see the top of this file)"
+    )
 
 
 def test_every_golden_table_belongs_to_an_architecture():

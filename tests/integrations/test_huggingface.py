@@ -173,7 +173,7 @@ def test_the_callback_goes_on_after_resuming_as_if_unbroken(tmp_path: Path):
     whole = trainer_of(tmp_path / "whole", callbacks=[of(tmp_path / "a")])
     whole.train()
     assert (tmp_path / "whole" / "checkpoint-5" / STATE).exists()
-    before = json.loads((tmp_path / "whole" / "checkpoint-5" / "trainer_state.json").read_text())
+    before = json.loads((tmp_path / "whole" / "checkpoint-5" / "trainer_state.json").read_text(encoding="utf-8"))
     assert before["global_step"] == 5
     folder = tmp_path / "b"
     stopped = trainer_of(tmp_path / "stopped", callbacks=[of(folder)])

@@ -77,7 +77,7 @@ def test_a_folder_becomes_a_report(tmp_path: Path, taken: list[dict[str, Any]]):
     assert run.steps.tolist() == [1, 2, 3, 4]
     assert run.columns["loss"].tolist() == pytest.approx([record["loss"] for record in taken])
     report([tmp_path / "run"], tmp_path / "page.html")
-    assert "hidden.weight" in (tmp_path / "page.html").read_text()
+    assert "hidden.weight" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_a_folder_of_another_configuration_is_refused(tmp_path: Path, taken: list[dict[str, Any]]):

@@ -354,4 +354,4 @@ class Life(CountedMachine):
 def test_any_life_of_an_optimizer(name):
     """100 lives of up to 50 rules each in the slow profile: one takes about a tenth of a second."""
     machine = type(f"Life of {name}", (Life,), {"entry": ENTRIES[name]})
-    run_state_machine_as_test(machine, settings=budget(5, 100), _min_steps=1)
+    run_state_machine_as_test(machine, settings=budget(3, 100), _min_steps=1)

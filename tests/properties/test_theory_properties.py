@@ -170,7 +170,7 @@ def test_half_life_halves_and_falls_with_decay(lr, decay, factor):
 
 
 @prop(
-    fast=40,
+    fast=15,
     slow=FEWER,
     lr=log_floats(0.01, 0.3),
     decay=log_floats(0.2, 1.0),
@@ -216,7 +216,7 @@ def test_a_forecast_is_scale_free_positive_and_below_the_linear_one(lr, decay, a
 
 
 @prop(
-    fast=40,
+    fast=15,
     slow=FEWER,
     lr=log_floats(0.01, 0.3),
     decay=log_floats(0.2, 1.0),

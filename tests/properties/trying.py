@@ -18,18 +18,15 @@ Times of a busy core; together about half an hour of it. The summary line of a r
 """
 
 import functools
-import os
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from counts import EXAMPLES, PROFILE
 from hypothesis import HealthCheck, given, settings
 from hypothesis.stateful import RuleBasedStateMachine
 
 SLOW = 20_000
 FEWER = 2_000  # of a property that takes milliseconds, or has several cases: in each of them
-PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "fast")
-TRIED: Counter[str] = Counter()  # property -> examples that were really run
 
 _COMMON: dict[str, Any] = {
     "deadline": None,  # a busy machine is no failure
@@ -51,7 +48,7 @@ def prop(fast: int = 60, slow: int = SLOW, **strategies: Any) -> Callable[[Calla
     def wrap(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)
         def counted(*args: Any, **kwargs: Any) -> None:
-            TRIED[test.__name__] += 1
+            EXAMPLES[test.__name__] += 1
             test(*args, **kwargs)
 
         return budget(fast, slow)(given(**strategies)(counted))
@@ -64,4 +61,4 @@ class CountedMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        TRIED[type(self).__name__] += 1
+        EXAMPLES[type(self).__name__] += 1

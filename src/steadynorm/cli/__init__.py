@@ -1,5 +1,6 @@
 """The command line: parse, call, print."""
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     from steadynorm import __version__
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a locale without UTF-8 has no ²: it becomes a question mark
     argv = spelled_out(sys.argv[1:] if argv is None else argv)
     if argv == ["--version"]:
         print(f"steadynorm {__version__}")

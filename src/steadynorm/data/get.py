@@ -105,7 +105,7 @@ class Package:
                 [program, *self.command[1:], str(folder)],
                 cwd=work,
                 capture_output=True,
-                text=True,
+                encoding="utf-8",
                 errors="replace",
                 stdin=subprocess.DEVNULL,
                 timeout=_PROGRAM_SECONDS,

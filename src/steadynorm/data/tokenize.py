@@ -73,7 +73,7 @@ def tokenize_files(
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
-    >>> _ = (folder / "a.txt").write_text("To be"), (folder / "b.txt").write_text("or not")
+    >>> _ = (folder / "a.txt").write_text("To be", encoding="utf-8"), (folder / "b.txt").write_text("or not", encoding="utf-8")
     >>> made = tokenize_files([folder], folder / "out", tokenizer="bytes", validation_tokens=6, workers=1)
     >>> [(each.name, each.tokens) for each in made.shards]
     [('text_val_000000.bin', 6), ('text_train_000001.bin', 7)]

@@ -253,7 +253,9 @@ def commit() -> str | None:
 
     def git(*arguments: str) -> str | None:
         try:
-            done = subprocess.run(["git", "-C", str(source), *arguments], capture_output=True, text=True, check=True)
+            done = subprocess.run(
+                ["git", "-C", str(source), *arguments], capture_output=True, encoding="utf-8", check=True
+            )
         except (OSError, subprocess.CalledProcessError):
             return None
         return done.stdout.strip()

@@ -149,7 +149,7 @@ def _collect(state: _State, meter: "_Meter") -> None:
 
 
 def _last_words(folder: Path, code: int) -> str:
-    lines = (folder / LOG).read_text(errors="replace").strip().splitlines()[-_TAIL:]
+    lines = (folder / LOG).read_text(errors="replace", encoding="utf-8").strip().splitlines()[-_TAIL:]
     return f"exit code {code}; the end of {folder / LOG}:\n" + "\n".join(f"  {line}" for line in lines)
 
 
