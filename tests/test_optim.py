@@ -233,7 +233,7 @@ def test_halving_lr_quarters_corrected_shrink(name: str):
     "make",
     [
         partial(sn.Scion, lmo="spectral", weight_decay=0.5),
-        partial(sn.ScionC, lmo="spectral", weight_decay=0.5),
+        lambda params, **how: sn.ScionC([{"params": params, "weight_decay": 0.5}], lmo="spectral", **how),
         partial(sn.RenormalizedAdamW, weight_decay=0.5),
     ],
 )
@@ -915,3 +915,38 @@ def test_a_fused_step_that_skips_all_counts_all(monkeypatch):
         assert all(torch.equal(p, torch.ones_like(p)) == bad for p in params)
         assert [int(optimizer.state[p]["step"]) for p in params] == [0 if bad else 1] * 3
     assert not hasattr(optimizer, "found_inf")
+
+
+# --- a target or a constant decay
+
+
+def test_constant_decay_for_all_groups_is_refused_with_the_target_it_means():
+    p = torch.nn.Parameter(torch.ones(4, 4))
+    with pytest.raises(ValueError, match=r"steady_norm_sq=0\.95: pass that.*use Scion") as error:
+        sn.ScionC([p], lr=0.01, alpha=0.1, lmo="spectral", weight_decay=0.1)
+    assert "switch the correction off" in str(error.value)
+    optimizer = sn.ScionC([p], lr=0.01, alpha=0.1, lmo="spectral", steady_norm_sq=0.95)
+    assert optimizer.weight_decay_of(p) == pytest.approx(0.1)
+
+
+def test_a_group_has_a_target_or_a_constant_decay():
+    p, q = (torch.nn.Parameter(torch.ones(4, 4)) for _ in range(2))
+    with pytest.raises(ValueError, match=r"group 0.*weight_decay=0\.1.*steady_norm_sq=3\.0.*give one"):
+        sn.ScionC([{"params": [p], "weight_decay": 0.1, "steady_norm_sq": 3.0}], lmo="spectral")
+    constant = {"params": [p], "weight_decay": 0.1, "steady_norm_sq": None}
+    optimizer = sn.ScionC([constant, {"params": [q]}], lmo="spectral")
+    optimizer.param_groups[0]["lr"] = 1e-3
+    assert optimizer.weight_decay_of(p) == 0.1
+    assert optimizer.weight_decay_of(q) == pytest.approx(0.08)
+    again = sn.ScionC(optimizer.param_groups)  # some trainers build an optimizer from another's groups
+    again.load_state_dict(optimizer.state_dict())
+    assert again.weight_decay_of(p) == 0.1
+
+
+def test_checkpoints_with_a_target_beside_a_constant_decay_still_load():
+    p = torch.nn.Parameter(torch.ones(4, 4))
+    optimizer = sn.ScionC([{"params": [p], "weight_decay": 0.1}], lmo="spectral")
+    saved = optimizer.state_dict()
+    saved["param_groups"][0]["steady_norm_sq"] = 1.1875
+    optimizer.load_state_dict(saved)
+    assert optimizer.weight_decay_of(p) == 0.1

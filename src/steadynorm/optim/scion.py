@@ -9,6 +9,7 @@ from torch.optim.optimizer import ParamsT
 
 from steadynorm import lmo as lmos
 from steadynorm import theory
+from steadynorm.families import group_label
 from steadynorm.optim.base import Group, SteadyOptimizer, full_precision
 from steadynorm.optim.buckets import Batch, Bucket, Parts, Scalars, most_elements
 from steadynorm.optim.checks import check_lr, check_range, refuse_unknown
@@ -189,7 +190,8 @@ class ScionC(Scion):
 
     Arguments as Scion's, and:
         steady_norm_sq: C^2, the weight norm squared over the update norm squared to settle at.
-        weight_decay: set in a group, it is a constant lambda there (the output layer) and C^2 is not used.
+        weight_decay: set in a group, it is a constant lambda there (the output layer), which has no steady_norm_sq.
+            As an argument it is refused: it would switch the correction off for every group.
         overlap: "linear", the paper's formula, or "exact": the decay that reaches C^2 given the overlap kernel of each
             parameter's lmo and shape, at finite eta.
 
@@ -230,12 +232,27 @@ class ScionC(Scion):
         defaults = _defaults(
             lr, alpha, lmo, nesterov, blocks, polar, polar_steps, momentum_dtype, own_time, check_finite, maximize
         )
-        defaults |= {"weight_decay": weight_decay, "steady_norm_sq": steady_norm_sq, "overlap": overlap}
+        if weight_decay is not None:
+            raise ValueError(_constant_for_all(weight_decay, float(lr), alpha, nesterov))
+        defaults |= {"weight_decay": None, "steady_norm_sq": steady_norm_sq, "overlap": overlap}
         SteadyOptimizer.__init__(self, params, defaults, mesh)
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add a group, with either a target or a constant decay."""
+        if param_group.get("weight_decay") is not None:
+            if param_group.get("steady_norm_sq") is not None:
+                label = group_label(len(self.param_groups), param_group)
+                raise ValueError(
+                    f"{type(self).__name__}, {label}: weight_decay={param_group['weight_decay']} makes its decay "
+                    f"constant, and steady_norm_sq={param_group['steady_norm_sq']} asks for a corrected one; give one"
+                )
+            param_group = {**param_group, "steady_norm_sq": None}
+        super().add_param_group(param_group)
 
     def check_group(self, group: Group) -> None:
         super().check_group(group)
-        check_range("steady_norm_sq", group["steady_norm_sq"])
+        if group["weight_decay"] is None:
+            check_range("steady_norm_sq", group["steady_norm_sq"])
         if group["overlap"] not in ("linear", "exact"):
             raise ValueError(f"overlap={group['overlap']!r} is unknown; choose 'linear' or 'exact'")
         for p in group["params"]:
@@ -273,6 +290,19 @@ class ScionC(Scion):
             overlap=settings.lmo.overlap(shape, blocks=settings.blocks) if exact else "linear",
         )
         return check_reachable(target, lr, decay)
+
+
+def _constant_for_all(weight_decay: float, lr: float, alpha: float, nesterov: bool) -> str:
+    """The error for ScionC(weight_decay=...), with the target that this decay means."""
+    if weight_decay > 0 and lr > 0:
+        target = theory.steady_norm_sq(lr, weight_decay, alpha, nesterov=nesterov, limit=True)
+        remedy = f"at lr={lr:g} and alpha={alpha:g} it settles at steady_norm_sq={target:.4g}: pass that instead"
+    else:
+        remedy = "pass steady_norm_sq= instead"
+    return (
+        f"ScionC: weight_decay={weight_decay} would be constant and switch the correction off; {remedy}, use Scion for "
+        "constant decay, or set weight_decay in single groups"
+    )
 
 
 def _defaults(
