@@ -23,11 +23,13 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from steadynorm import page, paper
 from steadynorm.paper import carrying
-from steadynorm.paper.experiment import VERDICTS, Outcome
+from steadynorm.paper.experiment import LEAST, VERDICTS, Claim, Outcome
+from steadynorm.paper.statistics import CONFIDENCE, holm
 
 ROOT = Path(__file__).parent.parent
 COLOURS = ("#1d4ed8", "#c2410c", "#15803d", "#7e22ce", "#0e7490", "#b91c1c", "#a16207", "#475569")
 MOST_PLOTS = 9
+AFTER = "of these after Holm"
 STYLE = {"svg.hashsalt": "steadynorm", "svg.fonttype": "none", "font.size": 8, "axes.spines.top": False,
          "axes.spines.right": False, "figure.facecolor": "white", "lines.linewidth": 1.2}  # fmt: skip
 
@@ -35,7 +37,7 @@ STYLE = {"svg.hashsalt": "steadynorm", "svg.fonttype": "none", "font.size": 8, "
 def results(root: Path) -> Iterator[Path]:
     """The folders of finished experiments, in the order of `paper list`."""
     order = list(paper.EXPERIMENTS)
-    found = [path.parent for path in (root / "results").glob("*/summary.json") if _summary(path.parent).get("schema")]
+    found = filter(carrying.is_kept, (root / "results").iterdir())
     yield from sorted(found, key=lambda each: (order.index(_summary(each)["experiment"]), each.name))
 
 
@@ -44,24 +46,34 @@ def _summary(folder: Path) -> dict[str, Any]:
 
 
 def write(root: Path, out: Path) -> None:
-    """All pages and pictures, anew."""
+    """Write all pages and pictures again."""
     shutil.rmtree(out, ignore_errors=True)
     (out / "img").mkdir(parents=True)
     folders = list(results(root))
+    certain = _certain(folders)
     for folder in folders:
         name, context = carrying.context_of(folder)
         outcome, _ = carrying.judge(paper.get(name), context)
-        (out / f"{folder.name}.md").write_text(_page(folder, outcome))
+        (out / f"{folder.name}.md").write_text(_page(folder, outcome, certain))
         picture = draw([each for each in outcome.blocks if isinstance(each, page.Plot | page.HeatMap)][:MOST_PLOTS])
         (out / "img" / f"{folder.name}.svg").write_text(picture)
-    (out / "index.md").write_text(_index(folders))
+    (out / "index.md").write_text(_index(folders, certain))
     (out / "calibration.md").write_text(_calibration(json.loads((root / "results" / "calibration.json").read_text())))
+
+
+Certain = dict[tuple[str, str], bool]  # folder and claim: does the verdict stay after Holm's correction?
+
+
+def _certain(folders: Sequence[Path]) -> Certain:
+    """Which verdicts stay if the chance of even one wrong among all claims of all folders is to be small."""
+    claims = {(folder.name, each["text"]): each["p"] for folder in folders for each in _summary(folder)["claims"]}
+    return dict(zip(claims, holm(list(claims.values())), strict=True))
 
 
 # Pages
 
 
-def _page(folder: Path, outcome: Outcome) -> str:
+def _page(folder: Path, outcome: Outcome, certain: Certain) -> str:
     held = _summary(folder)
     experiment = paper.get(held["experiment"])
     made = f"{held['runs']} runs, {held['seconds'] / 60:.0f} minutes of one core"
@@ -80,13 +92,24 @@ def _page(folder: Path, outcome: Outcome) -> str:
         f"**{folder.name}**. " + (f"O{found[1:]}" if found.startswith("ours") else f"The paper: {found}"),
         f"![{experiment.title}](img/{folder.name}.svg)",
         "## Claims",
-        *(f"**{c.verdict}**: {c.text}.\n{_cell(c.figure)}" for c in outcome.claims),
+        *(
+            f"{_verdict(c, certain[folder.name, c.text], len(certain))}: {c.text}.\n{_cell(c.figure)}"
+            for c in outcome.claims
+        ),
+        f"A verdict is given where the whole {100 * CONFIDENCE:g} % confidence interval is on one side of the bound; p: the chance of one as "
+        "clear as this if the truth were at the bound. [How claims are judged](../experiments.md#how-claims-are-judged).",
         *(["## Numbers", *tables] if tables else []),
         "## How it was made",
         _rows(("", ""), [each for each in facts if each[1]]),
         f"Records and summary: `results/{folder.name}`. `{held['command']}` makes them again, in `runs/paper` (`--out` for elsewhere), with an interactive page.",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _verdict(claim: Claim, certain: bool, claims: int) -> str:
+    """The verdict, its chance, and whether it stays after Holm's correction."""
+    tested = "" if claim.p == 1 else f", p = {claim.p:.2g}" if claim.p > LEAST else f", p < {LEAST:g}"
+    return f"**{claim.verdict}**{tested}" + (f", also corrected for all {claims} claims" if certain else "")
 
 
 def _table(table: page.Table) -> str:
@@ -103,7 +126,7 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 
-def _index(folders: Sequence[Path]) -> str:
+def _index(folders: Sequence[Path], certain: Certain) -> str:
     rows, total, counts = [], 0.0, dict.fromkeys(VERDICTS, 0)
     for folder in folders:
         held = _summary(folder)
@@ -111,22 +134,36 @@ def _index(folders: Sequence[Path]) -> str:
         for each in verdicts:
             counts[each] += 1
         total += held["seconds"] if held["runs"] else 0  # simulated points are kept and used again: no time to tell
-        cells = [str(verdicts.count(each) or "") for each in VERDICTS]
+        stay = sum(certain[folder.name, each["text"]] for each in held["claims"])
+        cells = [str(count or "") for count in (*map(verdicts.count, VERDICTS), stay)]
         name = f"[{folder.name}]({folder.name}.md)"
         title = paper.get(held["experiment"]).title + (", at the paper's sizes" if held["scale"] == "paper" else "")
         minutes = f"{held['seconds'] / 60:.0f}" if held["runs"] else ""
         rows.append([name, title, *cells, str(held["runs"] or ""), minutes])
     done = {_summary(folder)["experiment"] for folder in folders}
     waiting = [name for name in paper.EXPERIMENTS if name not in done]
-    summed = ["**all**", "", *(str(counts[each]) for each in VERDICTS), "", f"{total / 60:.0f}"]
+    summed = [
+        "**all**",
+        "",
+        *(str(counts[each]) for each in VERDICTS),
+        str(sum(certain.values())),
+        "",
+        f"{total / 60:.0f}",
+    ]
     parts = [
         "# The paper, experiment by experiment",
         "<!-- written by docs/experiments.py from results/: do not edit -->",
         "Every figure and table of *Correction of Decoupled Weight Decay*, and a few of our own, run on two CPU cores with real "
-        "data: a small ViT on CIFAR-10, a small GPT on the State of the Union addresses. A claim holds, or does not, by two "
-        "standard errors over seeds beyond a stated margin; in between it is not testable at this scale, and the page says how "
-        "many seeds would settle it. How to run them: [Experiments](../experiments.md); how learning rates and decays were chosen: [Calibration](calibration.md).",
-        _rows(("experiment", "shows", *VERDICTS, "runs", "core minutes"), [*rows, summed]),
+        "data: a small ViT on CIFAR-10, a small GPT on the State of the Union addresses. How to run them: "
+        "[Experiments](../experiments.md); how learning rates and decays were chosen: [Calibration](calibration.md).",
+        f"A claim holds, or does not, where the whole {100 * CONFIDENCE:g} % confidence interval of a number (Student's t over seeds, arms "
+        "compared seed by seed) is on one side of a stated bound; in between it is not testable at this scale, and the page says how "
+        "many seeds would settle it. One seed gets no verdict. [How claims are judged](../experiments.md#how-claims-are-judged) has the rest.",
+        f"Of {len(certain)} claims {counts[VERDICTS[0]]} hold, {counts[VERDICTS[1]]} do not, and {counts[VERDICTS[2]]} are open. Each of these "
+        f"verdicts is made at {100 * CONFIDENCE:g} % by itself, so some may be wrong by chance; {sum(certain.values())} stay if the chance of even "
+        f"one wrong verdict on this page is to be at most {100 - 100 * CONFIDENCE:g} % (Holm's correction for {len(certain)} claims, the column "
+        f"*{AFTER}*).",
+        _rows(("experiment", "shows", *VERDICTS, AFTER, "runs", "core minutes"), [*rows, summed]),
         "Runs that several experiments ask for are trained once, and counted in each.",
         f"Not run yet: {', '.join(waiting)}." if waiting else "",
     ]  # fmt: skip

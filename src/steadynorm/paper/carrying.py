@@ -197,7 +197,7 @@ def _summary(
             "python": platform.python_version(),
         },
         **facts,
-        "claims": [vars(each) for each in outcome.claims],
+        "claims": [each.plain() for each in outcome.claims],
         "numbers": outcome.summary,
     }
 
@@ -218,6 +218,11 @@ def verdicts(outcome: Outcome) -> page.Table:
     return page.Table(
         "Claims", ("claim", "verdict", "figure"), [(each.text, each.verdict, each.figure) for each in outcome.claims]
     )
+
+
+def is_kept(folder: Path) -> bool:
+    """Whether a folder holds a finished experiment, not something else with a summary."""
+    return (folder / SUMMARY).exists() and read_json(folder / SUMMARY).get("schema") == SCHEMA
 
 
 def context_of(folder: Path) -> tuple[str, Context]:

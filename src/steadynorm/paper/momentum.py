@@ -1,18 +1,21 @@
 """Momentum: the effective learning rate transfers across alpha, and may be decayed by alpha instead of lr."""
 
 import math
-from collections.abc import Sequence
+from itertools import permutations
+from statistics import fmean
+from typing import NamedTuple
 
 from steadynorm import page, theory
 from steadynorm.paper.drawing import curves, measured, numbers, round_to
 from steadynorm.paper.experiment import Claim, MissingRunsError, Outcome, claim
-from steadynorm.paper.measures import ACCURACY, END, LOSS, Measure, mean_over, swing
+from steadynorm.paper.measures import ACCURACY, END, LOSS, Measure, log_of, mean_over, swing
 from steadynorm.paper.norms import COLUMNS, LONG, NOTHING, POINTS, no_worse
 from steadynorm.paper.settings import ALPHA, VIT, Setting, short
 from steadynorm.paper.statistics import (
     Finding,
     at_least,
     at_most,
+    combined,
     difference,
     estimate,
     every,
@@ -61,37 +64,73 @@ def best_lrs(runs: Runs, alpha: float) -> list[tuple[float, float, bool]]:
     return found
 
 
-def _span(values: Sequence[float]) -> float:
-    return max(values) - min(values)
+class Fit(NamedTuple):
+    """Least squares of accuracy = c + slope u + bend u^2 in u = ln(effective lr), one bend for all alphas; by seed.
+
+    Points are symmetric in u and the same for every alpha, so that each coefficient is a weighted sum of accuracies, and
+    the weights of each sum to zero: noise makes no coefficient likelier to be positive than negative.
+    """
+
+    slopes: dict[float, list[float]]  # by alpha
+    bend: list[float]
+    tilt: list[float]  # of the slopes, by ln of the lr that has the same effective lr
+
+    def exponent(self) -> float:
+        """b of: the best lr goes as (the lr of equal effective lr)^b. 0: the best lr stays; 1: the best effective lr does."""
+        return 1 - fmean(self.tilt) / (2 * fmean(self.bend))
+
+
+def fit(runs: Runs) -> Fit:
+    """The fit, by seed. If the best lr goes with exponent b, slope = const + 2 bend (1 - b) ln(lr of equal effective lr)."""
+    u = [math.log(ratio) for ratio in RATIOS]
+    square = [each**2 - fmean(x**2 for x in u) for each in u]
+    equal = [-math.log(theory.effective_lr(1.0, alpha)) for alpha in ALPHAS]
+    centred = [each - fmean(equal) for each in equal]
+    slopes, bends = {}, []
+    for alpha in ALPHAS:
+        accuracy = [runs.values(ACCURACY, lr_arm(alpha, ratio)) for ratio in RATIOS]
+        slopes[alpha] = _coefficient(u, accuracy)
+        bends.append(_coefficient(square, accuracy))
+    bend = combined(*((1 / len(bends), each) for each in bends))
+    return Fit(slopes, bend, _coefficient(centred, list(slopes.values())))
+
+
+def _coefficient(direction: list[float], values: list[list[float]]) -> list[float]:
+    """Of least squares along a direction that is orthogonal to the others, by seed."""
+    length = sum(each**2 for each in direction)
+    return combined(*((each / length, value) for each, value in zip(direction, values, strict=True)))
 
 
 def _lr_judge(runs: Runs) -> Outcome:
     def best() -> dict[float, list[tuple[float, float, bool]]]:
         return {alpha: best_lrs(runs, alpha) for alpha in ALPHAS}
 
-    def moves_less() -> Finding:
-        by_seed = list(zip(*best().values(), strict=True))
-        lr = [_span([each[0] for each in seed]) for seed in by_seed]
-        effective = [_span([each[1] for each in seed]) for seed in by_seed]
-        factor = math.exp(estimate(lr).value), math.exp(estimate(effective).value)
-        less = at_least(difference(lr, effective), 0.0, "span of ln best lr - span of ln best effective lr")
-        return less._replace(
-            figure=f"over alpha the best lr spans a factor of {factor[0]:.2f}, the best effective lr {factor[1]:.2f}; {less.figure}"
-        )
+    def exponent_above(least: float) -> Finding:
+        """b > least, given a best lr at all (bend < 0): tilt = 2 bend (1 - b), so tilt - 2 (1 - least) bend > 0."""
+        found = fit(runs)
+        more = combined((1.0, found.tilt), (-2 * (1 - least), found.bend))
+        bounds = [
+            at_most(estimate(found.bend), 0.0, "bend"),
+            at_least(estimate(more), 0.0, f"tilt - {2 * (1 - least):g} bend"),
+        ]
+        return every(bounds, f"the best lr goes as (lr of equal effective lr)^{found.exponent():.2f}")
 
     def factor_two() -> Finding:
-        spans = [_span([each[1] for each in seed]) for seed in zip(*best().values(), strict=True)]
-        return at_most(estimate(spans), math.log(2), "ln of the span of the best effective lr")
-
-    def rises() -> Finding:
-        seeds = list(zip(*best().values(), strict=True))
-        return at_least(estimate([seed[-1][0] - seed[0][0] for seed in seeds]), 0.0, "ln(best lr at 0.5 / at 0.01)")
+        """The best effective lr of alpha is at u = -slope / (2 bend): no two are further apart than ln 2."""
+        found = fit(runs)
+        return every([
+            at_most(
+                estimate(combined((1.0, found.slopes[one]), (-1.0, found.slopes[other]), (2 * math.log(2), found.bend))),
+                0.0, f"slope at alpha {one:g} - at {other:g} + 2 ln 2 bend",
+            ) for one, other in permutations(ALPHAS, 2)
+        ])  # fmt: skip
 
     claims = [
-        claim("The best effective lr moves less across alpha than the best lr", moves_less),
-        claim("The best lr increases with alpha", rises),
+        claim("The best effective lr moves less across alpha than the best lr (exponent above 1/2)",
+              lambda: exponent_above(0.5)),
+        claim("The best lr increases with alpha (exponent above 0)", lambda: exponent_above(0.0)),
         claim("The best effective lr stays within a factor of 2", factor_two),
-    ]
+    ]  # fmt: skip
     blocks: list[page.Block] = [_lr_plot(runs, False), _lr_plot(runs, True)]
     measures = {"accuracy": ACCURACY, "hidden norm at the end": mean_over("hidden_norm", END)}
     summary = numbers(runs, measures, runs.plan.arms)
@@ -107,8 +146,23 @@ def _lr_judge(runs: Runs) -> Outcome:
         for alpha, seeds in found.items()
     ]
     header = ("alpha", "best lr", "best effective lr", "sd of its ln over seeds", "inside the sweep")
-    caption = "By a parabola in ln lr through the best three, for each seed; geometric mean over seeds."
+    caption = (
+        "By a parabola in ln lr through the best three, for each seed; geometric mean over seeds. To look at: every alpha's "
+        "lrs are centred on one effective lr, so that noise too would put the best ones there. The claims rest on the fit below."
+    )
     blocks.append(page.Table("Best learning rates", header, rows, caption))
+    fitted = fit(runs)
+    blocks.append(page.Table(
+        "Accuracy as one parabola in ln lr",
+        ("seed", "bend", "tilt", *(f"slope, alpha {alpha:g}" for alpha in ALPHAS)),
+        [(f"{seed}", *each) for seed, each in zip(
+            runs.plan.seeds, zip(fitted.bend, fitted.tilt, *fitted.slopes.values(), strict=True), strict=True)],
+        "Points of accuracy = c + slope u + bend u² in u = ln(effective lr / the baseline's), one bend for all alphas. Tilt: of the "
+        "slopes, by ln of the lr that has the same effective lr: 0 if the best effective lr is the same at every alpha, twice the "
+        "bend if the best lr is.",
+    ))  # fmt: skip
+    summary["fit"] = {"exponent": round_to(fitted.exponent()), "bend": [round_to(each) for each in fitted.bend],
+                      "tilt": [round_to(each) for each in fitted.tilt]}  # fmt: skip
     summary["best"] = {
         f"{a:g}": dict(zip(("lr", "effective_lr"), map(round_to, b), strict=True)) for a, b in best_of.items()
     }
@@ -175,20 +229,19 @@ def _gap(runs: Runs, one: str, other: str) -> Finding:
 
 
 def _matched(runs: Runs) -> Outcome:
-    norm = mean_over("hidden_norm", END)
+    norm = log_of(mean_over("weight_norm", END))
     claims = [
         claim(
             f"Matched momentum reaches the accuracy of the cosine up to alpha_max = 0.5 (to {POINTS:g} point)",
             lambda: every([no_worse(runs, matched_arm(limit), COSINE) for limit in (0.2, 0.5)]),
         ),
-        claim(f"Matched momentum reaches it with alpha_max = 1, too (to {POINTS:g} point)",
+        claim(f"Matched momentum also reaches it with alpha_max = 1 (to {POINTS:g} point)",
               lambda: no_worse(runs, matched_arm(1.0), COSINE)),
         claim(
             f"The weight norm is that of the cosine up to alpha_max = 0.5 (within {2 * NOTHING:g} %)",
             lambda: every([
                 within(
-                    estimate([100 * math.log(a / b) for a, b in
-                              zip(runs.values(norm, matched_arm(x)), runs.values(norm, COSINE), strict=True)]),
+                    difference(runs.values(norm, matched_arm(x)), runs.values(norm, COSINE)),
                     2 * NOTHING, f"norm, alpha to {x:g} / cosine - 1,", " %",
                 ) for x in (0.2, 0.5)
             ]),
@@ -280,14 +333,17 @@ def _linear_arms(setting: Setting) -> dict[str, Config]:
 
 
 def _linear(runs: Runs) -> Outcome:
-    norm, grad = swing("hidden_norm"), swing("grad_norm")
+    weight, hidden, grad = swing("weight_norm"), swing("hidden_norm"), swing("grad_norm")
     claims = [
-        claim(
-            "With the momentum factor the weight norm swings at most half as far as with λ by lr alone",
-            lambda: at_most(
-                difference(runs.values(norm, BOTH), [each / 2 for each in runs.values(norm, LR_ALONE)]), 0.0,
-                "100 ln(largest / smallest), with the factor - half of without,", " %",
-            ),
+        *(
+            claim(
+                f"With the momentum factor the {name} norm swings at most half as far as with λ by lr alone",
+                lambda norm=norm: at_most(
+                    estimate(combined((1.0, runs.values(norm, BOTH)), (-0.5, runs.values(norm, LR_ALONE)))), 0.0,
+                    "100 ln(largest / smallest), with the factor - half of without,", " %",
+                ),
+            )
+            for name, norm in (("weight", weight), ("hidden", hidden))
         ),
         claim(
             "With the momentum factor the gradient norm swings less than with λ by lr alone",
@@ -303,13 +359,14 @@ def _linear(runs: Runs) -> Outcome:
             ),
         ),
         claim(
-            "Ours: eta is not small against alpha at first; the exact decay keeps the norm steadier than the linear formula",
+            "Ours: eta is not small against alpha at first; the exact decay keeps the hidden norm steadier than the linear formula",
             lambda: at_most(
-                difference(runs.values(norm, EXACT), runs.values(norm, BOTH)), 0.0, "swing, exact - linear,", " %"
+                difference(runs.values(hidden, EXACT), runs.values(hidden, BOTH)), 0.0, "swing, exact - linear,", " %"
             ),
         ),
     ]  # fmt: skip
-    return _schedules(runs, claims, {"swing of the hidden norm, %": norm, "swing of the gradient norm, %": grad})
+    swings = {"weight": weight, "hidden": hidden, "gradient": grad}
+    return _schedules(runs, claims, {f"swing of the {name} norm, %": each for name, each in swings.items()})
 
 
 MOMENTUM_LINEAR = Training(
