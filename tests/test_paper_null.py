@@ -7,7 +7,7 @@ import pytest
 
 from steadynorm import paper
 from steadynorm.cli import main
-from steadynorm.paper import carrying, momentum, null, statistics, vit_tables
+from steadynorm.paper import carrying, learning_rates, null, statistics, vit_tables
 from steadynorm.paper.experiment import Claim, Context, claim
 from steadynorm.paper.measures import ACCURACY
 from steadynorm.paper.statistics import Finding, at_least, at_most, estimate, parabola_peak
@@ -60,7 +60,7 @@ def old_best_lrs(noise: Runs) -> list[list[float]]:
     """ln of the best lr of each alpha, by seed: the grid's winner, as it was judged once."""
     return [
         [best[0] for best in seeds]
-        for seeds in zip(*(momentum.best_lrs(noise, a) for a in momentum.ALPHAS), strict=True)
+        for seeds in zip(*(learning_rates.best_lrs(noise, a) for a in learning_rates.ALPHAS), strict=True)
     ]
 
 
@@ -138,7 +138,7 @@ class Parabola(null.Noise):
     def values(self, measure, arm, budget=None):
         alpha, ratio = (float(word.strip("x ")) for word in arm.removeprefix("alpha ").split(", effective lr"))
         u = math.log(ratio)
-        equal = -math.log(momentum.theory.effective_lr(1.0, alpha) / momentum.theory.effective_lr(1.0, 0.1))
+        equal = -math.log(learning_rates.theory.effective_lr(1.0, alpha) / learning_rates.theory.effective_lr(1.0, 0.1))
         best = (self.exponent - 1) * equal
         return [60 - 2 * (u - best) ** 2 + 0.05 * each for each in super().values(measure, arm, budget)]
 
@@ -156,9 +156,9 @@ def test_best_lrs_are_told_from_best_effective_lrs(exponent: float, verdicts: li
     assert isinstance(experiment, Training)
     made = Parabola(experiment.plan(Context(Path())), {}, {})
     object.__setattr__(made, "exponent", exponent)
-    assert momentum.fit(made).exponent() == pytest.approx(exponent, abs=0.05)
+    assert learning_rates.fit(made).exponent() == pytest.approx(exponent, abs=0.05)
     made.source.restart(1)
-    assert [each.verdict for each in momentum._lr_judge(made).claims] == verdicts
+    assert [each.verdict for each in learning_rates._lr_judge(made).claims] == verdicts
 
 
 def test_the_table_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -70,6 +70,14 @@ def test_three_seeds_need_more_than_two_standard_errors():
     assert stats.at_least(Estimate(2.1, 1.0, 30), 0.0, "x").holds
 
 
+def test_at_the_edge_of_the_interval_the_chance_is_5_percent():
+    found = Estimate(4.3027, 1.0, 3)
+    assert (
+        stats.at_least(found, 0.0, "x").chance == stats.at_most(found, 0.0, "x").chance == pytest.approx(0.05, abs=1e-5)
+    )
+    assert stats.within(found._replace(value=0.6973), 5.0, "x").chance == pytest.approx(0.05, abs=1e-5)
+
+
 def test_the_interval_covers_the_truth_in_95_percent_of_samples():
     draw = random.Random(0)
     found = [stats.estimate([draw.gauss(3.0, 1.0) for _ in range(3)]) for _ in range(4000)]

@@ -107,6 +107,7 @@ def _judge_muon(runs: Runs) -> Outcome:
     }
     blocks: list[page.Block] = [
         curves(runs, "val_loss", MUONS),
+        curves(runs, "weight_norm", MUONS),
         curves(runs, "hidden_norm", MUONS, dashed="hidden_forecast", zero=True, caption="Dashed: forecast."),
         curves(runs, "grad_norm", MUONS, log_y=True),
         measured(runs, measures, MUONS),
