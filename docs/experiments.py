@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
 from itertools import cycle
 from pathlib import Path
@@ -23,11 +23,13 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from steadynorm import page, paper
 from steadynorm.paper import carrying
-from steadynorm.paper.experiment import VERDICTS, Outcome
+from steadynorm.paper.experiment import LEAST, VERDICTS, Claim, Outcome
+from steadynorm.paper.statistics import CONFIDENCE, holm
 
 ROOT = Path(__file__).parent.parent
 COLOURS = ("#1d4ed8", "#c2410c", "#15803d", "#7e22ce", "#0e7490", "#b91c1c", "#a16207", "#475569")
 MOST_PLOTS = 9
+AFTER = "of these after Holm"
 STYLE = {"svg.hashsalt": "steadynorm", "svg.fonttype": "none", "font.size": 8, "axes.spines.top": False,
          "axes.spines.right": False, "figure.facecolor": "white", "lines.linewidth": 1.2}  # fmt: skip
 
@@ -35,7 +37,7 @@ STYLE = {"svg.hashsalt": "steadynorm", "svg.fonttype": "none", "font.size": 8, "
 def results(root: Path) -> Iterator[Path]:
     """The folders of finished experiments, in the order of `paper list`."""
     order = list(paper.EXPERIMENTS)
-    found = [path.parent for path in (root / "results").glob("*/summary.json") if _summary(path.parent).get("schema")]
+    found = filter(carrying.is_kept, (root / "results").iterdir())
     yield from sorted(found, key=lambda each: (order.index(_summary(each)["experiment"]), each.name))
 
 
@@ -59,7 +61,8 @@ def write(root: Path, out: Path) -> None:
 def of_experiment(folder: Path, outcome: Outcome) -> dict[str, str]:
     """Return the page and the picture of an experiment, by the paths they go to."""
     name, context = carrying.context_of(folder)
-    text = _page(folder, outcome, carrying.not_run(paper.get(name), context))
+    certain = _certain(results(folder.parent.parent))
+    text = _page(folder, outcome, carrying.not_run(paper.get(name), context), certain)
     plots = [each for each in outcome.blocks if isinstance(each, page.Plot | page.HeatMap)]
     return {f"{folder.name}.md": text, f"img/{folder.name}.svg": draw(plots[:MOST_PLOTS])}
 
@@ -67,13 +70,25 @@ def of_experiment(folder: Path, outcome: Outcome) -> dict[str, str]:
 def overviews(root: Path) -> dict[str, str]:
     """Return the pages about all experiments, by the paths they go to."""
     calibration = json.loads((root / "results" / "calibration.json").read_text(encoding="utf-8"))
-    return {"index.md": _index(list(results(root))), "calibration.md": _calibration(calibration)}
+    return {
+        "index.md": _index(list(results(root)), _certain(results(root))),
+        "calibration.md": _calibration(calibration),
+    }
+
+
+Certain = dict[tuple[str, str], bool]  # folder and claim: does the verdict stay after Holm's correction?
+
+
+def _certain(folders: Iterable[Path]) -> Certain:
+    """Which verdicts stay if the chance of even one wrong among all claims of all folders is to be small."""
+    claims = {(folder.name, each["text"]): each["p"] for folder in folders for each in _summary(folder)["claims"]}
+    return dict(zip(claims, holm(list(claims.values())), strict=True))
 
 
 # Pages
 
 
-def _page(folder: Path, outcome: Outcome, not_run: Sequence[str]) -> str:
+def _page(folder: Path, outcome: Outcome, not_run: Sequence[str], certain: "Certain") -> str:
     held = _summary(folder)
     experiment = paper.get(held["experiment"])
     made = f"{_made(held)} runs, {held['seconds'] / 60:.0f} minutes of one core"
@@ -93,7 +108,12 @@ def _page(folder: Path, outcome: Outcome, not_run: Sequence[str]) -> str:
         f"![{experiment.title}](img/{folder.name}.svg)",
         *([f"**Not run yet** at this scale: {_cell('; '.join(not_run))}."] if not_run else []),
         "## Claims",
-        *(f"**{c.verdict}**: {c.text}.\n{_cell(c.figure)}" for c in outcome.claims),
+        *(
+            f"{_verdict(c, certain[folder.name, c.text], len(certain))}: {c.text}.\n{_cell(c.figure)}"
+            for c in outcome.claims
+        ),
+        f"A verdict is given where the whole {100 * CONFIDENCE:g} % confidence interval is on one side of the bound; p: the chance of one as "
+        "clear as this if the truth were at the bound. [How claims are judged](../experiments.md#how-claims-are-judged).",
         *(["## Numbers", *tables] if tables else []),
         "## How it was made",
         _rows(("", ""), [each for each in facts if each[1]]),
@@ -106,6 +126,12 @@ def _made(held: dict[str, Any]) -> str:
     """How many of the runs there are."""
     missing = len(held["missing"])
     return f"{held['runs'] - missing} of {held['runs']}" if missing else str(held["runs"])
+
+
+def _verdict(claim: Claim, certain: bool, claims: int) -> str:
+    """The verdict, its chance, and whether it stays after Holm's correction."""
+    tested = "" if claim.p == 1 else f", p = {claim.p:.2g}" if claim.p > LEAST else f", p < {LEAST:g}"
+    return f"**{claim.verdict}**{tested}" + (f", also corrected for all {claims} claims" if certain else "")
 
 
 def _table(table: page.Table) -> str:
@@ -122,7 +148,7 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 
-def _index(folders: Sequence[Path]) -> str:
+def _index(folders: Sequence[Path], certain: Certain) -> str:
     rows, total, counts = [], 0.0, dict.fromkeys(VERDICTS, 0)
     for folder in folders:
         held = _summary(folder)
@@ -130,7 +156,8 @@ def _index(folders: Sequence[Path]) -> str:
         for each in verdicts:
             counts[each] += 1
         total += held["seconds"] if held["runs"] else 0  # simulated points are kept and used again: no time to tell
-        cells = [str(verdicts.count(each) or "") for each in VERDICTS]
+        stay = sum(certain[folder.name, each["text"]] for each in held["claims"])
+        cells = [str(count or "") for count in (*map(verdicts.count, VERDICTS), stay)]
         name = f"[{folder.name}]({folder.name}.md)"
         title = paper.get(held["experiment"]).title + (", at the paper's sizes" if held["scale"] == "paper" else "")
         minutes = f"{held['seconds'] / 60:.0f}" if held["runs"] else ""
@@ -141,15 +168,28 @@ def _index(folders: Sequence[Path]) -> str:
         name, context = carrying.context_of(folder)
         if parts := carrying.not_run(paper.get(name), context):
             waiting.append(f"of [{folder.name}]({folder.name}.md): {_cell('; '.join(parts))}")
-    summed = ["**all**", "", *(str(counts[each]) for each in VERDICTS), "", f"{total / 60:.0f}"]
+    summed = [
+        "**all**",
+        "",
+        *(str(counts[each]) for each in VERDICTS),
+        str(sum(certain.values())),
+        "",
+        f"{total / 60:.0f}",
+    ]
     parts = [
         "# The paper, experiment by experiment",
         "<!-- written by docs/experiments.py from results/: do not edit -->",
         "Every figure and table of *Correction of Decoupled Weight Decay*, and a few of our own, run on two CPU cores with real "
-        "data: a small ViT on CIFAR-10, a small GPT on the State of the Union addresses. A claim holds, or does not, by two "
-        "standard errors over seeds beyond a stated margin; in between it is not testable at this scale, and the page says how "
-        "many seeds would settle it. How to run them: [Experiments](../experiments.md); how learning rates and decays were chosen: [Calibration](calibration.md).",
-        _rows(("experiment", "shows", *VERDICTS, "runs", "core minutes"), [*rows, summed]),
+        "data: a small ViT on CIFAR-10, a small GPT on the State of the Union addresses. How to run them: "
+        "[Experiments](../experiments.md); how learning rates and decays were chosen: [Calibration](calibration.md).",
+        f"A claim holds, or does not, where the whole {100 * CONFIDENCE:g} % confidence interval of a number (Student's t over seeds, arms "
+        "compared seed by seed) is on one side of a stated bound; in between it is not testable at this scale, and the page says how "
+        "many seeds would settle it. One seed gets no verdict. [How claims are judged](../experiments.md#how-claims-are-judged) has the rest.",
+        f"Of {len(certain)} claims {counts[VERDICTS[0]]} hold, {counts[VERDICTS[1]]} do not, and {counts[VERDICTS[2]]} are open. Each of these "
+        f"verdicts is made at {100 * CONFIDENCE:g} % by itself, so some may be wrong by chance; {sum(certain.values())} stay if the chance of even "
+        f"one wrong verdict on this page is to be at most {100 - 100 * CONFIDENCE:g} % (Holm's correction for {len(certain)} claims, the column "
+        f"*{AFTER}*).",
+        _rows(("experiment", "shows", *VERDICTS, AFTER, "runs", "core minutes"), [*rows, summed]),
         "Runs that several experiments ask for are trained once, and counted in each.",
         "\n".join(["Not run yet:", "", *(f"- {each}" for each in waiting)]) if waiting else "",
     ]  # fmt: skip

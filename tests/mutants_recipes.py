@@ -12,6 +12,7 @@ shards = of_file("data/shards.py", "test_shards.py")
 recipes = of_file("train/recipes.py", "test_recipes.py")
 statistics = of_file("paper/statistics.py", "test_paper_statistics.py")
 measures = of_file("paper/measures.py", "test_paper_statistics.py")
+TOLD = "test_paper_null.py::test_best_lrs_are_told_from_best_effective_lrs"
 
 MUTANTS: tuple[Mutant, ...] = (
     # models
@@ -61,14 +62,22 @@ MUTANTS: tuple[Mutant, ...] = (
     recipes("Muon's weights with Adam's lr", '_MUON = Optim("muon", lr=0.02,', '_MUON = Optim("muon", lr=1e-3,', "test_recipes.py::test_where_other_optimizers_begin_is_what_their_authors_published"),
     # experiments
     statistics("standard deviation in place of the error", "sample_sd(values) / math.sqrt(len(values))", "sample_sd(values)"),
-    statistics("errors of a difference subtracted", "math.hypot(one.error, other.error)", "abs(one.error - other.error)"),
-    statistics("error of a mean over budgets not averaged", "math.hypot(*(part.error for part in parts)) / len(parts)", "math.hypot(*(part.error for part in parts))"),
-    statistics("verdict at any distance", "if abs(inside) >= ERRORS * found.error:", "if abs(inside) >= 0:"),
-    statistics("at most is at least", "return _judged(found, bound - found.value,", "return _judged(found, found.value - bound,"),
-    statistics("within looks at one side", "tolerance - abs(found.value)", "tolerance - found.value"),
-    statistics("seeds without the square", "(ERRORS * found.error / inside) ** 2", "(ERRORS * found.error / inside)"),
+    statistics("arms compared across seeds", "estimate(combined((1.0, ones), (-1.0, others)))", "estimate(combined((1.0, ones), (-1.0, others[::-1])))"),
+    statistics("two standard errors of any number of seeds", "self.inside >= student_quantile(self.found.seeds - 1)", "self.inside >= 2.0"),
+    statistics("a degree of freedom too many", "freedom = self.found.seeds - 1", "freedom = self.found.seeds"),
+    statistics("Student's t without its last term", "range(freedom // 2)", "range((freedom - 1) // 2)"),
+    statistics("Student's t of odd freedom without a cosine", "(math.cos(angle) if odd else 1.0)", "1.0"),
+    statistics("at most is at least", "return -self.found.t_above(self.bound)", "return self.found.t_above(self.bound)"),
+    statistics("within looks at one side", "value=abs(self.found.value)", "value=self.found.value"),
+    statistics("one seed refutes", "return 1.0, 1.0", "return 1.0, 0.0"),
+    statistics("seeds without the square root", "each * math.sqrt(seeds) <", "each * seeds <"),
+    statistics("one bound of many refutes as if alone", "len(outside) * min(outside)", "min(outside)"),
+    statistics("open claims hold together", "all(bound.kept for", "any(bound.kept for"),
+    statistics("Holm's correction left out", "level / (len(chances) - rank)", "level"),
     statistics("top of the parabola at the best point", "return middle_left + left / (left - right) * (middle_right - middle_left), True", "return b, True"),
-    statistics("open claims hold together", "False if False in verdicts else None if None in verdicts else True", "False if False in verdicts else True"),
+    Mutant("paper/null.py", "noise.value + bound.bound", "noise.value", "noise around a truth that keeps the bound", ("test_paper_null.py::test_noise_supports_no_claim[fig-adamc-betas]",)),
+    Mutant("paper/learning_rates.py", "(-2 * (1 - least), found.bend)", "(2 * (1 - least), found.bend)", "the exponent of the best lr upside down", (TOLD,)),
+    Mutant("paper/learning_rates.py", "(2 * math.log(2), found.bend)", "(-2 * math.log(2), found.bend)", "any effective lr is within a factor of 2", (TOLD,)),
     measures("growth upside down", "100 * math.log(end(run) / middle(run))", "100 * math.log(middle(run) / end(run))"),
     measures("swing of the last value", "values.max() / values.min()", "values.max() / values[-1]"),
     measures("measured over forecast upside down", "one(run) / other(run)", "other(run) / one(run)"),

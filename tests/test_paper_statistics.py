@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,28 +15,43 @@ from steadynorm.paper.experiment import MissingRunsError, claim
 from steadynorm.paper.statistics import Estimate, Finding
 from steadynorm.records import Run
 
-VALUES = st.lists(st.floats(-100, 100), min_size=2, max_size=6)
+PAIRS = st.lists(st.tuples(st.floats(-100, 100), st.floats(-100, 100)), min_size=2, max_size=6)
+TABLE = {  # Student's t: degrees of freedom -> t with 5 % and 2.5 % above it (any textbook)
+    1: (6.3138, 12.7062), 2: (2.9200, 4.3027), 3: (2.3534, 3.1824), 4: (2.1318, 2.7764), 5: (2.0150, 2.5706),
+    7: (1.8946, 2.3646), 10: (1.8125, 2.2281), 15: (1.7531, 2.1314), 30: (1.6973, 2.0423), 120: (1.6577, 1.9799),
+}  # fmt: skip
 
 
-@given(VALUES, VALUES)
-def test_difference_against_numpy(ones: list[float], others: list[float]):
+@pytest.mark.parametrize("freedom", TABLE)
+def test_student_agrees_with_the_table(freedom: int):
+    for t, tail in zip(TABLE[freedom], (0.05, 0.025), strict=True):
+        assert stats.student_tail(t, freedom) == pytest.approx(tail, abs=1e-5)
+        assert stats.student_tail(-t, freedom) == pytest.approx(1 - tail, abs=1e-5)
+        assert stats.student_quantile(freedom, 1 - 2 * tail) == pytest.approx(t, abs=6e-5)
+
+
+def test_student_far_out_and_with_much_freedom():
+    assert stats.student_tail(math.inf, 2) == 0
+    assert stats.student_tail(100.0, 2) == pytest.approx(
+        0.5 * (1 - 100 / math.sqrt(2 + 100**2)), rel=1e-6
+    )  # closed form
+    assert stats.student_quantile(8191) == pytest.approx(1.960, abs=1e-3)  # the normal distribution's
+
+
+@given(PAIRS)
+def test_difference_is_paired(pairs: list[tuple[float, float]]):
+    ones, others = zip(*pairs, strict=True)
     found = stats.difference(ones, others)
-    error = math.sqrt(np.var(ones, ddof=1) / len(ones) + np.var(others, ddof=1) / len(others))
-    assert found.value == pytest.approx(np.mean(ones) - np.mean(others), abs=1e-9)
-    assert found.error == pytest.approx(error, rel=1e-6, abs=1e-9)
+    by_seed = np.subtract(ones, others)
+    assert found.value == pytest.approx(by_seed.mean(), abs=1e-9)
+    assert found.error == pytest.approx(by_seed.std(ddof=1) / math.sqrt(len(pairs)), rel=1e-6, abs=1e-9)
 
 
-def test_the_error_of_a_mean_over_budgets_is_what_repeating_it_shows():
-    """Twin: draw the whole experiment many times and look at the spread of its result."""
-    draw = random.Random(0)
-    sds, repeats = (0.5, 1.0, 2.0), []
-    for _ in range(4000):
-        parts = [
-            stats.difference([draw.gauss(0, sd) for _ in range(3)], [draw.gauss(0, sd) for _ in range(3)]) for sd in sds
-        ]
-        repeats.append(stats.mean_of(parts).value)
-    exact = stats.mean_of([Estimate(0.0, math.sqrt(2 * sd * sd / 3), 3) for sd in sds]).error
-    assert np.std(repeats) == pytest.approx(exact, rel=0.05)
+def test_what_seeds_share_does_not_blur_a_difference():
+    """Seeds that move both arms alike, by far more than the arms differ."""
+    shared = [0.0, 50.0, -30.0]
+    ones, others = [s + 1.0 + e for s, e in zip(shared, (0.0, 0.1, -0.1), strict=True)], shared
+    assert stats.at_least(stats.difference(ones, others), 0.0, "x").holds
 
 
 def test_a_verdict_flips_when_the_effect_is_removed():
@@ -47,24 +63,96 @@ def test_a_verdict_flips_when_the_effect_is_removed():
     assert stats.within(wide, 0.5, "x").holds is None
 
 
+def test_three_seeds_need_more_than_two_standard_errors():
+    """4.3 of them; with 30 seeds, two are enough."""
+    assert stats.at_least(Estimate(4.2, 1.0, 3), 0.0, "x").holds is None
+    assert stats.at_least(Estimate(4.4, 1.0, 3), 0.0, "x").holds
+    assert stats.at_least(Estimate(2.1, 1.0, 30), 0.0, "x").holds
+
+
+def test_at_the_edge_of_the_interval_the_chance_is_5_percent():
+    found = Estimate(4.3027, 1.0, 3)
+    assert (
+        stats.at_least(found, 0.0, "x").chance == stats.at_most(found, 0.0, "x").chance == pytest.approx(0.05, abs=1e-5)
+    )
+    assert stats.within(found._replace(value=0.6973), 5.0, "x").chance == pytest.approx(0.05, abs=1e-5)
+
+
+def test_the_interval_covers_the_truth_in_95_percent_of_samples():
+    draw = random.Random(0)
+    found = [stats.estimate([draw.gauss(3.0, 1.0) for _ in range(3)]) for _ in range(4000)]
+    covered = sum(abs(each.value - 3.0) <= stats.student_quantile(2) * each.error for each in found)
+    assert covered / 4000 == pytest.approx(0.95, abs=0.012)
+
+
 def test_an_open_verdict_says_how_many_seeds_would_settle_it():
     finding = stats.at_least(Estimate(0.1, 0.1, 3), 0.0, "x")
-    assert "12 seeds would settle it" in finding.figure
-    settled = Estimate(0.1, 0.1 * math.sqrt(3 / 12), 12)  # the same spread, so many seeds
-    assert stats.at_least(settled, 0.0, "x").holds
+    assert "15 seeds would settle it" in finding.figure
+    for seeds, settled in ((14, None), (15, True)):  # the same spread, so many seeds
+        assert stats.at_least(Estimate(0.1, 0.1 * math.sqrt(3 / seeds), seeds), 0.0, "x").holds is settled
 
 
-def test_one_seed_settles_nothing():
-    finding = stats.at_least(stats.estimate([5.0]), 0.0, "x")
-    assert finding.holds is None
-    assert "one seed" in finding.figure
+def test_one_seed_gets_no_verdict():
+    one = stats.at_least(stats.estimate([5.0]), 0.0, "x")
+    assert (one.holds, one.chance) == (None, 1.0)
+    assert "one seed" in one.figure
+    several = stats.at_least(Estimate(5.0, 0.1, 3), 0.0, "y")
+    assert stats.every([one, several]).holds is None
+
+
+def test_numbers_without_spread_are_judged_as_they_are():
+    """A forecast from the schedule is the same for every seed."""
+    assert stats.at_least(Estimate(1.0, 0.0, 3), 0.0, "x").holds
+    assert stats.at_least(Estimate(-1.0, 0.0, 3), 0.0, "x").holds is False
+    assert stats.at_least(Estimate(0.0, 0.0, 3), 0.0, "x").holds is None
 
 
 def test_every_is_false_before_it_is_open():
-    held, open_, refuted = Finding(True, "a"), Finding(None, "b"), Finding(False, "c")
+    held, open_, refuted = (stats.at_least(Estimate(value, 0.1, 3), 0.0, "x") for value in (2.0, 0.1, -2.0))
     assert stats.every([held, held]).holds is True
     assert stats.every([held, open_]).holds is None
     assert stats.every([open_, refuted]).holds is False
+
+
+def test_one_of_many_bounds_refutes_by_its_share_of_the_chance():
+    """A bound missed by 4.4 standard errors refutes alone, and not as the worst of twenty."""
+    missed, held = stats.at_least(Estimate(-4.4, 1.0, 3), 0.0, "x"), stats.at_least(Estimate(90.0, 1.0, 3), 0.0, "y")
+    assert missed.holds is False
+    assert stats.every([missed, *[held] * 19]).holds is None
+
+
+def test_of_many_bounds_the_least_certain_is_shown():
+    bounds = [stats.at_least(Estimate(value, 0.1, 3), 0.0, f"number {value:g}") for value in (9.0, 1.0, 8.0, 7.0, 6.0)]
+    assert stats.every(bounds).figure.startswith("the least certain of 5: number 1 +1 (95 %")
+
+
+def test_a_reason_keeps_a_claim_open():
+    certain = stats.at_least(Estimate(1.0, 0.01, 3), 0.0, "x")
+    held_back = replace(certain, open_because="too short")
+    assert (held_back.holds, held_back.chance, held_back.figure[-9:]) == (None, 1.0, "too short")
+
+
+def test_holm_against_its_definition():
+    """Twin: the smallest p times n, the next times n - 1, ..., never below the one before."""
+    draw = random.Random(0)
+    for _ in range(200):
+        chances = [draw.random() ** 4 for _ in range(draw.randint(1, 12))]
+        adjusted, largest = {}, 0.0
+        for rank, which in enumerate(sorted(range(len(chances)), key=chances.__getitem__)):
+            largest = max(largest, (len(chances) - rank) * chances[which])
+            adjusted[which] = largest
+        assert stats.holm(chances) == [adjusted[k] <= 0.05 for k in range(len(chances))]
+
+
+def test_holm_errs_at_all_in_one_family_of_twenty():
+    """Families of 30 claims whose truth is at the bound: without a correction most have a wrong verdict."""
+    draw, wrong, uncorrected = random.Random(0), 0, 0
+    for _ in range(1000):
+        chances = [draw.random() for _ in range(30)]
+        wrong += any(stats.holm(chances))
+        uncorrected += any(p <= 0.05 for p in chances)
+    assert wrong / 1000 == pytest.approx(0.05, abs=0.02)
+    assert uncorrected > 700
 
 
 @given(st.floats(-3, 3), st.floats(0.1, 5), st.floats(-2, 2))

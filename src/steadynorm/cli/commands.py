@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from steadynorm.cli import training
-from steadynorm.cli.papers import PaperList, PaperRun
+from steadynorm.cli.papers import PaperList, PaperNull, PaperRun
 from steadynorm.cli.predicting import Predict, Simulate
 from steadynorm.cli.showing import Bench, Demo, Report
 from steadynorm.cli.subcommands import one_of
 from steadynorm.cli.training import spelled_out as spelled_out
 from steadynorm.train.config import Config
 
-_PAPER = one_of({"list": PaperList, "run": PaperRun})
+_PAPER = one_of({"list": PaperList, "run": PaperRun, "null": PaperNull})
 _DATA = one_of({"get": training.DataGet, "tokenize": training.DataTokenize})
 
 

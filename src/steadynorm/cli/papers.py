@@ -12,7 +12,7 @@ from rich.table import Table
 from tyro.conf import Positional
 
 from steadynorm import paper
-from steadynorm.paper import carrying, pool
+from steadynorm.paper import carrying, null, pool
 from steadynorm.paper.experiment import Context, Experiment
 from steadynorm.paper.training import Training
 
@@ -54,6 +54,34 @@ def _joined(names: Sequence[str], most: int = 8) -> str:
     ('a; b', '9 arms, from a to i')
     """
     return "; ".join(names) if len(names) <= most else f"{len(names)} arms, from {names[0]} to {names[-1]}"
+
+
+@dataclass(frozen=True)
+class PaperNull:
+    """Feed every claim noise instead of outcomes and count how often it holds: at most 5 % of draws, or it leans."""
+
+    folder: Positional[Path] = Path("results")
+    """The folder of finished experiments' folders; their records tell how large the noise is."""
+    draws: int = 20_000
+    """Draws of noise for each claim."""
+
+    def __call__(self) -> int:
+        """Print a table; 1 if a claim holds of noise too often."""
+        folders = sorted(filter(carrying.is_kept, self.folder.glob("*")))
+        if not folders:
+            raise ValueError(f"{self.folder} holds no finished experiments; make one with: steadynorm paper run NAME")
+        table = Table(title=f"Share of {self.draws:,} draws of noise in which a claim holds", title_justify="left")
+        for name in ("experiment", "claim", "holds, %"):
+            table.add_column(name, justify="right" if "%" in name else "left")
+        leaning = 0
+        for folder in folders:
+            name, context = carrying.context_of(folder)
+            for each in null.shares(paper.get(name), context, self.draws):
+                leaning += each.share > null.MOST
+                table.add_row(each.experiment, each.claim, f"{100 * each.share:.1f}" + " !" * (each.share > null.MOST))
+        Console().print(table)
+        print(f"{leaning} of {table.row_count} claims hold in more than {100 * null.MOST:g} % of draws")
+        return 1 if leaning else 0
 
 
 @dataclass(frozen=True)

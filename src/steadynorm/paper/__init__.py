@@ -2,7 +2,7 @@
 
 import difflib
 
-from steadynorm.paper import gpt, momentum, norms, ours, vit_tables
+from steadynorm.paper import gpt, learning_rates, momentum, norms, ours, vit_tables
 from steadynorm.paper.carrying import Done, Means, carry_out
 from steadynorm.paper.experiment import Claim, Context, Experiment, Outcome
 from steadynorm.paper.overlap import OVERLAP
@@ -36,7 +36,7 @@ EXPERIMENTS: dict[str, Experiment | Training] = {
         vit_tables.SWEEP_SCION,
         vit_tables.SWEEP_CONSTANT,
         vit_tables.SWEEP_COSINE,
-        momentum.LR_EFF,
+        learning_rates.LR_EFF,
     )
 }
 

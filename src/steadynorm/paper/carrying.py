@@ -19,6 +19,7 @@ from steadynorm.files import lock, make_folder, read_json, write_json
 from steadynorm.paper import keeping, pool
 from steadynorm.paper.commands import train_command
 from steadynorm.paper.experiment import Context, Experiment, Outcome
+from steadynorm.paper.statistics import CONFIDENCE
 from steadynorm.paper.training import NOT_RUN, Key, Plan, Runs, Training, slug
 from steadynorm.train.config import Config, plain, training_part
 
@@ -215,7 +216,7 @@ def _summary(
             "python": platform.python_version(),
         },
         **facts,
-        "claims": [vars(each) for each in outcome.claims],
+        "claims": [each.plain() for each in outcome.claims],
         "numbers": outcome.summary,
     }
 
@@ -233,9 +234,17 @@ def _page(experiment: Experiment | Training, context: Context, outcome: Outcome,
 
 def verdicts(outcome: Outcome) -> page.Table:
     """The claims as a table."""
-    return page.Table(
-        "Claims", ("claim", "verdict", "figure"), [(each.text, each.verdict, each.figure) for each in outcome.claims]
+    rows = [(each.text, each.verdict, f"{each.p:.2g}", each.figure) for each in outcome.claims]
+    caption = (
+        f"A verdict is given where the whole {100 * CONFIDENCE:g} % confidence interval (Student's t over seeds) is on one side of the "
+        "bound. p: the chance of one as clear as this if the truth were at the bound; 1: not tested."
     )
+    return page.Table("Claims", ("claim", "verdict", "p", "figure"), rows, caption)
+
+
+def is_kept(folder: Path) -> bool:
+    """Whether a folder holds a finished experiment, not something else with a summary."""
+    return (folder / SUMMARY).exists() and read_json(folder / SUMMARY).get("schema") == SCHEMA
 
 
 def context_of(folder: Path) -> tuple[str, Context]:

@@ -9,44 +9,49 @@ from steadynorm import page
 from steadynorm.paper.statistics import Finding
 
 VERDICTS = ("holds", "does not hold", "not testable at this scale")
+LEAST = 1e-6  # chances below it are not told apart: their digits are rounding
+
+
+class MissingRunsError(ValueError):
+    """Runs that a claim needs are not there."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Something the paper or we say, what became of it here, and the figure that rests on."""
+    """Something the paper or we say, what became of it here, and the figure that rests on.
+
+    `p`: the chance of a verdict as clear as this, either way, if the truth were at the bound; 1 where nothing was tested.
+    `find` judges it again: the null test feeds it noise.
+    """
 
     text: str
     verdict: str
     figure: str
+    p: float = 1.0
+    find: Callable[[], Finding] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.verdict not in VERDICTS:
             raise ValueError(f"verdict {self.verdict!r} is unknown; choose one of {', '.join(VERDICTS)}")
 
-
-def judged(text: str, holds: bool | None, figure: str) -> Claim:
-    """A claim that could be tested; None: it could not.
-
-    >>> judged("1 < 2", 1 < 2, "1 and 2").verdict
-    'holds'
-    """
-    return Claim(text, VERDICTS[2 if holds is None else 0 if holds else 1], figure)
+    def plain(self) -> dict[str, Any]:
+        """What a summary holds of it."""
+        return {"text": self.text, "verdict": self.verdict, "figure": self.figure, "p": float(f"{self.p:.2g}")}
 
 
-def claim(text: str, finding: Callable[[], Finding]) -> Claim:
+def claim(text: str, find: Callable[[], Finding]) -> Claim:
     """A claim by what was found; where runs are missing it is not testable, and says which.
 
-    >>> claim("1 < 2", lambda: Finding(True, "1 and 2")).verdict
+    >>> from steadynorm.paper.statistics import at_least, estimate
+    >>> claim("1 < 2", lambda: at_least(estimate([2.0, 2.1, 1.9]), 1.0, "2")).verdict
     'holds'
     """
     try:
-        return judged(text, *finding())
+        finding = find()
     except MissingRunsError as error:
-        return judged(text, None, str(error))
-
-
-class MissingRunsError(ValueError):
-    """Runs that a claim needs are not there."""
+        return Claim(text, VERDICTS[2], str(error), find=find)
+    verdict = VERDICTS[2 if finding.holds is None else 0 if finding.holds else 1]
+    return Claim(text, verdict, finding.figure, max(LEAST, finding.chance), find)
 
 
 @dataclass(frozen=True)

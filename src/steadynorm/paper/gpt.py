@@ -20,7 +20,7 @@ def _arms(setting: Setting) -> dict[str, Config]:
 
 
 def _judge(runs: Runs) -> Outcome:
-    norms = {"weight": "hidden_norm", "gradient": "grad_norm", "spectral": "spectral_norm"}
+    norms = {"weight": "weight_norm", "hidden": "hidden_norm", "gradient": "grad_norm", "spectral": "spectral_norm"}
     claims = [
         claim(
             f"ScionC keeps the {name} norm stable where Scion does not (drift at most half)",
@@ -49,7 +49,7 @@ def _judge(runs: Runs) -> Outcome:
             ]),
         ),
     ]  # fmt: skip
-    keys = ("hidden_norm", "grad_norm", "spectral_norm", "sign_norm")
+    keys = ("weight_norm", "hidden_norm", "grad_norm", "spectral_norm", "sign_norm")
     measures: dict[str, Measure] = {
         "validation loss": LOSS,
         **{f"drift of {key}, %": drift(key) for key in keys},
@@ -84,7 +84,7 @@ def _muon_arms(setting: Setting) -> dict[str, Config]:
 
 
 def _judge_muon(runs: Runs) -> Outcome:
-    norms = {"weight": "hidden_norm", "gradient": "grad_norm"}
+    norms = {"weight": "weight_norm", "hidden": "hidden_norm", "gradient": "grad_norm"}
     claims = [
         claim(
             f"`correct` keeps the {name} norm of Muon stable where Muon does not (drift at most half)",
@@ -107,6 +107,7 @@ def _judge_muon(runs: Runs) -> Outcome:
     }
     blocks: list[page.Block] = [
         curves(runs, "val_loss", MUONS),
+        curves(runs, "weight_norm", MUONS),
         curves(runs, "hidden_norm", MUONS, dashed="hidden_forecast", zero=True, caption="Dashed: forecast."),
         curves(runs, "grad_norm", MUONS, log_y=True),
         measured(runs, measures, MUONS),

@@ -65,21 +65,25 @@ def off_target(run: Run) -> float:
     return 100 * math.log(mean_over("matrix_norm", SECOND_HALF)(run) / asked_norm(run))
 
 
+def distance(run: Run) -> float:
+    """100 |ln(measured / asked)|."""
+    return abs(off_target(run))
+
+
 def _target(runs: Runs) -> Outcome:
     def closer(alpha: float) -> Finding:
-        exact = [abs(each) for each in runs.values(off_target, f"exact, alpha {alpha:g}")]
-        linear = [abs(each) for each in runs.values(off_target, f"linear, alpha {alpha:g}")]
+        exact, linear = (runs.values(distance, f"{name}, alpha {alpha:g}") for name in ("exact", "linear"))
         return at_most(difference(exact, linear), 0.0, "distance from the asked norm, exact - linear,", " %")
 
     claims = [
         claim(
-            f"The exact decay comes closer to the asked norm than the linear formula at alpha {a:g}",
+            f"The exact decay brings the hidden matrices closer to the asked norm than the linear formula at alpha {a:g}",
             lambda a=a: closer(a),
         )
         for a in (ALPHA, SMALL)
     ]
     claims.append(claim(
-        f"Where only alpha differs, the exact decay gives the same norm (within {2 * NOTHING:g} %)",
+        f"Where only alpha differs, the exact decay gives the hidden matrices the same norm (within {2 * NOTHING:g} %)",
         lambda: within(
             difference(runs.values(off_target, f"exact, alpha {SMALL:g}"), runs.values(off_target, f"exact, alpha {ALPHA:g}")),
             2 * NOTHING, "norm, alpha 0.02 / 0.1 - 1,", " %",
@@ -171,7 +175,7 @@ def _forecast(runs: Runs) -> Outcome:
         for arm in FORECAST
     ]
     claims.append(claim(
-        f"Scion's biases: it meets theirs, too (within {2 * NOTHING:g} %)",
+        f"Scion's biases: it also meets theirs (within {2 * NOTHING:g} %)",
         lambda: every([
             within(estimate(runs.values(off_vectors, arm)), 2 * NOTHING, f"100 ln(measured / forecast), {arm},", " %")
             for arm in scion

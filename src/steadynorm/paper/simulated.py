@@ -1,7 +1,7 @@
 """Simulated systems of an experiment: each recorded as soon as it ends; finished ones are read, not run again."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,12 @@ def simulated(
     systems: Mapping[str, simulate.System],
     steps: int,
     seeds: int,
-    forecasts: Mapping[str, np.ndarray],
+    forecast: Callable[[str], np.ndarray],
 ) -> dict[str, simulate.Trajectory]:
-    """Trajectories of these systems, each recorded in a file of its own as soon as it ends; finished ones are read."""
+    """Trajectories of these systems, each recorded in a file of its own as soon as it ends; finished ones are read.
+
+    forecast: |theta|^2/|u|^2 after every step, by the name of a system; computed for those that are run.
+    """
 
     def config(name: str) -> dict[str, Any]:
         return {**simulate.describe(systems[name]), "steps": steps, "seeds": seeds, "seed": context.seed}
@@ -34,7 +37,7 @@ def simulated(
 
         def done(which: int, trajectory: simulate.Trajectory) -> None:
             name = missing[which]
-            found[name] = record(context.records / name, name, config(name), trajectory, forecasts[name])
+            found[name] = record(context.records / name, name, config(name), trajectory, forecast(name))
 
         chosen = [systems[name] for name in missing]
         simulate.run(chosen, steps, seeds=seeds, seed=context.seed, records=RECORDS, progress=tell, done=done)

@@ -1,15 +1,54 @@
-"""Means over seeds, their differences, and what may be concluded from them: floats in, floats out.
+"""Estimates over seeds, and what may be concluded from them: floats in, floats out.
 
-A claim is a bound on an estimate. It holds, or does not, when the estimate is on that side of the bound by two standard
-errors; in between it is open, and we say how many seeds would settle it.
+A claim is a bound on a number that every seed gives once: all arms of an experiment share their seeds, so two arms are
+compared seed by seed. Its mean over seeds has a 95 % confidence interval by Student's t with seeds - 1 degrees of freedom.
+The claim holds, or does not, where the whole interval is on one side of the bound; in between it is open, and we say how
+many seeds would settle it. Several bounds together hold where each of them does.
 """
 
+import functools
 import math
 from collections.abc import Sequence
-from statistics import fmean, stdev
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Literal, NamedTuple
 
-ERRORS = 2.0  # standard errors between an estimate and the bound that it is judged by
+CONFIDENCE = 0.95  # of the interval, both sides together
+MOST_SHOWN = 4  # bounds that a figure spells out
+MOST_SEEDS = 300  # beyond this we do not count how many would settle a claim
+
+
+def student_tail(t: float, freedom: int) -> float:
+    """P(T >= t) for Student's t with a whole number of degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4).
+
+    >>> round(student_tail(4.303, 2), 4), round(student_tail(-1.0, 1), 4)
+    (0.025, 0.75)
+    """
+    angle = math.atan2(t, math.sqrt(freedom))
+    cos_sq, term, total = math.cos(angle) ** 2, 1.0, 0.0
+    odd = freedom % 2
+    for k in range(freedom // 2):  # 1 + 1/2 cos^2 + 1*3/(2*4) cos^4 ..., or 1 + 2/3 cos^2 + 2*4/(3*5) cos^4 ...
+        total += term
+        term *= (2 * k + 1 + odd) / (2 * k + 2 + odd) * cos_sq
+    total *= math.sin(angle) * (math.cos(angle) if odd else 1.0)
+    inside = 2 / math.pi * (angle + total) if odd else total  # P(-t < T < t), with the sign of t
+    return min(1.0, max(0.0, (1 - inside) / 2))
+
+
+@functools.cache
+def student_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
+    """The t beyond which (1 - confidence)/2 is left on either side.
+
+    >>> [round(student_quantile(freedom), 3) for freedom in (1, 2, 10)]
+    [12.706, 4.303, 2.228]
+    """
+    low, high = 0.0, 1.0
+    while student_tail(high, freedom) > (1 - confidence) / 2:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_tail(middle, freedom) > (1 - confidence) / 2 else (low, middle)
+    return high
 
 
 class Estimate(NamedTuple):
@@ -19,12 +58,12 @@ class Estimate(NamedTuple):
     error: float
     seeds: int
 
-
-class Finding(NamedTuple):
-    """True, False, or None where it cannot be told; and the figure it rests on."""
-
-    holds: bool | None
-    figure: str
+    def t_above(self, bound: float) -> float:
+        """How many standard errors it is above a bound; nan of one seed."""
+        above = self.value - bound
+        if self.error == 0:  # every seed gives the same number
+            return math.copysign(math.inf, above) if above else 0.0
+        return above / self.error
 
 
 def sample_sd(values: Sequence[float]) -> float:
@@ -33,7 +72,10 @@ def sample_sd(values: Sequence[float]) -> float:
     >>> sample_sd([1.0, 3.0]), sample_sd([1.0])
     (1.4142135623730951, nan)
     """
-    return stdev(values) if len(values) > 1 else math.nan
+    if len(values) < 2:
+        return math.nan
+    mean = fmean(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
 def estimate(values: Sequence[float]) -> Estimate:
@@ -45,24 +87,118 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(fmean(values), sample_sd(values) / math.sqrt(len(values)), len(values))
 
 
+def combined(*terms: tuple[float, Sequence[float]]) -> list[float]:
+    """A weighted sum of some lists, seed by seed.
+
+    >>> combined((1.0, [2.0, 4.0]), (-0.5, [2.0, 6.0]))
+    [1.0, 1.0]
+    """
+    weights = [weight for weight, _ in terms]
+    seeds = zip(*(values for _, values in terms), strict=True)
+    return [math.fsum(weight * value for weight, value in zip(weights, seed, strict=True)) for seed in seeds]
+
+
 def difference(ones: Sequence[float], others: Sequence[float]) -> Estimate:
-    """mean(ones) - mean(others), with the standard error of the two together.
+    """mean(ones - others), compared seed by seed: both lists come from the same seeds.
 
-    >>> difference([2.0, 4.0], [1.0, 1.0])
-    Estimate(value=2.0, error=1.0, seeds=2)
+    >>> difference([2.0, 6.0], [1.0, 1.0])
+    Estimate(value=3.0, error=2.0, seeds=2)
     """
-    one, other = estimate(ones), estimate(others)
-    return Estimate(one.value - other.value, math.hypot(one.error, other.error), min(one.seeds, other.seeds))
+    return estimate(combined((1.0, ones), (-1.0, others)))
 
 
-def mean_of(parts: Sequence[Estimate]) -> Estimate:
-    """The mean of independent estimates, such as one for each budget.
+@dataclass(frozen=True)
+class Bound:
+    """A bound on an estimate, and how sure it is that the true value keeps it."""
 
-    >>> mean_of([Estimate(1.0, 0.3, 3), Estimate(2.0, 0.4, 3)])
-    Estimate(value=1.5, error=0.25, seeds=3)
+    what: str
+    found: Estimate
+    side: Literal["at least", "at most", "within"]  # within: at most this far from zero
+    bound: float
+    unit: str = ""
+
+    @property
+    def inside(self) -> float:
+        """Standard errors between the estimate and the bound: above 0 the estimate keeps it."""
+        if self.side == "at least":
+            return self.found.t_above(self.bound)
+        if self.side == "at most":
+            return -self.found.t_above(self.bound)
+        return -self.found._replace(value=abs(self.found.value)).t_above(self.bound)
+
+    @property
+    def p(self) -> tuple[float, float]:
+        """Chances of an estimate as far inside, and as far outside, if the true value were at the bound. One seed: 1, 1."""
+        if math.isnan(self.inside):
+            return 1.0, 1.0
+        freedom = self.found.seeds - 1
+        return student_tail(self.inside, freedom), student_tail(-self.inside, freedom)
+
+    @property
+    def kept(self) -> bool:
+        """Whether the whole confidence interval keeps it."""
+        return self.found.seeds > 1 and self.inside >= student_quantile(self.found.seeds - 1)
+
+    @property
+    def figure(self) -> str:
+        """The estimate with its interval, and what is missing where that includes the bound."""
+        word = "tolerance" if self.side == "within" else "bound"
+        text = f"{self.what} {shown(self.found)}{self.unit}, {word} {self.bound:.3g}{self.unit}"
+        if math.isnan(self.inside):
+            return f"{text}: one seed, its spread is not known; run at least 3"
+        return text if min(self.p) <= _TAIL else f"{text}: open, {self._needed()} would settle it"
+
+    def _needed(self) -> str:
+        """How many seeds would, if mean and spread stayed as they are."""
+        each, seeds = abs(self.inside) / math.sqrt(self.found.seeds), self.found.seeds + 1
+        while seeds <= MOST_SEEDS and each * math.sqrt(seeds) < student_quantile(seeds - 1):
+            seeds += 1
+        return f"{seeds} seeds" if seeds <= MOST_SEEDS else "many more seeds"
+
+
+_TAIL = (1 - CONFIDENCE) / 2
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Bounds that must all be kept, and what is to be said before them.
+
+    `open_because`: a reason for which nothing is concluded, whatever the bounds say.
     """
-    error = math.hypot(*(part.error for part in parts)) / len(parts)
-    return Estimate(fmean(part.value for part in parts), error, min(part.seeds for part in parts))
+
+    bounds: tuple[Bound, ...]
+    note: str = ""
+    open_because: str = ""
+
+    @property
+    def p(self) -> tuple[float, float]:
+        """Chances to hold, and to be refuted, by accident: every bound must be kept; one of k that is not refutes it."""
+        inside, outside = zip(*(bound.p for bound in self.bounds), strict=True)
+        return max(inside), min(1.0, len(outside) * min(outside))
+
+    @property
+    def holds(self) -> bool | None:
+        """True, False, or None where it cannot be told."""
+        if self.open_because:
+            return None
+        if all(bound.kept for bound in self.bounds):
+            return True
+        return False if self.p[1] <= _TAIL else None
+
+    @property
+    def chance(self) -> float:
+        """The chance of a verdict as clear as this, whichever it is, if the truth were at a bound."""
+        return 1.0 if self.open_because else min(1.0, 2 * min(self.p))
+
+    @property
+    def figure(self) -> str:
+        """The numbers it rests on."""
+        texts = [bound.figure for bound in self.bounds]
+        if len(texts) > MOST_SHOWN:
+            which = min if self.holds is False else max
+            at = which(range(len(texts)), key=lambda k: (self.bounds[k].p[0], -self.bounds[k].inside))
+            texts = [f"{'the worst' if self.holds is False else 'the least certain'} of {len(texts)}: {texts[at]}"]
+        return "; ".join(each for each in (self.note, *texts, self.open_because) if each)
 
 
 def at_least(found: Estimate, bound: float, what: str, unit: str = "") -> Finding:
@@ -70,15 +206,15 @@ def at_least(found: Estimate, bound: float, what: str, unit: str = "") -> Findin
 
     >>> at_least(Estimate(1.0, 0.1, 3), 0.0, "gain").holds, at_least(Estimate(-1.0, 0.1, 3), 0.0, "gain").holds
     (True, False)
-    >>> at_least(Estimate(0.1, 0.1, 3), 0.0, "gain", " %")
-    Finding(holds=None, figure='gain +0.1 ± 0.1 %, bound 0 %: open, 12 seeds would settle it')
+    >>> at_least(Estimate(0.1, 0.1, 3), 0.0, "gain", " %").figure
+    'gain +0.1 (95 %: -0.33 to +0.53) %, bound 0 %: open, 15 seeds would settle it'
     """
-    return _judged(found, found.value - bound, f"{what} {_shown(found, unit)}, bound {bound:.3g}{unit}")
+    return Finding((Bound(what, found, "at least", bound, unit),))
 
 
 def at_most(found: Estimate, bound: float, what: str, unit: str = "") -> Finding:
     """Whether the true value is at most `bound`."""
-    return _judged(found, bound - found.value, f"{what} {_shown(found, unit)}, bound {bound:.3g}{unit}")
+    return Finding((Bound(what, found, "at most", bound, unit),))
 
 
 def within(found: Estimate, tolerance: float, what: str, unit: str = "") -> Finding:
@@ -87,37 +223,51 @@ def within(found: Estimate, tolerance: float, what: str, unit: str = "") -> Find
     >>> within(Estimate(0.1, 0.1, 3), 1.0, "difference").holds, within(Estimate(2.0, 0.1, 3), 1.0, "difference").holds
     (True, False)
     """
-    return _judged(
-        found, tolerance - abs(found.value), f"{what} {_shown(found, unit)}, tolerance {tolerance:.3g}{unit}"
-    )
+    return Finding((Bound(what, found, "within", tolerance, unit),))
 
 
-def every(findings: Sequence[Finding]) -> Finding:
-    """All of them together: false if one is, open if one is and none is false.
+def every(findings: Sequence[Finding], note: str = "") -> Finding:
+    """All of them together: it holds if each does, and is refuted by one (corrected for how many there are).
 
-    >>> every([Finding(True, "a"), Finding(None, "b")])
-    Finding(holds=None, figure='a; b')
+    >>> held, open_ = at_least(Estimate(1.0, 0.1, 3), 0.0, "a"), at_least(Estimate(0.1, 0.1, 3), 0.0, "b")
+    >>> every([held, held]).holds, every([held, open_]).holds
+    (True, None)
     """
-    verdicts = [each.holds for each in findings]
-    holds = False if False in verdicts else None if None in verdicts else True
-    return Finding(holds, "; ".join(each.figure for each in findings))
+    bounds = tuple(bound for finding in findings for bound in finding.bounds)
+    notes = [note, *(finding.note for finding in findings)]
+    reasons = [finding.open_because for finding in findings]
+    return Finding(bounds, "; ".join(filter(None, notes)), "; ".join(filter(None, reasons)))
 
 
-def _judged(found: Estimate, inside: float, text: str) -> Finding:
-    """`inside`: how far the estimate is on the right side of the bound."""
+def noted(finding: Finding, note: str) -> Finding:
+    """The same, with something said before its numbers."""
+    return replace(finding, note=note)
+
+
+def holm(chances: Sequence[float], level: float = 1 - CONFIDENCE) -> list[bool]:
+    """Which of many findings stay if the chance of even one wrong verdict among them is to be at most `level` (Holm 1979).
+
+    >>> holm([0.01, 0.04, 0.03])
+    [True, False, False]
+    """
+    kept = [False] * len(chances)
+    for rank, which in enumerate(sorted(range(len(chances)), key=chances.__getitem__)):
+        if chances[which] > level / (len(chances) - rank):
+            break
+        kept[which] = True
+    return kept
+
+
+def shown(found: Estimate) -> str:
+    """A mean and its confidence interval.
+
+    >>> shown(Estimate(1.0, 0.1, 3)), shown(Estimate(1.0, math.nan, 1))
+    ('+1 (95 %: +0.57 to +1.43)', '+1')
+    """
     if math.isnan(found.error):
-        return Finding(None, f"{text}: one seed, its spread is not known; run at least 3")
-    if abs(inside) >= ERRORS * found.error:
-        return Finding(inside >= 0, text)
-    needed = found.seeds * (ERRORS * found.error / inside) ** 2 if inside else math.inf
-    return Finding(
-        None, f"{text}: open, {f'{math.ceil(needed)} seeds' if needed < 1000 else 'no number of seeds'} would settle it"
-    )
-
-
-def _shown(found: Estimate, unit: str) -> str:
-    error = "" if math.isnan(found.error) else f" ± {found.error:.2g}"
-    return f"{found.value:+.3g}{error}{unit}"
+        return f"{found.value:+.3g}"
+    reach = student_quantile(found.seeds - 1) * found.error
+    return f"{found.value:+.3g} ({100 * CONFIDENCE:g} %: {found.value - reach:+.3g} to {found.value + reach:+.3g})"
 
 
 def parabola_peak(x: Sequence[float], y: Sequence[float]) -> tuple[float, bool]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from steadynorm import page
 from steadynorm.paper.drawing import Paper, curves, numbers, results
@@ -13,10 +14,9 @@ from steadynorm.paper.statistics import (
     Estimate,
     Finding,
     at_least,
-    difference,
+    combined,
     estimate,
-    mean_of,
-    parabola_peak,
+    every,
     within,
 )
 from steadynorm.paper.training import Runs, Training
@@ -53,8 +53,13 @@ def _arms(setting: Setting) -> dict[str, Config]:
 
 
 def over_budgets(runs: Runs, one: str, other: str) -> Estimate:
-    """Difference of accuracies, mean over the budgets."""
-    return mean_of([difference(runs.values(ACCURACY, one, b), runs.values(ACCURACY, other, b)) for b in runs.budgets])
+    """Difference of accuracies, mean over the budgets of each seed."""
+    return estimate(combined((1.0, mean_accuracy(runs, one)), (-1.0, mean_accuracy(runs, other))))
+
+
+def mean_accuracy(runs: Runs, arm: str) -> list[float]:
+    """Mean over the budgets, by seed."""
+    return combined(*((1 / len(runs.budgets), runs.values(ACCURACY, arm, budget)) for budget in runs.budgets))
 
 
 def _judge(runs: Runs) -> Outcome:
@@ -172,13 +177,6 @@ def _cosine_arms(setting: Setting) -> dict[str, Config]:
     return {cosine_name(ratio): setting.scionc(end=ratio) for ratio in COSINE_ENDS.values()}
 
 
-def best_decay(runs: Runs, names: Mapping[float, str], budget: int) -> float:
-    """ln of the ratio with the best accuracy, by a parabola through the best three; mean over seeds."""
-    ratios = sorted(names)
-    accuracy = [estimate(runs.values(ACCURACY, names[ratio], budget)).value for ratio in ratios]
-    return parabola_peak([math.log(ratio) for ratio in ratios], accuracy)[0]
-
-
 _SCION = {ratio: scion_name(ratio) for ratio in SCION_DECAYS.values()}
 _CONSTANT = {ratio: constant_name(ratio) for ratio in CONSTANT_DECAYS.values()}
 
@@ -193,22 +191,43 @@ def _sweep(runs: Runs, arms: Sequence[str], paper: Paper, claims: list[Claim]) -
 
 
 def _scion_sweep(runs: Runs) -> Outcome:
-    def interior() -> Finding:
-        logs = [best_decay(runs, _SCION, budget) for budget in runs.budgets]
-        text = ", ".join(f"{math.exp(each):.2f} at {budget}" for each, budget in zip(logs, runs.budgets, strict=True))
-        ends = (math.log(min(_SCION)), math.log(max(_SCION)))
-        return Finding(all(ends[0] < each < ends[1] for each in logs), f"best λ in units of the baseline's: {text}")
+    ends, middle = (min(_SCION), max(_SCION)), sorted(_SCION)[1:-1]
 
-    text = "There is a best λ inside the sweep at every budget (the paper: the same at each)"
+    def interior() -> Finding:
+        return every([
+            at_least(
+                estimate(combined(
+                    *((1 / len(middle), runs.values(ACCURACY, _SCION[ratio], budget)) for ratio in middle),
+                    (-1.0, runs.values(ACCURACY, _SCION[end], budget)),
+                )), 0.0, f"middle - x {end:g} at {budget}", " points",
+            ) for budget in runs.budgets for end in ends
+        ])  # fmt: skip
+
+    text = (
+        f"The best λ is inside the sweep at every budget: both ends, x {ends[0]:g} and x {ends[1]:g}, are worse than its middle "
+        "(the paper: the best is the same at each)"
+    )
     return _sweep(runs, list(_SCION.values()), SCION_PAPER, [claim(text, interior)])
 
 
 def _constant_sweep(runs: Runs) -> Outcome:
-    def higher() -> Finding:
-        more = [best_decay(runs, _CONSTANT, b) - best_decay(runs, _SCION, b) for b in runs.budgets]
-        return at_least(estimate(more), 0.0, "ln(best λ₀ of ScionC / best λ of Scion), over budgets,")
+    common = sorted(_CONSTANT.keys() & _SCION.keys())
+    logs = [math.log(ratio) for ratio in common]
+    centred = [each - fmean(logs) for each in logs]
+    weights = [each / sum(x**2 for x in centred) for each in centred]  # of the slope by least squares
 
-    text = "Corrected decay wants a higher largest decay than constant decay (spread taken over budgets)"
+    def higher() -> Finding:
+        slopes = [
+            combined(*((w, mean_accuracy(runs, names[ratio])) for w, ratio in zip(weights, common, strict=True)))
+            for names in (_CONSTANT, _SCION)
+        ]
+        more = estimate(combined((1.0, slopes[0]), (-1.0, slopes[1])))
+        return at_least(more, 0.0, "slope of accuracy by ln(largest decay), ScionC - Scion,", " points")
+
+    text = (
+        "Corrected decay wants a higher largest decay than constant decay: over what both sweeps share, "
+        f"x {common[0]:g} to x {common[-1]:g}, raising it helps ScionC more than Scion (mean over budgets)"
+    )
     return _sweep(
         runs, [*_CONSTANT.values(), *_SCION.values()], {**CONSTANT_PAPER, **SCION_PAPER}, [claim(text, higher)]
     )
@@ -218,11 +237,9 @@ def _cosine_sweep(runs: Runs) -> Outcome:
     names = [cosine_name(ratio) for ratio in COSINE_ENDS.values()]
 
     def indifferent() -> Finding:
-        accuracy = {n: [estimate(runs.values(ACCURACY, n, b)).value for b in runs.budgets] for n in names}
-        gaps = [a - b for a, b in zip(accuracy[names[2]], accuracy[names[0]], strict=True)]
-        return within(estimate(gaps), POINTS, f"{names[2]} - {names[0]}, over budgets,", " points")
+        return within(over_budgets(runs, names[2], names[0]), POINTS, f"{names[2]} - {names[0]}", " points")
 
-    text = f"The model is indifferent to where the target ends (within {POINTS:g} point; spread taken over budgets)"
+    text = f"The model is indifferent to where the target ends (within {POINTS:g} point, mean over budgets)"
     return _sweep(runs, names, COSINE_PAPER, [claim(text, indifferent)])
 
 

@@ -1,0 +1,25 @@
+"""Judge the experiments kept here again, by today's claims: rewrites verdicts and numbers in their summaries, trains nothing.
+
+.venv/bin/python results/judge.py            then docs/experiments.py, which writes the pages from them
+"""
+
+from pathlib import Path
+
+from steadynorm import paper
+from steadynorm.files import read_json, write_json
+from steadynorm.paper import carrying
+
+HERE = Path(__file__).parent
+
+
+def judge(folder: Path) -> None:
+    """Claims, numbers and missing runs; command, commit and versions stay those of the runs."""
+    name, context = carrying.context_of(folder)
+    outcome, facts = carrying.judge(paper.get(name), context)
+    new = {"missing": facts["missing"], "claims": [each.plain() for each in outcome.claims], "numbers": outcome.summary}
+    write_json(folder / carrying.SUMMARY, read_json(folder / carrying.SUMMARY) | new)
+
+
+if __name__ == "__main__":
+    for folder in sorted(filter(carrying.is_kept, HERE.iterdir())):
+        judge(folder)

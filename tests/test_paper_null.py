@@ -1,0 +1,169 @@
+"""The null test: no claim may hold of noise in more than 5 % of draws, and a design that leans is caught."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from steadynorm import paper
+from steadynorm.cli import main
+from steadynorm.paper import carrying, learning_rates, null, statistics, vit_tables
+from steadynorm.paper.experiment import Claim, Context, claim
+from steadynorm.paper.measures import ACCURACY
+from steadynorm.paper.statistics import Finding, at_least, at_most, estimate, parabola_peak
+from steadynorm.paper.training import Runs, Training
+
+FOLDERS = sorted(filter(carrying.is_kept, (Path(__file__).parent.parent / "results").glob("*")))
+FAST, FULL = 500, 20_000  # of 500 draws, a claim that holds in 10 % has more than 25 (5 %) with a chance of 99.99 %
+
+
+def noise_of(name: str) -> null.Noise:
+    """Noise in place of the runs of an experiment, of unit spread."""
+    experiment = paper.get(name)
+    assert isinstance(experiment, Training)
+    return null.Noise(experiment.plan(Context(Path())), {}, {})
+
+
+def show(folder: Path, draws: int) -> list[null.Share]:
+    name, context = carrying.context_of(folder)
+    found = list(null.shares(paper.get(name), context, draws))
+    for each in found:
+        print(f"{100 * each.share:5.1f} %  {each.experiment}: {each.claim}")
+    return found
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda each: each.name)
+def test_noise_supports_no_claim(folder: Path):
+    leaning = [each for each in show(folder, FAST) if each.share > null.MOST]
+    assert not leaning
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda each: each.name)
+def test_noise_supports_no_claim_in_many_draws(folder: Path):
+    """At a bound a claim holds in 2.5 % of draws, or fewer: one side of a 95 % interval."""
+    leaning = [each for each in show(folder, FULL) if each.share > 0.03]
+    assert not leaning
+
+
+def test_two_standard_errors_would_be_caught(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(statistics, "student_quantile", lambda freedom: 2.0)
+    noise = noise_of("table-vit")
+    ahead = claim("Scion is ahead", lambda: at_least(vit_tables.over_budgets(noise, "Scion", "AdamW"), 0.0, "x"))
+    assert null.share_of_trained(ahead, noise.source, FAST) > null.MOST
+
+
+# Designs that lean
+
+
+def old_best_lrs(noise: Runs) -> list[list[float]]:
+    """ln of the best lr of each alpha, by seed: the grid's winner, as it was judged once."""
+    return [
+        [best[0] for best in seeds]
+        for seeds in zip(*(learning_rates.best_lrs(noise, a) for a in learning_rates.ALPHAS), strict=True)
+    ]
+
+
+def share_without_check(made: Claim, noise: null.Noise) -> float:
+    """As null.share_of_trained, without asking whether the number is linear."""
+    noise.source.forget()
+    held = 0
+    for seed in range(FAST):
+        noise.source.restart(seed)
+        assert made.find is not None
+        held += made.find().holds is True
+    return held / FAST
+
+
+def test_the_winner_of_a_centred_grid_leans_and_is_refused():
+    """Every alpha's grid is centred on one effective lr, so that the winning lr rises with alpha in noise as well."""
+    noise = noise_of("fig-lr-eff")
+
+    def rises() -> Finding:
+        return at_least(
+            estimate([seed[-1] - seed[0] for seed in old_best_lrs(noise)]), 0.0, "ln(best lr at 0.5 / at 0.01)"
+        )
+
+    old = claim("The best lr increases with alpha", rises)
+    assert share_without_check(old, noise) > 0.2
+    with pytest.raises(ValueError, match="not a weighted sum of outcomes"):
+        null.share_of_trained(old, noise.source, FAST)
+
+
+def test_the_winners_of_two_grids_lean_and_are_refused():
+    """One grid reaches higher than the other; so does its winner."""
+    noise = noise_of("table-sweep-constant")
+
+    def best(names: dict[float, str], budget: int) -> list[float]:
+        ratios = sorted(names)
+        accuracy = zip(*(noise.values(ACCURACY, names[ratio], budget) for ratio in ratios), strict=True)
+        return [parabola_peak([math.log(ratio) for ratio in ratios], seed)[0] for seed in accuracy]
+
+    def higher() -> Finding:
+        more = [
+            statistics.combined((1.0, best(vit_tables._CONSTANT, b)), (-1.0, best(vit_tables._SCION, b)))
+            for b in noise.budgets
+        ]
+        return at_least(estimate([value for each in more for value in each]), 0.0, "ln(best of ScionC / best of Scion)")
+
+    old = claim("Corrected decay wants a higher decay", higher)
+    assert share_without_check(old, noise) > 0.1
+    with pytest.raises(ValueError, match="not a weighted sum of outcomes"):
+        null.share_of_trained(old, noise.source, FAST)
+
+
+def test_a_largest_value_is_refused():
+    """Odd powers pass for linear in sign, spans in scale: neither in both."""
+    noise = noise_of("table-vit")
+    span = claim("x", lambda: at_most(estimate([max(v, -v) for v in noise.values(ACCURACY, "Scion")]), 1.0, "x"))
+    with pytest.raises(ValueError, match="not a weighted sum"):
+        null.share_of_trained(span, noise.source, 10)
+
+
+def test_a_claim_that_looks_at_runs_is_refused():
+    noise = noise_of("table-vit")
+    direct = claim("x", lambda: at_least(estimate([ACCURACY(run) for run in noise.of("Scion")]), 0.0, "x"))
+    with pytest.raises(ValueError, match=r"let it rest on Runs\.values alone"):
+        null.share_of_trained(direct, noise.source, 10)
+
+
+# The redesigned claims see what they are about
+
+
+class Parabola(null.Noise):
+    """fig-lr-eff where accuracy is a parabola in ln lr, best at the lr of equal effective lr to the power of `exponent`."""
+
+    exponent = 0.0
+
+    def values(self, measure, arm, budget=None):
+        alpha, ratio = (float(word.strip("x ")) for word in arm.removeprefix("alpha ").split(", effective lr"))
+        u = math.log(ratio)
+        equal = -math.log(learning_rates.theory.effective_lr(1.0, alpha) / learning_rates.theory.effective_lr(1.0, 0.1))
+        best = (self.exponent - 1) * equal
+        return [60 - 2 * (u - best) ** 2 + 0.05 * each for each in super().values(measure, arm, budget)]
+
+
+@pytest.mark.parametrize(
+    ("exponent", "verdicts"),
+    [
+        (1.0, ["holds", "holds", "holds"]),
+        (0.0, ["does not hold", "not testable at this scale", "does not hold"]),
+        (-0.5, ["does not hold", "does not hold", "does not hold"]),
+    ],
+)
+def test_best_lrs_are_told_from_best_effective_lrs(exponent: float, verdicts: list[str]):
+    experiment = paper.get("fig-lr-eff")
+    assert isinstance(experiment, Training)
+    made = Parabola(experiment.plan(Context(Path())), {}, {})
+    object.__setattr__(made, "exponent", exponent)
+    assert learning_rates.fit(made).exponent() == pytest.approx(exponent, abs=0.05)
+    made.source.restart(1)
+    assert [each.verdict for each in learning_rates._lr_judge(made).claims] == verdicts
+
+
+def test_the_table_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "fig-alignment").symlink_to(next(each for each in FOLDERS if each.name == "fig-alignment"))
+    assert main(["paper", "null", str(tmp_path), "--draws", "200"]) == 0
+    assert "0 of 3 claims hold in more than 5 % of draws" in capsys.readouterr().out
+    assert main(["paper", "null", str(tmp_path / "nothing")]) == 2
+    assert "holds no finished experiments" in capsys.readouterr().err
