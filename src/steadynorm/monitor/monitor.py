@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from steadynorm.families import unwrapped
 from steadynorm.monitor.forecast import Forecasts, Mark, Seen, Start
 from steadynorm.monitor.layers import PEAK, Layer, find_layers
-from steadynorm.monitor.measures import PowerIteration, gradient, norms, peak, power_iterations, totals
+from steadynorm.monitor.measures import gradient, norms, peak, totals
 from steadynorm.monitor.motion import is_decoupled, motion_of
 from steadynorm.monitor.record import (
     ALONG,
@@ -29,6 +29,7 @@ from steadynorm.monitor.record import (
     group_numbers,
     skips_in,
 )
+from steadynorm.monitor.spectral import SpectralNorms, products_per_record, spectral_norms
 from steadynorm.optim.base import SteadyOptimizer
 from steadynorm.optim.layout import layout_of, local
 
@@ -41,7 +42,7 @@ class Plan:
     by_device: dict[torch.device, list[Layer]]
     by_parameter: dict[Tensor, Layer]  # tensors hash by identity
     peaks: list[Layer]
-    power: list[PowerIteration]
+    spectral: list[SpectralNorms]
 
 
 def _plan(layers: list[Layer]) -> Plan:
@@ -49,7 +50,7 @@ def _plan(layers: list[Layer]) -> Plan:
     for layer in layers:
         by_device.setdefault(layer.parameter.device, []).append(layer)
     peaks = [layer for layer in layers if layer.lmo.name in PEAK and layer.parameter.numel()]
-    return Plan(layers, by_device, {layer.parameter: layer for layer in layers}, peaks, power_iterations(layers))
+    return Plan(layers, by_device, {layer.parameter: layer for layer in layers}, peaks, spectral_norms(layers))
 
 
 class Monitor:
@@ -59,7 +60,7 @@ class Monitor:
         optimizer: any torch optimizer, ours or not, also in Accelerate's or Lightning's wrapper. What is measured are
             its parameters.
         model: gives names and roles (embedding, output, fused q, k, v) where the groups do not carry them.
-        every: only every so many steps are measured, with one power iteration each.
+        every: measure only every so many steps. Each record iterates for the spectral norm until it is within 1 %.
         flush: so many records are held on the device; when there are more, all move to the host and wait there to be
             asked for. A step waits for the device at no other time; `measure()` does, with one transfer a device.
         alignment: of weights and update. By default where it costs no memory: in steadynorm's own optimizers but
@@ -74,7 +75,8 @@ class Monitor:
         step: counted from 1. Weights are those after the step.
         weight_norm, grad_norm: l2 of all. Gradients are those the optimizer sees, so clipped ones if they are clipped;
             log(grad_norm=...) puts the norm before clipping in their place.
-        spectral_norm: |A|_2 / sqrt(d_out/d_in), geometric mean over the matrices (each block one) that are not zero.
+        spectral_norm: |A|_2 / sqrt(d_out/d_in), geometric mean over the matrices (each block one) that are not zero;
+            within 1 % of an SVD's, at any `every`.
         sign_norm, embedding_norm, bias_norm: d_in max|A|, max|A|, root mean square; arithmetic means.
         forecast_norm: what weight_norm is expected to be.
         alignment, expected_alignment, excess_alignment: cos(theta_{t-1}, u_t), what momentum alone makes of it, and
@@ -207,8 +209,8 @@ class Monitor:
         for layers in plan.by_device.values():
             found = norms([layer.part for layer in layers], [layer.layout for layer in layers])
             row.put(found, [("norm", layer) for layer in layers])
-        for power in plan.power:
-            row.put(power(), [("spectral", key) for key in power.keys])
+        for each in plan.spectral:
+            row.put(each(products_per_record(self.every)), [("spectral", key) for key in each.keys])
         for layer in plan.peaks:
             row.put(peak(layer), [(layer.lmo.name, layer)])
         for layers, products in self._products():
@@ -267,15 +269,15 @@ class Monitor:
         found = find_layers(self.optimizer, self.model)
         layers = [old.get((layer.name, layer.group, layer.parameter), layer) for layer in found]
         new = [layer for layer in layers if layer not in set(old.values())]
-        vectors = {name: v for power in self._plan.power for name, v in power.by_layer().items()}
-        for power in power_iterations(new):
-            power.warm_up()
-            vectors |= power.by_layer()
+        vectors = {name: v for each in self._plan.spectral for name, v in each.by_layer().items()}
+        for each in spectral_norms(new):
+            each.warm_up()
+            vectors |= each.by_layer()
         self._forecasts.drop(set(old.values()) - set(layers))
         self._forecasts.begin(new)
         self._plan, self._planned = _plan(layers), planned
-        for power in self._plan.power:
-            power.load(vectors)
+        for each in self._plan.spectral:
+            each.load(vectors)
         self._new.append((new, self._start_row(new)))
 
     def _start_row(self, layers: list[Layer]) -> Row:
@@ -320,7 +322,7 @@ class Monitor:
             "steps": self.steps,
             "records": list(self._records),
             "apart": sorted(self._apart),
-            "power": {name: v for power in self._plan.power for name, v in power.by_layer().items()},
+            "power": {name: v for each in self._plan.spectral for name, v in each.by_layer().items()},
             "starts": {layer.name: list(self._starts[layer]) for layer in self._plan.layers},
             "courses": self._forecasts.state_dict(),
             "skips": {layer.name: count for layer, count in self._forecasts.skips.items()},
@@ -336,10 +338,10 @@ class Monitor:
             raise ValueError(
                 f"Monitor: the saved state has {unknown[0]!r}, which the optimizer does not: another model?"
             )
-        for power in self._plan.power:
-            power.check(state["power"])
-        for power in self._plan.power:
-            power.load(state["power"])
+        for each in self._plan.spectral:
+            each.check(state["power"])
+        for each in self._plan.spectral:
+            each.load(state["power"])
         self._starts |= {by_name[name]: Start(*values) for name, values in state["starts"].items()}
         self._forecasts.load_state_dict(state["courses"], by_name)
         self._forecasts.skips |= {by_name[name]: n for name, n in state.get("skips", {}).items() if name in by_name}
