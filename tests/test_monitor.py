@@ -215,6 +215,33 @@ def test_roles_of_a_foreign_optimizer_come_from_the_model_else_from_the_shape():
     assert named["bias_norm"] == plain["bias_norm"]
 
 
+@pytest.mark.parametrize("make", ["ScionC", "AdamW by groups", "ScionC without a model"])
+def test_norms_by_role_add_up_to_all_weights(make):
+    model = nn.ModuleDict(
+        {"embed": nn.Embedding(7, 6), "fc": nn.Linear(6, 8), "norm": nn.LayerNorm(8), "lm_head": nn.Linear(8, 7)}
+    )
+    if make.startswith("ScionC"):
+        optimizer = sn.ScionC(sn.param_groups(model, output="lm_head"))
+    else:
+        optimizer = torch.optim.AdamW(sn.param_groups(model, kind="adam", output="lm_head"))
+    monitor = sn.Monitor(optimizer, None if "without" in make else model)
+    train(optimizer, list(model.parameters()), 1)
+    [last] = monitor.measure()
+    parts = {
+        "hidden": [model["fc"].weight],
+        "output": [model["lm_head"].weight],
+        "embedding": [model["embed"].weight],
+        "vectors": [model["fc"].bias, *model["norm"].parameters(), model["lm_head"].bias],
+    }
+    for part, params in parts.items():
+        assert last[f"weight_norm/{part}"] == pytest.approx(math.hypot(*(p.norm().item() for p in params)), rel=1e-5)
+        forecasts = [
+            last["layers"][name]["forecast"] for name, p in model.named_parameters() if any(p is q for q in params)
+        ]
+        assert last[f"forecast_norm/{part}"] == pytest.approx(math.hypot(*forecasts))
+    assert math.hypot(*(last[f"weight_norm/{part}"] for part in parts)) == pytest.approx(last["weight_norm"])
+
+
 def test_output_layer_unknown_to_the_model_is_no_error():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     optimizer = torch.optim.AdamW(model.parameters())

@@ -79,6 +79,8 @@ class Monitor:
             within 1 % of an SVD's, at any `every`.
         sign_norm, embedding_norm, bias_norm: d_in max|A|, max|A|, root mean square; arithmetic means.
         forecast_norm: what weight_norm is expected to be.
+        weight_norm/hidden, forecast_norm/hidden and so on: of the hidden matrices, the output layer, the embeddings
+            and the vectors, where there are several of these.
         alignment, expected_alignment, excess_alignment: cos(theta_{t-1}, u_t), what momentum alone makes of it, and
             measured - expected; means over the spectral layers, over all if there are none.
         lr, alpha, effective_lr, weight_decay, steady_norm_sq (where there is a target): of the group named hidden, else

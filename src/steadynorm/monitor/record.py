@@ -13,6 +13,7 @@ from steadynorm.families import Group
 from steadynorm.monitor.forecast import Mark, Start
 from steadynorm.monitor.layers import Layer
 from steadynorm.monitor.motion import Motion, target_of, weight_decay_of
+from steadynorm.records.roles import ROLE_LABELS, SPLIT
 
 Record = dict[str, Any]
 Key = tuple[str, Any]  # what a value is, and of what
@@ -146,11 +147,24 @@ def compose(taken: Taken, values: Values, starts: Mapping[Layer, Start], units: 
         "grad_norm": _length(values, "grad"),
         **_role_norms(taken.layers, values, matrices),
         "forecast_norm": _total([each["forecast"] for layer, each in layers.items() if layer.parameter.numel()]),
+        **_by_part(layers),
         **_alignments(layers, taken.labels),
         **{key: number(value) for key, value in taken.known.items()},
         **{what: number(value) for (kind, what), value in values.items() if kind == "log"},
     }
     return record | {"layers": {layer.name: each for layer, each in layers.items()}}
+
+
+def _by_part(layers: Mapping[Layer, Record]) -> Record:
+    """Measured and forecast norm of hidden matrices, output layer, embeddings and vectors, where there are several."""
+    present = {layer.part_of for layer in layers if layer.parameter.numel()}
+    out: Record = {}
+    for part in ROLE_LABELS if len(present) > 1 else ():
+        if part in present:
+            own = [each for layer, each in layers.items() if layer.part_of == part and layer.parameter.numel()]
+            for key, quantity in zip(SPLIT, ("norm", "forecast"), strict=True):
+                out[f"{key}/{part}"] = _total([each[quantity] for each in own])
+    return out
 
 
 def _cosine(layer: Layer, values: Values) -> float | None:

@@ -9,12 +9,15 @@ CRC-32 of all that stands before it; files of earlier versions have none and are
 
 from steadynorm.records.reader import last_step, read, thin
 from steadynorm.records.recorder import Recorder
+from steadynorm.records.roles import ROLE_LABELS, SPLIT, split_norms
 from steadynorm.records.schema import FILE, QUANTITIES, SCHEMA, VERSION, Quantity, RecordError, Run, flatten
 
 __all__ = [
     "FILE",
     "QUANTITIES",
+    "ROLE_LABELS",
     "SCHEMA",
+    "SPLIT",
     "VERSION",
     "Quantity",
     "RecordError",
@@ -23,5 +26,6 @@ __all__ = [
     "flatten",
     "last_step",
     "read",
+    "split_norms",
     "thin",
 ]
