@@ -706,6 +706,33 @@ def test_scaled_gradients_are_unscaled_where_the_optimizer_does_it():
     assert monitor.measure()[0]["grad_norm"] == pytest.approx(exact, rel=1e-5)
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_another_model_or_a_replaced_layer_is_refused_by_identity(named):
+    """Names alone let another model pass, or were not there to compare."""
+
+    def make(width=8):
+        return nn.Sequential(nn.Linear(4, width), nn.Linear(width, 2))
+
+    model = make()
+    optimizer = torch.optim.AdamW(model.named_parameters() if named else model.parameters())
+    sn.Monitor(optimizer, model).close()
+    with pytest.raises(ValueError, match=r"another model|not the model's"):
+        sn.Monitor(optimizer, make())
+    with pytest.raises(ValueError, match="another model"):
+        sn.Monitor(optimizer, nn.ModuleDict({"other": make(6)}))
+    model[0] = nn.Linear(4, 8)
+    with pytest.raises(ValueError, match=r"replaced after the optimizer was made.*make the optimizer last"):
+        sn.Monitor(optimizer, model)
+
+
+def test_parameters_beside_the_model_and_frozen_ones_are_no_mistake():
+    model, temperature = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), nn.Parameter(torch.ones(1))
+    sn.Monitor(torch.optim.AdamW([*model.parameters(), temperature]), model)
+    sn.Monitor(torch.optim.AdamW(model[1].parameters()), model)
+    model[0].requires_grad_(False)
+    sn.Monitor(torch.optim.AdamW([*model[1].parameters(), temperature]), model)
+
+
 def test_what_cannot_be_measured_is_refused_with_a_reason():
     p = nn.Parameter(torch.ones(2, dtype=torch.complex64))
     with pytest.raises(ValueError, match=r"0\.0 is complex; hold real"):

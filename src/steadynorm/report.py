@@ -20,7 +20,7 @@ _RUN_POINTS = 60_000  # records drawn, all runs together
 _VALUES = 500_000  # numbers drawn in plots, all together
 _LAYER_VALUES = 200_000  # numbers drawn in heat maps, all together
 _LAYER_STEPS = 240  # columns of a heat map
-_DIGITS = 8  # of a number in the files to save
+_DIGITS = 6  # of a number in the files to save, as on the page
 _FEW_RUNS = 6  # up to here a table has one column a run
 
 

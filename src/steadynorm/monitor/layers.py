@@ -82,7 +82,23 @@ def find_layers(optimizer: Optimizer, model: nn.Module | None) -> list[Layer]:
             taken.add(name)
             part = _part_of(p, str(group.get("name", "")), in_role, role)
             found.append(Layer(name, p, index, role, blocks, _layout(name, p), part))
+    if model is not None:
+        _check_model(optimizer, model, found)
     return found
+
+
+def _check_model(optimizer: Optimizer, model: nn.Module, layers: list[Layer]) -> None:
+    """Raise ValueError if training does not reach the model: parameters of each that the other does not have."""
+    own = {id(p) for p in model.parameters()}
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    strange = next((layer.name for layer in layers if id(layer.parameter) not in own), None)
+    left = next((name for name, p in model.named_parameters() if p.requires_grad and id(p) not in trained), None)
+    if strange is not None and left is not None:
+        raise ValueError(
+            f"Monitor: the optimizer trains {strange}, which is not in the model, and not the model's {left}: this is "
+            "another model, or a layer was replaced after the optimizer was made; make the optimizer last, or pass "
+            "the model that it trains"
+        )
 
 
 def _part_of(p: Tensor, group: str, in_model: str, lmo: lmos.Lmo) -> str:

@@ -21,6 +21,7 @@ from steadynorm.monitor.record import (
     SKIPS,
     UPDATE,
     Record,
+    Records,
     Row,
     Taken,
     compose,
@@ -115,6 +116,8 @@ class Monitor:
         find_layers(optimizer, model)  # what cannot be measured is told now, not at the first step
         self.optimizer, self.model, self.every, self.flush = optimizer, model, every, flush
         self.steps = 0
+        self._watched = 0  # steps that this monitor has seen, as distinct from those of a run that it continues
+        self._source = object()
         self._observes = alignment is not False and isinstance(optimizer, SteadyOptimizer)
         self._copies = alignment is True and not self._observes
         self._motion = motion_of(optimizer)
@@ -152,10 +155,11 @@ class Monitor:
             name: value.detach() if isinstance(value, Tensor) else float(value) for name, value in values.items()
         }
 
-    def measure(self) -> list[Record]:
-        """The records of the steps measured since the last call, oldest first."""
+    def measure(self) -> Records:
+        """Return the records of the steps measured since the last call, oldest first."""
         self._drain()
-        records, self._records = self._records, []
+        records, self._records = Records(self._records), []
+        records.resumed, records.source = self.steps > self._watched, self._source
         return records
 
     def close(self) -> None:
@@ -189,6 +193,7 @@ class Monitor:
         if _closure(args, kwargs):
             self._see_gradients()
         self.steps += 1
+        self._watched += 1
         marks = self._forecasts.note(self._moved)
         if self._row is not None:
             self._take(self._row, marks)
@@ -348,6 +353,7 @@ class Monitor:
         self._forecasts.load_state_dict(state["courses"], by_name)
         self._forecasts.skips |= {by_name[name]: n for name, n in state.get("skips", {}).items() if name in by_name}
         self.steps, self._records, self._apart = int(state["steps"]), list(state["records"]), set(state["apart"])
+        self._watched = 0
 
 
 def _closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

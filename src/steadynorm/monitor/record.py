@@ -16,6 +16,15 @@ from steadynorm.monitor.motion import Motion, target_of, weight_decay_of
 from steadynorm.records.roles import ROLE_LABELS, SPLIT
 
 Record = dict[str, Any]
+
+
+class Records(list[Record]):
+    """Records as `Monitor.measure` returns them, with where they stand in their run."""
+
+    resumed: bool = False  # the monitor continues a run that another one began
+    source: object = None  # the same for all records of one monitor
+
+
 Key = tuple[str, Any]  # what a value is, and of what
 Values = dict[Key, float]
 
