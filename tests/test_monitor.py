@@ -242,6 +242,30 @@ def test_norms_by_role_add_up_to_all_weights(make):
     assert math.hypot(*(last[f"weight_norm/{part}"] for part in parts)) == pytest.approx(last["weight_norm"])
 
 
+def test_groups_are_named_by_what_is_in_them_and_never_by_number():
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 8))
+    matrices, biases = [model[0].weight, model[2].weight], [model[0].bias, *model[1].parameters()]
+    groups = [{"params": biases, "lr": 1e-3}, {"params": matrices}, {"params": [model[2].bias], "lr": 1e-4}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-2)
+    monitor = sn.Monitor(optimizer, model)
+    train(optimizer, list(model.parameters()), 1)
+    [last] = monitor.measure()
+    assert (last["lr"], last["lr/vectors (0.bias)"], last["lr/vectors (2.bias)"]) == (1e-2, 1e-3, 1e-4)
+
+
+def test_layers_are_recorded_in_the_order_of_the_model():
+    """Not of the optimizer's groups, which differ between the runs that a report compares."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2))
+    for optimizer in (
+        sn.ScionC(sn.param_groups(model, output="2")),
+        torch.optim.AdamW([{"params": model[2].parameters()}, {"params": model[:2].parameters()}]),
+    ):
+        monitor = sn.Monitor(optimizer, model)
+        train(optimizer, list(model.parameters()), 1)
+        assert list(monitor.measure()[0]["layers"]) == [name for name, _ in model.named_parameters()]
+        monitor.close()
+
+
 def test_output_layer_unknown_to_the_model_is_no_error():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -547,8 +571,8 @@ def test_records_are_plain_json_and_logged_values_come_with_them():
     assert first["grad_norm"] == pytest.approx(clipped_from.item())
     assert math.hypot(*(layer["grad"] for layer in first["layers"].values())) == pytest.approx(0.1, rel=1e-5)
     assert second["grad_norm"] == pytest.approx(0.1, rel=1e-5)
-    assert (first["lr"], first["lr/1"]) == (0.001, 0.1)
-    assert "alpha/1" not in first  # the same in both
+    assert (first["lr"], first["lr/vectors"]) == (0.001, 0.1)
+    assert "alpha/vectors" not in first  # the same in both
     for bad in ({"step": 1.0}, {"loss": torch.ones(2)}):
         with pytest.raises(ValueError, match=r"another name|one number"):
             monitor.log(**bad)

@@ -198,6 +198,19 @@ def test_records_without_roles_are_split_by_their_layers(made):
     assert len(next(block for block in shown.blocks if isinstance(block, page.Plot)).series) == 4
 
 
+def test_heat_maps_of_runs_have_their_rows_in_one_order(made):
+    """Records of earlier versions are in the order of the optimizer's groups."""
+    names = ["embed", "h.2.fc", "h.10.fc", "head"]
+    runs = [
+        in_memory(f"run {k}", layers={name: constant(norm=1.0, forecast=1.0) for name in order})
+        for k, order in enumerate((names[::-1], [names[1], names[0], names[3], names[2]]))
+    ]
+    heat = [block for block in made(runs, "unused").blocks if isinstance(block, page.HeatMap)]
+    assert [list(each.y) for each in heat] == [names, names]
+    one = made(in_memory(layers={name: constant(norm=1.0, forecast=1.0) for name in names[::-1]}), "unused")
+    assert list(next(block for block in one.blocks if isinstance(block, page.HeatMap)).y) == names[::-1]
+
+
 def test_diverged_run_has_no_final_loss(made):
     loss = np.where(np.arange(100) < 50, 1.0, np.nan)
     row = table(made(in_memory(columns={"loss": loss}), "unused"), "").rows[0]

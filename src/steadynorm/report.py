@@ -94,6 +94,8 @@ def report(
     read = [records.split_norms(run) for run in read]
     columns = sum(len(run.columns) for run in read)
     runs = [records.thin(run, max(50, _VALUES // max(columns, 1))) for run in read]
+    order = records.layer_order(runs)
+    runs = [replace(run, layers={name: run.layers[name] for name in order if name in run.layers}) for run in runs]
     layered = [_layered(run, runs) for run in runs]
     blocks = [*_overview(read, runs), *_sections(runs), *_layers(layered), *_configurations(runs), *_more(runs)]
     made = page.Page(title or _title(runs), _subtitle(runs), blocks, _downloads(runs, layered))
@@ -262,12 +264,13 @@ def _base(key: str) -> str:
 
 
 def _quantity(key: str) -> Quantity:
-    known = QUANTITIES.get(_base(key))
+    known, group = QUANTITIES.get(_base(key)), key.partition("/")[2]
     if known is None:
         return Quantity(key, "", "")
-    group = key.partition("/")[2]
-    name = records.ROLE_LABELS.get(group, group) if _base(key) in records.SPLIT else group
-    return replace(known, label=f"{known.label} · {name}") if group else known
+    if group and _base(key) in records.SPLIT:
+        name = records.ROLE_LABELS.get(group, group)
+        return replace(known, label=f"{known.label} · {name}", description=f"Norm of the {name}.")
+    return replace(known, label=f"{known.label} · {group}") if group else known
 
 
 # Layers

@@ -59,7 +59,10 @@ class Layer:
 
 
 def find_layers(optimizer: Optimizer, model: nn.Module | None) -> list[Layer]:
-    """Every parameter of the optimizer, in the order of its groups; ValueError names one that cannot be measured."""
+    """Return every parameter of the optimizer, in the order of the model, else of the groups.
+
+    Raise ValueError for one that cannot be measured.
+    """
     known = _roles_in(model) if model is not None else {}
     held = {} if model is None else dict(model.named_parameters(remove_duplicate=False))
     found: list[Layer] = []
@@ -84,6 +87,8 @@ def find_layers(optimizer: Optimizer, model: nn.Module | None) -> list[Layer]:
             found.append(Layer(name, p, index, role, blocks, _layout(name, p), part))
     if model is not None:
         _check_model(optimizer, model, found)
+        order = {id(p): place for place, p in enumerate(model.parameters())}
+        found.sort(key=lambda layer: order.get(id(layer.parameter), len(order)))
     return found
 
 

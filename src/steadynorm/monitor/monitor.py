@@ -227,7 +227,7 @@ class Monitor:
         for name, value in self._logged.items():
             if isinstance(value, Tensor):
                 row.put(value, [("log", name)])
-        labels = group_labels(self.optimizer)
+        labels = group_labels(self.optimizer, plan.layers)
         known = {"step": self.steps, **group_numbers(self.optimizer, labels, self._motion, self._apart)}
         known |= {name: value for name, value in self._logged.items() if not isinstance(value, Tensor)}
         self._taken.append(Taken(known, labels, plan.layers, marks, row.close()))

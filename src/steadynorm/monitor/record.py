@@ -78,10 +78,22 @@ def skips_in(values: Values) -> dict[Layer, int]:
     return {layer: round(value) for (kind, layer), value in values.items() if kind == SKIPS}
 
 
-def group_labels(optimizer: Optimizer) -> list[str]:
-    """How records name the groups: by name, else by number."""
-    names = [str(group.get("name", index)) for index, group in enumerate(optimizer.param_groups)]
-    return [name if names.count(name) == 1 else f"{name}.{index}" for index, name in enumerate(names)]
+def group_labels(optimizer: Optimizer, layers: Sequence[Layer]) -> list[str]:
+    """Return how records name the groups: by name, else by what is in them ("hidden+output", "vectors").
+
+    Names that several groups share are followed by the first parameter of each.
+    """
+    members: list[list[Layer]] = [[] for _ in optimizer.param_groups]
+    for layer in layers:
+        members[layer.group].append(layer)
+    names = []
+    for group, own in zip(optimizer.param_groups, members, strict=True):
+        parts = [part for part in ROLE_LABELS if any(layer.part_of == part for layer in own)]
+        names.append(str(group.get("name", "+".join(parts) or "empty")))
+    return [
+        name if names.count(name) == 1 else f"{name} ({own[0].name if own else index})"
+        for index, (name, own) in enumerate(zip(names, members, strict=True))
+    ]
 
 
 def group_numbers(optimizer: Optimizer, labels: Sequence[str], motion: Motion | None, apart: set[str]) -> Record:

@@ -95,7 +95,7 @@
       const trace = {
         type: "scatter", x, y: series.y, name: names[i], visible: shows(series),
         mode: points ? "markers" : x.length <= 40 ? "lines+markers" : "lines",
-        line: { color: ink, width: plot.series.length > 30 ? 1 : x.length > 300 ? 1.5 : 1.9, dash },
+        line: { color: ink, width: (plot.series.length > 30 ? 1 : x.length > 300 ? 1.5 : 1.9) + 3 * (series.under ?? 0), dash },
         marker: { color: ink, size: points ? 7 : 4.5 },
       };
       if (points && series.error) trace.error_y = { type: "data", array: series.error, color: ink, thickness: 1.4, width: 4 };

@@ -17,6 +17,7 @@ import numpy as np
 
 from steadynorm.files import atomic_write, make_folder
 from steadynorm.page.blocks import STYLES, Block, Cell, HeatMap, Page, Plot, Series, Table, Text
+from steadynorm.page.coincidence import covering
 
 _COLOURS = 8  # --c0 to --c7 in page.css
 _DASHES = ("", "2 3", "7 3 2 3", "10 4", "10 3 2 3")  # after each round of colours; page.js draws the same
@@ -131,6 +132,8 @@ class _Body:
             entry |= {"error": rounded(error)} if error is not None else {}
             entry |= {"run": colour} if each.toggle else {}
             series.append(entry)
+        for entry, under in zip(series, covering(plot.series, log=plot.log_y), strict=True):
+            entry |= {"under": under} if under else {}
         values = np.concatenate([np.asarray(each.y, float).ravel() for each in plot.series] or [np.zeros(0)])
         positive = bool((values > 0).any() and not (values < 0).any())
         number = self._add(plot, series=series, logX=plot.log_x, logY=plot.log_y and positive, positive=positive)

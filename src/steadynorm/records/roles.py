@@ -1,6 +1,7 @@
 """The weight norm by role of the parameters: what records call the roles, and how records without them are split."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -19,6 +20,26 @@ ROLE_LABELS: Mapping[str, str] = MappingProxyType(
     }
 )
 SPLIT = ("weight_norm", "forecast_norm")
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Return a key that sorts numbers in names as numbers.
+
+    >>> sorted(["h.10.fc", "h.2.fc", "embed"], key=natural)
+    ['embed', 'h.2.fc', 'h.10.fc']
+    """
+    return [(int(part or -1), "") if k % 2 else (-1, part) for k, part in enumerate(re.split(r"(\d+)", name))]
+
+
+def layer_order(runs: Sequence[Run]) -> list[str]:
+    """Return the layers of all runs in one order, so that their rows line up: the records', which is the model's.
+
+    Where runs disagree, as those of earlier versions did (in the order of the optimizer's groups), by name.
+    """
+    order: list[str] = list(dict.fromkeys(name for run in runs for name in run.layers))
+    place = {name: k for k, name in enumerate(order)}
+    agree = all([place[name] for name in run.layers] == sorted(place[name] for name in run.layers) for run in runs)
+    return order if agree else sorted(order, key=natural)
 
 
 def split_norms(run: Run) -> Run:

@@ -31,7 +31,7 @@ QUANTITIES: Mapping[str, Quantity] = MappingProxyType(
         "loss": Quantity("Training loss", "nats", "Loss of the step's batch, before the update."),
         "val_loss": Quantity("Validation loss", "nats", "Loss on held-out data."),
         "val_accuracy": Quantity("Validation accuracy", "", "Share of held-out examples classified correctly."),
-        "weight_norm": Quantity("Weight norm", "l2", "Norm of the weights."),
+        "weight_norm": Quantity("Weight norm", "l2", "Norm of all weights."),
         "forecast_norm": Quantity(
             "Forecast weight norm", "l2", "Expected norm if updates were independent of weights."
         ),
