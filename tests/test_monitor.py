@@ -101,7 +101,7 @@ def test_spectral_norm_within_a_percent_of_svd_on_a_slowly_changing_matrix(lmo, 
 
 @pytest.mark.parametrize("every", [1, 10, 50, 100])
 def test_spectral_norm_within_a_percent_of_svd_while_training(every):
-    """At lr 0.05 half of the weights is new after 35 steps. One power iteration per record was up to 20 % low."""
+    """At lr 0.05 half of the weights is new after 35 steps. One power iteration per record was up to 33 % low."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 160), nn.Tanh(), nn.Linear(160, 96), nn.Tanh(), nn.Linear(96, 10))
     optimizer = sn.ScionC(sn.param_groups(model, lr=0.05, output="4"))

@@ -6,7 +6,7 @@ and x the leading eigenvector of the k x k matrix T = V^T A^T A V:
     |A|_2 ~ |A^T A V x| / sqrt(x^T T x),      v <- A^T A V x / |A^T A V x|
 
 With k = 1 this is one power iteration. The same k products with A leave a power iteration several percent low where the
-singular values crowd at the top, as they do in trained matrices; the Krylov space stays within 1 %.
+singular values crowd at the top; the Krylov space stayed within 1 % wherever it was measured (`products_per_record`).
 """
 
 import math
@@ -31,7 +31,8 @@ Product = Callable[[Tensor], tuple[Tensor, Tensor]]
 def products_per_record(every: int) -> int:
     """Return k, the products with A^T A that keep a record within 1 % if the last one was `every` steps ago.
 
-    Measured under random gradients, the worst case, at learning rates at which weights are replaced in 10 steps.
+    Chosen by measuring: random gradients on three shapes at lr 0.01 to 0.1, and a small network at lr 0.02 and 0.05. The
+    worst record of all was 0.95 % low, at lr 0.1, where half of the weights is new after 9 steps.
 
     >>> [products_per_record(every) for every in (1, 2, 10, 100)]
     [8, 16, 16, 16]
