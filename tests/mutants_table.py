@@ -51,6 +51,7 @@ groups = of_file("groups.py", "test_groups.py")
 SLOWLY = "test_monitor.py::test_spectral_norm_within_a_percent_of_svd_on_a_slowly_changing_matrix"
 FORECAST = "test_monitor_forecast.py::test_forecast_and_expected_alignment_are_the_theorys"
 measures = of_file("monitor/measures.py", SLOWLY)
+spectral = of_file("monitor/spectral.py", SLOWLY)
 record = of_file("monitor/record.py", FORECAST)
 course = of_file("monitor/forecast.py", FORECAST)
 convert = of_file("moving/convert.py")
@@ -190,8 +191,10 @@ MUTANTS = (
     groups("Adam decays vectors", '"weight_decay": 0.0, "corrected": True', '"weight_decay": decay, "corrected": True'),
     groups("radius left out of the lr", '{"lr": lr * radius,', '{"lr": lr,'),
     # monitor
-    measures("power iteration not persisted", "self.vectors = torch.where(z_norm", "_ = torch.where(z_norm"),
-    measures("spectral norm over d_in/d_out", "math.sqrt(self.columns / self.rows)", "math.sqrt(self.rows / self.columns)"),
+    spectral("a record starts from the first vector again", "self.vectors = torch.cat(vectors)", "_ = torch.cat(vectors)"),
+    spectral("one power iteration per record, however long ago the last one was", "return min(16, 8 * every)", "return 1", "test_monitor.py::test_spectral_norm_within_a_percent_of_svd_while_training"),
+    spectral("directions that are in the Krylov space already", "r = r - torch.bmm(", "r = r - 0 * torch.bmm(", "test_monitor.py::test_spectral_norm_within_a_percent_of_svd_while_training"),
+    spectral("spectral norm over d_in/d_out", "math.sqrt(self.columns / self.rows)", "math.sqrt(self.rows / self.columns)"),
     measures("sign norm without d_in", 'largest * layer.shape[-1] if', "largest if", "test_monitor.py::test_role_norms_are_means_of_table_1"),
     record("sign of the excess alignment", "cosine - expected,", "expected - cosine,"),
     record("cosine over the squared norm", "along / math.sqrt(update * before)", "along / (update * before)", "test_monitor_forecast.py::test_random_gradients_have_no_excess_alignment"),
@@ -205,7 +208,7 @@ MUTANTS = (
     course("momentum of a young Adam taken for an old one's", "self.count if young else None", "None", "test_monitor_forecast.py::test_momentum_of_a_young_adam_holds_as_many_gradients_as_it_has_seen"),
     Mutant("equivalents.py", "0.2 * math.sqrt(max(rows, columns))", "0.2 * max(rows, columns)", "size of Muon's adjusted update", ("test_monitor_forecast.py::test_size_of_muons_update_is_known",)),
     Mutant("monitor/monitor.py", "u = theta * (1 - eta) - after", "u = theta - after", "decay counted as update", ("test_monitor.py::test_alignment_equals_copies_of_the_weights",)),
-    Mutant("monitor/monitor.py", '            power.load(state["power"])', "            power.load({})", "resumed monitor forgets its power vectors", ("test_monitor_forecast.py::test_resumed_run_continues_as_the_unbroken",)),
+    Mutant("monitor/monitor.py", '            each.load(state["power"])', "            each.load({})", "resumed monitor forgets its power vectors", ("test_monitor_forecast.py::test_resumed_run_continues_as_the_unbroken",)),
     # many processes
     shards("matrices come back in the order they had, not that of their owners", "params += [p for _, _, p in sorted(owners, key=lambda entry: entry[:2])]", "params += [p for _, _, p in owners]", "test_bench.py::test_matrices_are_put_in_the_order_of_their_owners"),
     shards("updates arrive as multiples of a unit", "u = u.to(live.dtype).mul_(stage.unit)", "u = u.to(live.dtype)"),

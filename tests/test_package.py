@@ -7,10 +7,14 @@ import sys
 import venv
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import steadynorm
+from steadynorm.cli import commands, main, training
+from steadynorm.lmo import LMOS
+from steadynorm.theory.updates import UPDATES
 
 ROOT = Path(__file__).parents[1]
 NEW_MODULES = """
@@ -43,6 +47,66 @@ def python(code: str, program: str | Path = sys.executable) -> str:
 def test_importing_loads_nothing_but_torch_and_numpy_as_they_are():
     """No torch._dynamo (seconds), no torch.distributed.tensor, none of the extras."""
     assert python(NEW_MODULES) == ""
+
+
+WITHOUT_TORCH = """
+import contextlib, io, sys
+{code}
+print("torch" in sys.modules)
+"""
+COMMAND = """
+from steadynorm.cli import main
+with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+    main({words!r})
+"""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import steadynorm; dir(steadynorm); steadynorm.__version__",
+        "from steadynorm import schedule; schedule.cosine(10)(3)",
+        "from steadynorm import theory; theory.steady_norm_sq(0.01, 0.08, 0.1)",
+        "import steadynorm.theory.updates, steadynorm.report, steadynorm.records, steadynorm.page",
+        *(
+            COMMAND.format(words=words.split())
+            for words in (
+                "--help",
+                "predict --help",
+                "predict --lr 0.01 --steady-norm-sq 1.1875 --steps 20",
+                "simulate --help",
+                "report --help",
+                "data --help",
+            )
+        ),
+    ],
+)
+def test_what_needs_no_tensor_imports_no_torch(code):
+    """torch takes two seconds."""
+    assert python(WITHOUT_TORCH.format(code=code)) == "False"
+
+
+def test_public_names_are_listed_and_importable():
+    assert set(steadynorm.__all__) <= set(dir(steadynorm))
+    for name in steadynorm.__all__:
+        assert getattr(steadynorm, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Scionc'"):
+        steadynorm.Scionc  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("name", LMOS)
+@pytest.mark.parametrize(("shape", "blocks"), [((6, 4), 1), ((6, 12), 3), ((6, 4, 2), 1), ((8, 6, 3, 3), 2), ((6,), 1)])
+def test_updates_in_numbers_are_those_of_the_lmo_table(name, shape, blocks):
+    ours, theirs = UPDATES[name], LMOS[name]
+    try:
+        theirs.check(shape, blocks)
+    except ValueError as error:
+        with pytest.raises(ValueError, match=re.escape(str(error))):
+            ours.check(shape, blocks)
+        return
+    assert ours.update_norm_sq(shape, blocks=blocks) == theirs.update_norm_sq(shape, blocks=blocks)
+    assert ours.overlap(shape, blocks=blocks).name == theirs.overlap(shape, blocks=blocks).name
+    assert list(UPDATES) == list(LMOS)
 
 
 def test_versions_agree():
@@ -113,3 +177,44 @@ def test_a_reader_that_has_seen_enough_gets_no_traceback(arguments):
         errors = run.stderr.read().decode()
     assert run.returncode in (1, 141)
     assert errors == ""
+
+
+INTERRUPTED = """
+import sys
+from importlib.abc import MetaPathFinder
+class CtrlC(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, CtrlC())
+from steadynorm.cli import main
+sys.exit(main(["train", "gpt", "--steps", "1"]))
+"""
+
+
+@pytest.mark.parametrize("module", ["tyro", "torch", "torch.nn", "steadynorm.train.config"])
+def test_ctrl_c_while_importing_ends_without_a_traceback(module):
+    code = INTERRUPTED.format(module=module)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "steadynorm: interrupted\n")
+
+
+@pytest.mark.parametrize("recipe", ["gpt", "vit"])
+def test_help_of_train_shows_no_doctest(recipe, capsys):
+    with pytest.raises(SystemExit):
+        main(["train", recipe, "--help"])
+    shown = capsys.readouterr().out
+    assert "--optim.lr" in shown and ">>>" not in shown and "Traceback" not in shown
+
+
+def test_descriptions_in_the_list_of_commands_are_the_commands_own():
+    for name in ("demo", "predict", "simulate", "report", "bench"):
+        assert commands._load(name, ()).__doc__ == commands.ABOUT[name]
+
+
+def test_a_run_stopped_before_its_first_evaluation_ends_without_a_semicolon(monkeypatch, capsys):
+    from steadynorm.train import loop
+
+    monkeypatch.setattr(loop, "train", lambda config: SimpleNamespace(final={}, finished=False, steps=37))
+    training.train(SimpleNamespace(out="runs/gpt"))  # pyright: ignore[reportArgumentType]
+    assert capsys.readouterr().out == "runs/gpt: stopped at step 37\n"

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,11 +12,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
-from steadynorm import records
+import steadynorm as sn
+from steadynorm import records, report
 from steadynorm.integrations.sinks import to_folder
+from steadynorm.monitor import Records
 from steadynorm.records import Recorder, RecordError, read, reader
 
 CONFIG = {"lr": 0.1, "model": {"width": 64, "betas": (0.9, 0.95)}, "folder": Path("runs"), "clip": math.inf}
@@ -407,14 +412,99 @@ def test_a_recorder_reopens_only_the_file_that_it_left(tmp_path):
     assert not recorder.reopen()
 
 
+def resumed(*steps, **values):
+    found = Records({"step": step, "lr": 0.1 * step} | values for step in steps)
+    found.resumed = True
+    return found
+
+
 def test_a_folder_is_appended_to_and_copied_only_when_steps_come_again(tmp_path):
     """A copy at every call took time in the square of a run's length."""
     sink, path, inodes = to_folder(tmp_path), tmp_path / "records.jsonl", []
     for steps in ((1, 2), (3, 4), (5,), (4,), (5, 6)):
-        sink([{"step": step, "lr": 0.1 * step} for step in steps])
+        sink(resumed(*steps))
         inodes.append(path.stat().st_ino)
     assert len(set(inodes[:3])) == 1 and inodes[3] == inodes[4]
     assert records.read(tmp_path).steps.tolist() == [1, 2, 3, 4, 5, 6]
-    to_folder(tmp_path)([{"step": 3, "lr": 0.0}])  # another one cuts the file: the first sees that
-    sink([{"step": 7, "lr": 0.7}])
+    to_folder(tmp_path)(resumed(3))  # another one cuts the file: the first sees that
+    sink(resumed(7))
     assert records.read(tmp_path).steps.tolist() == [1, 2, 3, 7]
+
+
+def watched(every=1):
+    p = nn.Parameter(torch.ones(4, 4))
+    optimizer = sn.ScionC([p], lmo="spectral")
+    monitor = sn.Monitor(optimizer, every=every)
+
+    def run(steps):
+        for _ in range(steps):
+            p.grad = torch.ones(4, 4)
+            optimizer.step()
+        return monitor.measure()
+
+    return monitor, run
+
+
+@pytest.mark.parametrize("every", [1, 40])
+def test_a_finished_run_is_not_overwritten_by_another(tmp_path, every):
+    """README's loop run again into the same folder made 51 records of 101, under the first run's header."""
+    to_folder(tmp_path, config={"lr": 1})(watched()[1](30))
+    before = (tmp_path / "records.jsonl").read_bytes()
+    _, run = watched(every)
+    for config in ({"lr": 1}, {"lr": 2}):
+        with pytest.raises(RecordError, match=re.escape(str(tmp_path)) + r": holds a run of 30 steps.*load_state_dict"):
+            to_folder(tmp_path, config=config)(run(40))
+    assert (tmp_path / "records.jsonl").read_bytes() == before
+
+
+def test_a_resumed_run_continues_in_its_folder_if_the_configuration_is_the_same(tmp_path):
+    monitor, run = watched()
+    for _ in range(2):  # a sink made for each call is the same run
+        to_folder(tmp_path, config={"lr": 1})(run(10))
+    state = monitor.state_dict()
+    to_folder(tmp_path, config={"lr": 1})(run(10))
+    again, run = watched()
+    again.load_state_dict(state)
+    continued = run(10)
+    with pytest.raises(RecordError, match=r"lr \(1 -> 2\)"):
+        to_folder(tmp_path, config={"lr": 2})(continued)
+    to_folder(tmp_path, config={"lr": 1})(continued)
+    assert records.read(tmp_path).steps.tolist() == list(range(1, 31))
+
+
+@pytest.mark.parametrize(("layers", "every", "most"), [(100, 1, 700), (100, 7, 500), (20, 1, 180), (None, 10, 2000)])
+def test_layers_are_kept_ever_more_rarely_and_everything_else_always(tmp_path, layers, every, most):
+    sink = to_folder(tmp_path, layers=layers)
+    for start in range(every, 20_001, 50 * every):
+        steps = range(start, min(start + 50 * every, 20_001), every)
+        sink([{"step": step, "loss": 1.0, "layers": {"fc": {"norm": 1.0}}} for step in steps])
+    run = records.read(tmp_path)
+    assert len(run.steps) == 20_000 // every and np.isfinite(run.columns["loss"]).all()
+    kept = run.steps[np.isfinite(run.layers["fc"]["norm"])]
+    assert most / 2 < len(kept) <= most
+    if layers is not None:
+        assert (np.diff(kept) <= np.maximum(kept[1:] / layers, 1) + every).all() and kept[-1] > 20_000 * (
+            1 - 2 / layers
+        )
+
+
+def test_records_and_page_of_a_long_run_of_many_layers_stay_small(tmp_path):
+    """A monitor of 144 layers wrote 619 MB in 20,000 steps."""
+    rng = np.random.default_rng(0)
+    quantities = ("norm", "forecast", "grad", "alignment", "expected", "excess", "spectral")
+    names = [f"transformer.h.{k // 12}.part{k % 12}.weight" for k in range(144)]
+    layers = [
+        {name: dict(zip(quantities, row, strict=True)) for name, row in zip(names, rows, strict=True)}
+        for rows in rng.normal(1, 0.1, size=(50, 144, 7)).tolist()
+    ]
+    sink = to_folder(tmp_path)
+    for start in range(1, 20_001, 50):
+        columns = rng.normal(size=(50, 40)).tolist()
+        sink(
+            [
+                {"step": start + k, **{f"column{j}": x for j, x in enumerate(columns[k])}, "layers": layers[k]}
+                for k in range(50)
+            ]
+        )
+    assert (tmp_path / "records.jsonl").stat().st_size < 60e6
+    assert report.report(tmp_path, tmp_path / "page.html").stat().st_size < 6e6

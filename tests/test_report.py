@@ -139,13 +139,76 @@ def test_summary_says_what_it_says(made):
         "best validation loss": 1.5,
         "final validation loss": 2.0,
         "weight norm, end": 3.0,
-        "end / middle": 1.5,
+        "weight norm, end / middle": 1.5,
         "measured / forecast": 1.2,
         "gradient norm, end": 0.5,
         "gradient end / middle": 0.25,
         "steps / s": 4.0,
     }
     assert summary.rows[1][3:] == [None] * 8
+
+
+def constant(**values):
+    return {key: np.full(100, value) for key, value in values.items()}
+
+
+OLD_LAYERS = {
+    "h.fc": constant(norm=3.0, forecast=3.0, spectral=1.0),
+    "h.out": constant(norm=4.0, forecast=4.0, spectral=1.0),
+    "head": constant(norm=12.0, forecast=5.0),
+    "norm": constant(norm=2.0, forecast=2.0),
+}
+BY_ROLE = {
+    f"{key}/{role}": np.full(100, value)
+    for role, measured, forecast in (("vectors", 2.0, 2.0), ("output", 12.0, 4.0), ("hidden", 5.0, 5.0))
+    for key, value in (("weight_norm", measured), ("forecast_norm", forecast))
+}
+
+
+def test_weight_norm_is_led_by_the_hidden_matrices_and_compared_with_the_forecast_by_role(made):
+    """The output layer is pushed outward: with it, a run that is as forecast showed measured / forecast 1.5."""
+    shown = made(in_memory(columns=constant(weight_norm=13.2, forecast_norm=6.7) | BY_ROLE), "unused")
+    norms = [title for title in titles(shown, page.Plot) if title.startswith("Weight norm")]
+    assert norms == [f"Weight norm · {each}" for each in ("hidden matrices", "output layer", "vectors")] + [
+        "Weight norm"
+    ]
+    first = next(block for block in shown.blocks if isinstance(block, page.Plot))
+    assert [(each.name, each.style, float(each.y[-1])) for each in first.series] == [
+        ("measured", "line", 5.0),
+        ("forecast", "dash", 5.0),
+    ]
+    row = dict(zip(table(shown, "").header, table(shown, "").rows[0], strict=True))
+    assert {key: value for key, value in row.items() if "forecast" in key} == {
+        "measured / forecast, hidden": 1.0,
+        "measured / forecast, output": 3.0,
+        "measured / forecast, vectors": 1.0,
+    }
+    assert row["hidden norm, end"] == 5.0
+
+
+def test_records_without_roles_are_split_by_their_layers(made):
+    old = in_memory("old", columns=constant(weight_norm=13.2, forecast_norm=6.7), layers=OLD_LAYERS)
+    new = in_memory("new", columns=constant(weight_norm=13.2, forecast_norm=6.7) | BY_ROLE)
+    shown = made([old, new], "unused")
+    summary = table(shown, "")
+    before, after = (dict(zip(summary.header, row, strict=True)) for row in summary.rows)
+    assert before["measured / forecast, hidden"] == after["measured / forecast, hidden"] == 1.0
+    assert before["measured / forecast, other"] == pytest.approx(math.hypot(12, 2) / math.hypot(5, 2))
+    assert (before["measured / forecast, output"], after["measured / forecast, other"]) == (None, None)
+    assert len(next(block for block in shown.blocks if isinstance(block, page.Plot)).series) == 4
+
+
+def test_heat_maps_of_runs_have_their_rows_in_one_order(made):
+    """Records of earlier versions are in the order of the optimizer's groups."""
+    names = ["embed", "h.2.fc", "h.10.fc", "head"]
+    runs = [
+        in_memory(f"run {k}", layers={name: constant(norm=1.0, forecast=1.0) for name in order})
+        for k, order in enumerate((names[::-1], [names[1], names[0], names[3], names[2]]))
+    ]
+    heat = [block for block in made(runs, "unused").blocks if isinstance(block, page.HeatMap)]
+    assert [list(each.y) for each in heat] == [names, names]
+    one = made(in_memory(layers={name: constant(norm=1.0, forecast=1.0) for name in names[::-1]}), "unused")
+    assert list(next(block for block in one.blocks if isinstance(block, page.HeatMap)).y) == names[::-1]
 
 
 def test_diverged_run_has_no_final_loss(made):

@@ -3,15 +3,21 @@
 The decay that keeps the weight norm where you put it while learning rate and momentum change:
 `correct(optimizer)` for the optimizer you have, `ScionC(param_groups(model))` for ours, `theory` to know before
 training what the weights will do.
+
+Names are imported when they are first used: `import steadynorm`, `theory` and `schedule` need no torch.
 """
 
-from steadynorm import schedule, theory
-from steadynorm.decay import correct
-from steadynorm.groups import explain, from_radius, param_groups
-from steadynorm.monitor import Monitor
-from steadynorm.moving import Converted, convert
-from steadynorm.optim import SGDC, AdamC, LionC, RenormalizedAdamW, Scion, ScionC
-from steadynorm.scheduler import Scheduler
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from steadynorm import schedule, theory
+    from steadynorm.decay import correct
+    from steadynorm.groups import explain, from_radius, param_groups
+    from steadynorm.monitor import Monitor
+    from steadynorm.moving import Converted, convert
+    from steadynorm.optim import SGDC, AdamC, LionC, RenormalizedAdamW, Scion, ScionC
+    from steadynorm.scheduler import Scheduler
 
 __version__ = "0.1.0.dev0"
 
@@ -33,3 +39,27 @@ __all__ = [
     "schedule",
     "theory",
 ]
+
+_MODULES = {
+    "decay": ("correct",),
+    "groups": ("explain", "from_radius", "param_groups"),
+    "monitor": ("Monitor",),
+    "moving": ("Converted", "convert"),
+    "optim": ("SGDC", "AdamC", "LionC", "RenormalizedAdamW", "Scion", "ScionC"),
+    "scheduler": ("Scheduler",),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name in ("schedule", "theory"):
+        return import_module(f"steadynorm.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'steadynorm' has no attribute {name!r}")
+    value = getattr(import_module(f"steadynorm.{_HOMES[name]}"), name)
+    globals()[name] = value  # the next look-up does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

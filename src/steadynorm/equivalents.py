@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 
 from steadynorm import theory
-from steadynorm.lmo import LMOS
 from steadynorm.predict import Setting
+from steadynorm.theory.updates import UPDATES
 
 MUON_ADJUST = ("original", "match_rms_adamw")
 
@@ -70,7 +70,7 @@ def from_muon(
     >>> from_muon(0.01, 0.08, (1536, 384))
     (0.01, 0.08)
     """
-    unit = LMOS["spectral"].update_norm_sq(shape) if update_norm_sq is None else update_norm_sq
+    unit = UPDATES["spectral"].update_norm_sq(shape) if update_norm_sq is None else update_norm_sq
     ours = lr * muon_factor(adjust, shape) * math.sqrt(min(shape) / unit)
     return ours, lr * weight_decay / ours
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from steadynorm.polar import Polar
-from steadynorm.theory import Overlap, matrix_sides, overlap
+from steadynorm.theory import Overlap, matrix_sides
+from steadynorm.theory.updates import UPDATES
 
 BY_SHAPE = "by-shape"
 TRANSPOSED = "spectral-transposed"
@@ -33,11 +34,9 @@ class Lmo:
     """
 
     name: str
-    least_ndim: int  # of the parameter
-    # All three see matrices (..., d_out, d_in); bias sees (..., 1, numel).
+    # Both see matrices (..., d_out, d_in); bias sees (..., 1, numel).
     _update: Callable[[Tensor, Polar, Tensor | None], Tensor]
     _norm: Callable[[Tensor], Tensor]
-    _unit_sq: Callable[[int, int], float]  # |u|^2 of one matrix
     by_rows: bool = False  # rows do not see each other
 
     def update(
@@ -81,13 +80,7 @@ class Lmo:
         >>> LMOS["spectral"].update_norm_sq((1536, 384))
         1536.0
         """
-        self.check(shape, blocks)
-        if self.name == "bias":
-            return float(math.prod(shape))
-        rows, columns = matrix_sides(self.name, shape, blocks)
-        matrices = math.prod(shape) // (rows * columns)
-        unit = self._unit_sq(rows, columns) * matrices
-        return unit / _taps(shape) ** 2 if self.name == "conv-tap" else unit
+        return UPDATES[self.name].update_norm_sq(shape, blocks=blocks)
 
     def by_slices(self, shape: Sequence[int]) -> bool:
         """Slices along the first dimension do not see each other: rows, or the matrices of a stack (experts).
@@ -112,7 +105,7 @@ class Lmo:
     @property
     def blocks_dim(self) -> int:
         """The dimension of a parameter along which its blocks lie."""
-        return -1 if self.name == TRANSPOSED else 0 if self.name in ("conv", "conv-tap", "bias") else -2
+        return UPDATES[self.name].blocks_dim
 
     def operations(self, shape: Sequence[int], *, blocks: int = 1, steps: int = 5) -> float:
         """About how many an update takes: for spreading the work over processes.
@@ -120,7 +113,7 @@ class Lmo:
         >>> LMOS["spectral"].operations((2, 4)), LMOS["sign"].operations((2, 4))
         (400.0, 8.0)
         """
-        if self._unit_sq is not _spectral_unit_sq:
+        if not UPDATES[self.name].is_polar:
             return float(math.prod(shape))
         rows, columns = matrix_sides(self.name, shape, blocks)
         matrices, (d, n) = math.prod(shape) / (rows * columns), sorted((rows, columns))
@@ -139,7 +132,7 @@ class Lmo:
         if self.name == "bias":
             return None
         rows, columns = matrix_sides(self.name, shape, blocks)
-        if self._unit_sq is _spectral_unit_sq:
+        if UPDATES[self.name].is_polar:
             if polar.working_dtype(dtype, device, (rows, columns)) != torch.bfloat16:
                 return None
             return math.sqrt(rows / columns) / (_taps(shape) if self.name == "conv-tap" else 1)
@@ -147,20 +140,11 @@ class Lmo:
 
     def overlap(self, shape: Sequence[int], *, blocks: int = 1) -> Overlap:
         """How updates overlap when their inputs correlate: see steadynorm.theory.overlap."""
-        self.check(shape, blocks)
-        return overlap(self.name, shape, blocks=blocks)
+        return UPDATES[self.name].overlap(shape, blocks=blocks)
 
     def check(self, shape: Sequence[int], blocks: int = 1) -> None:
         """Raise ValueError if this lmo does not fit a parameter of this shape."""
-        shape = tuple(shape)
-        if len(shape) < self.least_ndim:
-            remedy = "use lmo='spectral'" if len(shape) == 2 else "use lmo='bias' for vectors and scalars"
-            raise ValueError(
-                f"lmo {self.name!r} needs {self.least_ndim} dimensions or more, got shape {shape}; {remedy}"
-            )
-        length, what = shape[self.blocks_dim] if shape else 1, "columns" if self.name == TRANSPOSED else "rows"
-        if blocks < 1 or length % blocks:
-            raise ValueError(f"blocks={blocks} does not divide the {length} {what} of shape {shape}; use blocks=1")
+        UPDATES[self.name].check(shape, blocks)
 
 
 def get(name: str) -> Lmo:
@@ -231,54 +215,40 @@ def _spectral_transposed(x: Tensor, polar: Polar, out: Tensor | None) -> Tensor:
     return polar(x, out=out).mul_(math.sqrt(x.shape[-1] / x.shape[-2]))
 
 
-def _spectral_unit_sq(d_out: int, d_in: int) -> float:
-    return d_out / d_in * min(d_out, d_in)
-
-
 LMOS: dict[str, Lmo] = {
     entry.name: entry
     for entry in (
-        Lmo("spectral", 2, _spectral, _spectral_norm, _spectral_unit_sq),
-        Lmo(TRANSPOSED, 2, _spectral_transposed, lambda x: _spectral_norm(x.mT), _spectral_unit_sq),
-        Lmo("conv", 3, _spectral, _spectral_norm, _spectral_unit_sq),
-        Lmo("conv-tap", 3, _spectral, _spectral_norm, _spectral_unit_sq),
+        Lmo("spectral", _spectral, _spectral_norm),
+        Lmo(TRANSPOSED, _spectral_transposed, lambda x: _spectral_norm(x.mT)),
+        Lmo("conv", _spectral, _spectral_norm),
+        Lmo("conv-tap", _spectral, _spectral_norm),
         Lmo(
             "sign",
-            2,
             lambda x, *_: x.sign() / x.shape[-1],
             lambda x: x.abs().amax((-2, -1)) * x.shape[-1],
-            lambda m, n: m / n,
             by_rows=True,
         ),
         Lmo(
             "embedding",
-            2,
             lambda x, *_: x.sign(),
             lambda x: x.abs().amax((-2, -1)),
-            lambda m, n: float(m * n),
             by_rows=True,
         ),
         Lmo(
             "bias",
-            0,
             lambda x, *_: _unit(x, -1) * math.sqrt(x.shape[-1]),
             lambda x: _length(x, -1) / math.sqrt(x.shape[-1]),
-            lambda _, n: float(n),
         ),
         Lmo(
             "row",
-            2,
             lambda x, *_: _unit(x, -1) / math.sqrt(x.shape[-1]),
             lambda x: _length(x, -1) * math.sqrt(x.shape[-1]),
-            lambda m, n: m / n,
             by_rows=True,
         ),
         Lmo(
             "column",
-            2,
             lambda x, *_: _unit(x, -2) * math.sqrt(x.shape[-2]),
             lambda x: _length(x, -2) / math.sqrt(x.shape[-2]),
-            lambda m, n: float(m * n),
         ),
     )
 }

@@ -3,6 +3,7 @@
 Plain numbers in, plain numbers out; `cli.py` prints them.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from steadynorm import lmo as lmos
 from steadynorm import schedule, theory
+from steadynorm.theory.updates import Update, update_of
 
 Floats = NDArray[np.float64]
 
@@ -45,11 +46,11 @@ class Setting:
         self.entry.check(self.shape, self.blocks)
 
     @property
-    def entry(self) -> lmos.Lmo:
+    def entry(self) -> Update:
         """The row of the lmo table."""
-        return lmos.by_shape(self.shape) if self.lmo == "by-shape" else lmos.get(self.lmo)
+        return update_of(self.lmo, self.shape)
 
-    @property
+    @functools.cached_property
     def kernel(self) -> theory.Overlap:
         """How its updates overlap."""
         return self.entry.overlap(self.shape, blocks=self.blocks)

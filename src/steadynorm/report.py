@@ -20,7 +20,7 @@ _RUN_POINTS = 60_000  # records drawn, all runs together
 _VALUES = 500_000  # numbers drawn in plots, all together
 _LAYER_VALUES = 200_000  # numbers drawn in heat maps, all together
 _LAYER_STEPS = 240  # columns of a heat map
-_DIGITS = 8  # of a number in the files to save
+_DIGITS = 6  # of a number in the files to save, as on the page
 _FEW_RUNS = 6  # up to here a table has one column a run
 
 
@@ -47,7 +47,8 @@ SECTIONS = (
     _Section(
         "Norms",
         "Corrected decay holds the weight norm; constant decay lets it follow the learning rate. The forecast is the norm "
-        "that updates independent of the weights would give.",
+        "that updates independent of the weights would give: compare it with the hidden matrices. The gradient of an "
+        "output layer pushes its weights outward, so that its norm lies above.",
         (
             _Panel("weight_norm", "forecast_norm", ("measured", "forecast")),
             _Panel("grad_norm", log=True),  # the first steps would hide the rest
@@ -90,8 +91,11 @@ def report(
     read = unique_names(
         [records.thin(run, points) if isinstance(run, Run) else records.read(run, max_points=points) for run in given]
     )
+    read = [records.split_norms(run) for run in read]
     columns = sum(len(run.columns) for run in read)
     runs = [records.thin(run, max(50, _VALUES // max(columns, 1))) for run in read]
+    order = records.layer_order(runs)
+    runs = [replace(run, layers={name: run.layers[name] for name in order if name in run.layers}) for run in runs]
     layered = [_layered(run, runs) for run in runs]
     blocks = [*_overview(read, runs), *_sections(runs), *_layers(layered), *_configurations(runs), *_more(runs)]
     made = page.Page(title or _title(runs), _subtitle(runs), blocks, _downloads(runs, layered))
@@ -139,7 +143,9 @@ def _subtitle(runs: Sequence[Run]) -> str:
 
 def _overview(runs: Sequence[Run], drawn: Sequence[Run]) -> list[page.Block]:
     rows = [_summary(run) for run in runs]
-    header = [key for key in rows[0] if any(row[key] is not None for row in rows)]
+    widest = max(rows, key=len)
+    keys = dict.fromkeys([*widest, *(key for row in rows for key in row)])
+    header = [key for key in keys if any(row.get(key) is not None for row in rows)]
     read, shown = (sum(len(run.steps) for run in each) for each in (runs, drawn))
     total = sum(run.total or len(run.steps) for run in runs)
     notes = ["Training loss and norms, end: mean over the last 5 % of steps; middle: over 5 % around the middle."]
@@ -148,14 +154,15 @@ def _overview(runs: Sequence[Run], drawn: Sequence[Run]) -> list[page.Block]:
     torn = [run.name for run in runs if run.dropped]
     if torn:
         notes.append(f"The last line was torn, as a kill leaves it, and is left out: {', '.join(torn)}.")
-    cells = [[row[key] for key in header] for row in rows]
+    cells = [[row.get(key) for key in header] for row in rows]
     return [page.Text("Summary"), page.Table("", header, cells, " ".join(notes))]
 
 
 def _summary(run: Run) -> dict[str, page.Cell]:
     """One row of the summary; None where the run does not say."""
     validation = _finite(run, "val_loss")[1]
-    measured, forecast = _at(run, "weight_norm", 1.0), _at(run, "forecast_norm", 1.0)
+    norm = "weight_norm/hidden" if "weight_norm/hidden" in run.columns else "weight_norm"
+    which = "hidden norm" if norm != "weight_norm" else "weight norm"
     steps, seconds = _finite(run, "seconds")
     elapsed = float(seconds[-1] - seconds[0]) if len(seconds) > 1 else 0.0
     return {
@@ -164,13 +171,20 @@ def _summary(run: Run) -> dict[str, page.Cell]:
         "training loss": _at(run, "loss", 1.0),
         "best validation loss": float(validation.min()) if len(validation) else None,
         "final validation loss": float(validation[-1]) if len(validation) else None,
-        "weight norm, end": measured,
-        "end / middle": _ratio(measured, _at(run, "weight_norm", 0.5)),
-        "measured / forecast": _ratio(measured, forecast),
+        f"{which}, end": _at(run, norm, 1.0),
+        f"{which}, end / middle": _ratio(_at(run, norm, 1.0), _at(run, norm, 0.5)),
+        **_over_forecast(run),
         "gradient norm, end": _at(run, "grad_norm", 1.0),
         "gradient end / middle": _ratio(_at(run, "grad_norm", 1.0), _at(run, "grad_norm", 0.5)),
         "steps / s": float(steps[-1] - steps[0]) / elapsed if elapsed > 0 else None,
     }
+
+
+def _over_forecast(run: Run) -> dict[str, page.Cell]:
+    """Measured / forecast norm of each role that was recorded; of all weights where none was."""
+    roles = [role for role in records.ROLE_LABELS if f"weight_norm/{role}" in run.columns]
+    names = {f"measured / forecast, {role}": f"/{role}" for role in roles} or {"measured / forecast": ""}
+    return {name: _ratio(*(_at(run, key + suffix, 1.0) for key in records.SPLIT)) for name, suffix in names.items()}
 
 
 def _at(run: Run, key: str, part: float) -> float | None:
@@ -217,7 +231,9 @@ def _plots(runs: Sequence[Run], panel: _Panel) -> list[page.Plot]:
         for key in run.columns
         if key == panel.key or _base(key) == panel.key
     )
-    keys = [(panel.key + group, panel.dashed + group if panel.dashed else "") for group in sorted(groups)]
+    order = [f"/{role}" for role in records.ROLE_LABELS] if panel.key in records.SPLIT else []
+    ordered = sorted(groups, key=lambda group: (order.index(group) if group in order else len(order), group))
+    keys = [(panel.key + group, panel.dashed + group if panel.dashed else "") for group in ordered]
     made = [_plot(runs, replace(panel, key=key, dashed=dashed)) for key, dashed in keys]
     return [plot for plot in made if plot.series]
 
@@ -248,10 +264,13 @@ def _base(key: str) -> str:
 
 
 def _quantity(key: str) -> Quantity:
-    known = QUANTITIES.get(_base(key))
+    known, group = QUANTITIES.get(_base(key)), key.partition("/")[2]
     if known is None:
         return Quantity(key, "", "")
-    return known if key in QUANTITIES else replace(known, label=f"{known.label} · {key.partition('/')[2]}")
+    if group and _base(key) in records.SPLIT:
+        name = records.ROLE_LABELS.get(group, group)
+        return replace(known, label=f"{known.label} · {name}", description=f"Norm of the {name}.")
+    return replace(known, label=f"{known.label} · {group}") if group else known
 
 
 # Layers

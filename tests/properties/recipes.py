@@ -13,6 +13,7 @@ from torch import Tensor
 
 from steadynorm import lmo as lmos
 from steadynorm import theory
+from steadynorm.theory.updates import UPDATES
 
 OWN = {entry.name: entry for entry in REGISTRY if entry.own}
 NORMALISED = [name for name, entry in OWN.items() if entry.normalised]
@@ -101,7 +102,7 @@ class Recipe:
 
 def fitting(shape: tuple[int, ...], name: str, blocks: int) -> tuple[str, int]:
     """The lmo and blocks to use for a shape: those wanted if they fit, else the lmo by shape, else one block."""
-    lmo = lmos.by_shape(shape) if name == "by-shape" or len(shape) < lmos.get(name).least_ndim else lmos.get(name)
+    lmo = lmos.by_shape(shape) if name == "by-shape" or len(shape) < UPDATES[name].least_ndim else lmos.get(name)
     try:
         lmo.check(shape, blocks)
     except ValueError:

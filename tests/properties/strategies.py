@@ -11,7 +11,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from steadynorm.lmo import LMOS
+from steadynorm.theory.updates import UPDATES
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.float16)
 WIDE = DTYPES[:3]  # those with exponents to spare
@@ -98,7 +98,7 @@ def shapes_for(lmo: str) -> st.SearchStrategy[tuple[int, ...]]:
     """Shapes that an lmo takes."""
     if lmo == "bias":
         return st.one_of(vectors, matrices)
-    return kernels if LMOS[lmo].least_ndim > 2 else st.one_of(matrices, stacks)
+    return kernels if UPDATES[lmo].least_ndim > 2 else st.one_of(matrices, stacks)
 
 
 def orthogonal(n: int, seed: int) -> Tensor:

@@ -10,40 +10,48 @@ _MISSING = "the command line needs more packages: pip install 'steadynorm[report
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `steadynorm`. What the user can mend gives one line and exit code 2, no traceback."""
-    try:
-        import tyro
-
-        from steadynorm.cli.commands import command_of, execute, spelled_out
-    except ImportError as error:
-        print(f"steadynorm: {error}; {_MISSING}", file=sys.stderr)
-        return 2
-    from steadynorm import __version__
-
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a locale without UTF-8 has no ²: it becomes a question mark
-    argv = spelled_out(sys.argv[1:] if argv is None else argv)
-    if argv == ["--version"]:
-        print(f"steadynorm {__version__}")
-        return 0
+    argv = sys.argv[1:] if argv is None else list(argv)
     try:
-        command = tyro.cli(
-            command_of(argv),
-            prog="steadynorm",
-            description="Corrected decoupled weight decay: the norm stays where you put it.",
-            args=argv or ["--help"],
-        )
-        status = execute(command) or 0
+        status = _run(argv)
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # `steadynorm ... | head` has seen enough; what is left must not fail at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except KeyboardInterrupt as stop:
-        print(f"steadynorm: {stop or 'interrupted'}", file=sys.stderr)
+    except KeyboardInterrupt as stop:  # also while packages are imported
+        print(f"steadynorm: {str(stop) or 'interrupted'}", file=sys.stderr)
         return 130
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         if os.environ.get("STEADYNORM_TRACEBACK"):
             raise
         print(f"steadynorm: error: {error}", file=sys.stderr)
         return 2
+
+
+def _run(argv: Sequence[str]) -> int:
+    if argv == ["--version"]:
+        from steadynorm import __version__
+
+        print(f"steadynorm {__version__}")
+        return 0
+    try:
+        import tyro
+
+        from steadynorm.cli.commands import command_of, execute
+        from steadynorm.cli.subcommands import spelled_out
+
+        argv = spelled_out(argv)
+        commands = command_of(argv)
+    except ImportError as error:
+        print(f"steadynorm: {error}; {_MISSING}", file=sys.stderr)
+        return 2
+    command = tyro.cli(
+        commands,
+        prog="steadynorm",
+        description="Corrected decoupled weight decay: the norm stays where you put it.",
+        args=argv or ["--help"],
+    )
+    return execute(command) or 0

@@ -1,41 +1,53 @@
-"""All commands, as one type for the parser."""
+"""All commands, as one type for the parser. Only the module of the command that is asked for is imported."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, cast
 
-from steadynorm.cli import training
-from steadynorm.cli.papers import PaperList, PaperNull, PaperRun
-from steadynorm.cli.predicting import Predict, Simulate
-from steadynorm.cli.showing import Bench, Demo, Report
 from steadynorm.cli.subcommands import one_of
-from steadynorm.cli.training import spelled_out as spelled_out
-from steadynorm.train.config import Config
 
-_PAPER = one_of({"list": PaperList, "run": PaperRun, "null": PaperNull})
-_DATA = one_of({"get": training.DataGet, "tokenize": training.DataTokenize})
+ABOUT = {
+    "demo": "Predict and simulate; then train a small GPT with Scion and with ScionC, and compare them on a page.",
+    "predict": "Norms, half-life, effective lr and matching decay of a setting; with --steps the norm over a whole run.",
+    "simulate": "A parameter under random gradients (the paper's appendix B) against prediction.",
+    "train": "One training run; resumes automatically.",
+    "paper": "Figures and tables of the paper, as named experiments.",
+    "report": "Compare runs on one self-contained HTML page.",
+    "data": "Get data sets; turn text into token shards.",
+    "bench": "Step time of these optimizers and torch's, side by side.",
+}
+_MODULES = {
+    "demo": "showing",
+    "predict": "predicting",
+    "simulate": "predicting",
+    "train": "training",
+    "paper": "papers",
+    "report": "showing",
+    "data": "datasets",
+    "bench": "showing",
+}
+
+
+@dataclass(frozen=True)
+class _Unasked:
+    """Stands for a command that this command line does not ask for."""
 
 
 def command_of(argv: Sequence[str]) -> Any:
     """All commands; `train` has the defaults of the optimizer that argv names."""
-    return one_of(
-        {
-            "demo": Demo,
-            "predict": Predict,
-            "simulate": Simulate,
-            "train": training.commands(argv),
-            "paper": _PAPER,
-            "report": Report,
-            "data": _DATA,
-            "bench": Bench,
-        },
-        {
-            "train": "One training run; goes on where it was interrupted.",
-            "paper": "Figures and tables of the paper, as named experiments.",
-            "data": "Get data sets; turn text into token shards.",
-        },
-    )
+    asked = next((word for word in argv if not word.startswith("-")), None)
+    return one_of({name: _load(name, argv) if name == asked else _Unasked for name in ABOUT}, ABOUT)
+
+
+def _load(name: str, argv: Sequence[str]) -> Any:
+    return import_module(f"steadynorm.cli.{_MODULES[name]}").command(name, argv)
 
 
 def execute(command: Any) -> int | None:
     """Carry out what was parsed."""
-    return training.train(command) if isinstance(command, Config) else command()
+    if callable(command):
+        return cast(Callable[[], int | None], command)()
+    from steadynorm.cli import training
+
+    return training.train(command)

@@ -5,18 +5,24 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
 from tyro.conf import Positional
 
 from steadynorm import paper
+from steadynorm.cli.subcommands import one_of
 from steadynorm.paper import carrying, null, pool
 from steadynorm.paper.experiment import Context, Experiment
 from steadynorm.paper.training import Training
 
 Scale = Literal["desk", "paper"]
+
+
+def command(_: str, argv: Sequence[str]) -> Any:
+    """`paper` as the parser takes it."""
+    return one_of({"list": PaperList, "run": PaperRun, "null": PaperNull})
 
 
 @dataclass(frozen=True)

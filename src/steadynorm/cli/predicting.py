@@ -10,9 +10,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from steadynorm import equivalents, page, predict, progress, simulate, theory
+from steadynorm import equivalents, predict, progress, theory
 
 _ALPHAS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+def command(name: str, argv: Sequence[str]) -> Any:
+    """`predict` or `simulate` as the parser takes it."""
+    return {"predict": Predict, "simulate": Simulate}[name]
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
@@ -175,6 +180,8 @@ class Predict:
             table.add_row(name, *map(number, values))
 
     def _write(self, forecasts: Sequence[predict.Forecast]) -> None:
+        from steadynorm import page
+
         assert self.page is not None
         blocks: list[page.Block] = []
         length = len(forecasts[0].lr)
@@ -245,6 +252,8 @@ class Simulate:
 
     def __call__(self) -> None:
         """Run all alphas as one batch and print measured against predicted."""
+        from steadynorm import simulate
+
         if not (math.isfinite(self.half_lives) and self.half_lives > 0):
             raise ValueError(f"half-lives {self.half_lives}: must be above 0")
         shape, nesterov = parse_shape(self.shape), self.momentum == "nesterov"
@@ -291,6 +300,8 @@ class Simulate:
         Console().print(table)
 
     def _response(self, setting: predict.Setting, prediction: predict.Prediction) -> dict[str, float]:
+        from steadynorm import simulate
+
         seen = simulate.gradient_response(
             setting.entry.name, setting.shape, lr=self.lr, alpha=setting.alpha, momentum=self.momentum, seeds=64
         )

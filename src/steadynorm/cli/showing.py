@@ -1,14 +1,21 @@
 """`steadynorm demo`, `report` and `bench`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 from tyro.conf import Positional
 
-from steadynorm import bench, demo, machine, report
+if TYPE_CHECKING:
+    from steadynorm.demo import Summary
+
+
+def command(name: str, argv: Sequence[str]) -> Any:
+    """`demo`, `report` or `bench` as the parser takes it."""
+    return {"demo": Demo, "report": Report, "bench": Bench}[name]
 
 
 @dataclass(frozen=True)
@@ -22,6 +29,8 @@ class Demo:
 
     def __call__(self) -> None:
         """Show predictions first, then train."""
+        from steadynorm import demo, machine
+
         console = Console()
         table = Table(title="Random gradients: where does |θ|²/|u|² settle?", title_justify="left")
         for name in ("parameter", "paper", "exact", "simulated"):
@@ -43,7 +52,7 @@ class Demo:
         print(f"page: {where}")
 
 
-_DEMO_ROWS: dict[str, Callable[[demo.Summary], str]] = {
+_DEMO_ROWS: dict[str, Callable[["Summary"], str]] = {
     "validation loss": lambda row: f"{row.val_loss:.4f}",
     "weight norm, middle → end": lambda row: "{:.1f} → {:.1f}".format(*row.norm),
     "  of hidden layers": lambda row: "{:.1f} → {:.1f}".format(*row.hidden),
@@ -68,6 +77,8 @@ class Report:
 
     def __call__(self) -> None:
         """Write the page and say where it is."""
+        from steadynorm import report
+
         print(f"page: {report.report(self.runs, self.out, title=self.title)}")
 
 
@@ -82,6 +93,8 @@ class Bench:
 
     def __call__(self) -> None:
         """Time and print."""
+        from steadynorm import bench
+
         if self.model not in bench.MODELS:
             raise ValueError(f"model {self.model!r} is unknown; choose one of {', '.join(bench.MODELS)}")
         contenders, rounds = bench.own_and_torch(), max(1, self.rounds)

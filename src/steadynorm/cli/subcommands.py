@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from tyro.conf import subcommand
@@ -18,3 +18,20 @@ def one_of(
         how = {"default": default[name]} if name in default else {}
         parts.append(Annotated[command, subcommand(name, description=about.get(name), **how)])
     return functools.reduce(operator.or_, parts)
+
+
+def spelled_out(argv: Sequence[str]) -> list[str]:
+    """Give `--bf16` a value, so that it reads as a flag and as `--bf16 auto` alike.
+
+    >>> spelled_out(["train", "gpt", "--no-bf16"]), spelled_out(["--bf16", "auto", "--bf16", "--steps", "3"])
+    (['train', 'gpt', '--bf16', 'False'], ['--bf16', 'auto', '--bf16', 'True', '--steps', '3'])
+    """
+    words: list[str] = []
+    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+        if word == "--no-bf16":
+            words += ["--bf16", "False"]
+        elif word == "--bf16" and following not in ("auto", "True", "False"):
+            words += ["--bf16", "True"]
+        else:
+            words.append(word)
+    return words

@@ -13,12 +13,7 @@ from steadynorm.models.parts import Embedding, Linear, check_sizes
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Sizes of a GPT; the defaults are the paper's 124M.
-
-    >>> GPTConfig(width=96, heads=5)
-    Traceback (most recent call last):
-    ValueError: GPTConfig: heads=5 do not divide width=96; use width=95, say
-    """
+    """Sizes of a GPT; the defaults are the paper's 124M."""
 
     layers: int = 12
     width: int = 768
@@ -28,6 +23,12 @@ class GPTConfig:
     mlp_ratio: int = 4
 
     def __post_init__(self) -> None:
+        """Raise ValueError for sizes that do not fit each other.
+
+        >>> GPTConfig(width=96, heads=5)
+        Traceback (most recent call last):
+        ValueError: GPTConfig: heads=5 do not divide width=96; use width=95, say
+        """
         check_sizes(self)
         if self.width // self.heads % 2:
             raise ValueError(

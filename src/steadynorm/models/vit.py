@@ -15,12 +15,7 @@ CUT_STD = 0.87962566103423978  # standard deviation of a standard normal cut at 
 
 @dataclass(frozen=True)
 class ViTConfig:
-    """Sizes of a Simple ViT and whom it is made for; the defaults are S/16.
-
-    >>> ViTConfig(image=32, patch=5)
-    Traceback (most recent call last):
-    ValueError: ViTConfig: patch=5 does not divide image=32; use image=30 or image=35
-    """
+    """Sizes of a Simple ViT and whom it is made for; the defaults are S/16."""
 
     image: int = 224  # pixels a side
     patch: int = 16  # pixels a side
@@ -32,6 +27,12 @@ class ViTConfig:
     variant: Literal["adam", "scion"] = "adam"
 
     def __post_init__(self) -> None:
+        """Raise ValueError for sizes that do not fit each other.
+
+        >>> ViTConfig(image=32, patch=5)
+        Traceback (most recent call last):
+        ValueError: ViTConfig: patch=5 does not divide image=32; use image=30 or image=35
+        """
         check_sizes(self)
         if self.variant not in ("adam", "scion"):
             raise ValueError(f"ViTConfig: variant={self.variant!r} is unknown; choose from adam, scion")

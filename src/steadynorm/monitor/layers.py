@@ -17,6 +17,19 @@ from steadynorm.roles import BLOCKED, ROLES, find_outputs, places, role_of, row_
 
 SPECTRAL = ("spectral", lmos.TRANSPOSED, "conv", "conv-tap")
 PEAK = ("sign", "embedding")  # their norm is a multiple of the largest entry
+# What records call the roles of `roles.ROLES`; of an lmo where neither group nor model says more.
+_PARTS = {
+    "hidden": "hidden",
+    "hidden-transposed": "hidden",
+    "stacked": "hidden",
+    "stacked-transposed": "hidden",
+    "conv": "hidden",
+    "embedding": "embedding",
+    "output": "output",
+    "vector": "vectors",
+    "output-bias": "vectors",
+}
+_PARTS_BY_LMO = {"sign": "output", "embedding": "embedding", "bias": "vectors"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +42,7 @@ class Layer:
     lmo: lmos.Lmo
     blocks: int
     layout: Layout | None = None  # of the weights, where they are a DTensor
+    part_of: str = "hidden"  # the part of the model it is in: hidden, output, embedding or vectors
 
     @property
     def part(self) -> Tensor:
@@ -45,7 +59,10 @@ class Layer:
 
 
 def find_layers(optimizer: Optimizer, model: nn.Module | None) -> list[Layer]:
-    """Every parameter of the optimizer, in the order of its groups; ValueError names one that cannot be measured."""
+    """Return every parameter of the optimizer, in the order of the model, else of the groups.
+
+    Raise ValueError for one that cannot be measured.
+    """
     known = _roles_in(model) if model is not None else {}
     held = {} if model is None else dict(model.named_parameters(remove_duplicate=False))
     found: list[Layer] = []
@@ -53,7 +70,7 @@ def find_layers(optimizer: Optimizer, model: nn.Module | None) -> list[Layer]:
     for index, group in enumerate(optimizer.param_groups):
         names = group.get("param_names") or [None] * len(group["params"])
         for k, (given, p) in enumerate(zip(names, group["params"], strict=True)):
-            in_model, role, blocks = known.get(id(p), (None, lmos.by_shape(p.shape), 1))
+            in_model, in_role, role, blocks = known.get(id(p), (None, "", lmos.by_shape(p.shape), 1))
             name = str(given or in_model or f"{index}.{k}")
             name = name if name not in taken else f"{name} ({index}.{k})"
             _check(name, p)
@@ -66,8 +83,35 @@ def find_layers(optimizer: Optimizer, model: nn.Module | None) -> list[Layer]:
                 settings, _ = optimizer.settings(group, p)
                 role, blocks = settings.lmo, settings.blocks
             taken.add(name)
-            found.append(Layer(name, p, index, role, blocks, _layout(name, p)))
+            part = _part_of(p, str(group.get("name", "")), in_role, role)
+            found.append(Layer(name, p, index, role, blocks, _layout(name, p), part))
+    if model is not None:
+        _check_model(optimizer, model, found)
+        order = {id(p): place for place, p in enumerate(model.parameters())}
+        found.sort(key=lambda layer: order.get(id(layer.parameter), len(order)))
     return found
+
+
+def _check_model(optimizer: Optimizer, model: nn.Module, layers: list[Layer]) -> None:
+    """Raise ValueError if training does not reach the model: parameters of each that the other does not have."""
+    own = {id(p) for p in model.parameters()}
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    strange = next((layer.name for layer in layers if id(layer.parameter) not in own), None)
+    left = next((name for name, p in model.named_parameters() if p.requires_grad and id(p) not in trained), None)
+    if strange is not None and left is not None:
+        raise ValueError(
+            f"Monitor: the optimizer trains {strange}, which is not in the model, and not the model's {left}: this is "
+            "another model, or a layer was replaced after the optimizer was made; make the optimizer last, or pass "
+            "the model that it trains"
+        )
+
+
+def _part_of(p: Tensor, group: str, in_model: str, lmo: lmos.Lmo) -> str:
+    """The part of the model that a parameter belongs to, by its group's name, the model's modules, or its lmo."""
+    if p.ndim <= 1:
+        return "vectors"
+    known = (_PARTS[role] for role in (group.split("-blocks")[0], in_model) if role in _PARTS)
+    return next(known, _PARTS_BY_LMO.get(lmo.name, "hidden"))
 
 
 def _check(name: str, p: Tensor) -> None:
@@ -86,8 +130,8 @@ def _layout(name: str, p: Tensor) -> Layout | None:
         raise ValueError(f"Monitor: {name}: {error}") from None
 
 
-def _roles_in(model: nn.Module) -> dict[int, tuple[str, lmos.Lmo, int]]:
-    """id of each parameter -> name, lmo, blocks, by the rules of param_groups; an unknown output layer is no error."""
+def _roles_in(model: nn.Module) -> dict[int, tuple[str, str, lmos.Lmo, int]]:
+    """id of each parameter -> name, role, lmo, blocks, by the rules of param_groups; an unknown output layer is no error."""
     everything = places(model)
     try:
         outputs = find_outputs(model, everything, None, {})
@@ -102,5 +146,5 @@ def _roles_in(model: nn.Module) -> dict[int, tuple[str, lmos.Lmo, int]]:
         shape = placed.parameter.shape
         entry = lmos.get(lmo) if least <= len(shape) <= most else lmos.by_shape(shape)
         blocks = row_blocks(placed, role, {})[0] if entry.name in BLOCKED else 1
-        found[id(placed.parameter)] = placed.name, entry, blocks
+        found[id(placed.parameter)] = placed.name, role, entry, blocks
     return found

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from steadynorm.families import unwrapped
 from steadynorm.monitor.forecast import Forecasts, Mark, Seen, Start
 from steadynorm.monitor.layers import PEAK, Layer, find_layers
-from steadynorm.monitor.measures import PowerIteration, gradient, norms, peak, power_iterations, totals
+from steadynorm.monitor.measures import gradient, norms, peak, totals
 from steadynorm.monitor.motion import is_decoupled, motion_of
 from steadynorm.monitor.record import (
     ALONG,
@@ -21,6 +21,7 @@ from steadynorm.monitor.record import (
     SKIPS,
     UPDATE,
     Record,
+    Records,
     Row,
     Taken,
     compose,
@@ -29,6 +30,7 @@ from steadynorm.monitor.record import (
     group_numbers,
     skips_in,
 )
+from steadynorm.monitor.spectral import SpectralNorms, products_per_record, spectral_norms
 from steadynorm.optim.base import SteadyOptimizer
 from steadynorm.optim.layout import layout_of, local
 
@@ -41,7 +43,7 @@ class Plan:
     by_device: dict[torch.device, list[Layer]]
     by_parameter: dict[Tensor, Layer]  # tensors hash by identity
     peaks: list[Layer]
-    power: list[PowerIteration]
+    spectral: list[SpectralNorms]
 
 
 def _plan(layers: list[Layer]) -> Plan:
@@ -49,7 +51,7 @@ def _plan(layers: list[Layer]) -> Plan:
     for layer in layers:
         by_device.setdefault(layer.parameter.device, []).append(layer)
     peaks = [layer for layer in layers if layer.lmo.name in PEAK and layer.parameter.numel()]
-    return Plan(layers, by_device, {layer.parameter: layer for layer in layers}, peaks, power_iterations(layers))
+    return Plan(layers, by_device, {layer.parameter: layer for layer in layers}, peaks, spectral_norms(layers))
 
 
 class Monitor:
@@ -59,7 +61,7 @@ class Monitor:
         optimizer: any torch optimizer, ours or not, also in Accelerate's or Lightning's wrapper. What is measured are
             its parameters.
         model: gives names and roles (embedding, output, fused q, k, v) where the groups do not carry them.
-        every: only every so many steps are measured, with one power iteration each.
+        every: measure only every so many steps. Each record iterates for the spectral norm until it is within 1 %.
         flush: so many records are held on the device; when there are more, all move to the host and wait there to be
             asked for. A step waits for the device at no other time; `measure()` does, with one transfer a device.
         alignment: of weights and update. By default where it costs no memory: in steadynorm's own optimizers but
@@ -74,9 +76,12 @@ class Monitor:
         step: counted from 1. Weights are those after the step.
         weight_norm, grad_norm: l2 of all. Gradients are those the optimizer sees, so clipped ones if they are clipped;
             log(grad_norm=...) puts the norm before clipping in their place.
-        spectral_norm: |A|_2 / sqrt(d_out/d_in), geometric mean over the matrices (each block one) that are not zero.
+        spectral_norm: |A|_2 / sqrt(d_out/d_in), geometric mean over the matrices (each block one) that are not zero;
+            within 1 % of an SVD's, at any `every`.
         sign_norm, embedding_norm, bias_norm: d_in max|A|, max|A|, root mean square; arithmetic means.
         forecast_norm: what weight_norm is expected to be.
+        weight_norm/hidden, forecast_norm/hidden and so on: of the hidden matrices, the output layer, the embeddings
+            and the vectors, where there are several of these.
         alignment, expected_alignment, excess_alignment: cos(theta_{t-1}, u_t), what momentum alone makes of it, and
             measured - expected; means over the spectral layers, over all if there are none.
         lr, alpha, effective_lr, weight_decay, steady_norm_sq (where there is a target): of the group named hidden, else
@@ -111,6 +116,8 @@ class Monitor:
         find_layers(optimizer, model)  # what cannot be measured is told now, not at the first step
         self.optimizer, self.model, self.every, self.flush = optimizer, model, every, flush
         self.steps = 0
+        self._watched = 0  # steps that this monitor has seen, as distinct from those of a run that it continues
+        self._source = object()
         self._observes = alignment is not False and isinstance(optimizer, SteadyOptimizer)
         self._copies = alignment is True and not self._observes
         self._motion = motion_of(optimizer)
@@ -148,10 +155,11 @@ class Monitor:
             name: value.detach() if isinstance(value, Tensor) else float(value) for name, value in values.items()
         }
 
-    def measure(self) -> list[Record]:
-        """The records of the steps measured since the last call, oldest first."""
+    def measure(self) -> Records:
+        """Return the records of the steps measured since the last call, oldest first."""
         self._drain()
-        records, self._records = self._records, []
+        records, self._records = Records(self._records), []
+        records.resumed, records.source = self.steps > self._watched, self._source
         return records
 
     def close(self) -> None:
@@ -185,6 +193,7 @@ class Monitor:
         if _closure(args, kwargs):
             self._see_gradients()
         self.steps += 1
+        self._watched += 1
         marks = self._forecasts.note(self._moved)
         if self._row is not None:
             self._take(self._row, marks)
@@ -207,8 +216,8 @@ class Monitor:
         for layers in plan.by_device.values():
             found = norms([layer.part for layer in layers], [layer.layout for layer in layers])
             row.put(found, [("norm", layer) for layer in layers])
-        for power in plan.power:
-            row.put(power(), [("spectral", key) for key in power.keys])
+        for each in plan.spectral:
+            row.put(each(products_per_record(self.every)), [("spectral", key) for key in each.keys])
         for layer in plan.peaks:
             row.put(peak(layer), [(layer.lmo.name, layer)])
         for layers, products in self._products():
@@ -218,7 +227,7 @@ class Monitor:
         for name, value in self._logged.items():
             if isinstance(value, Tensor):
                 row.put(value, [("log", name)])
-        labels = group_labels(self.optimizer)
+        labels = group_labels(self.optimizer, plan.layers)
         known = {"step": self.steps, **group_numbers(self.optimizer, labels, self._motion, self._apart)}
         known |= {name: value for name, value in self._logged.items() if not isinstance(value, Tensor)}
         self._taken.append(Taken(known, labels, plan.layers, marks, row.close()))
@@ -267,15 +276,15 @@ class Monitor:
         found = find_layers(self.optimizer, self.model)
         layers = [old.get((layer.name, layer.group, layer.parameter), layer) for layer in found]
         new = [layer for layer in layers if layer not in set(old.values())]
-        vectors = {name: v for power in self._plan.power for name, v in power.by_layer().items()}
-        for power in power_iterations(new):
-            power.warm_up()
-            vectors |= power.by_layer()
+        vectors = {name: v for each in self._plan.spectral for name, v in each.by_layer().items()}
+        for each in spectral_norms(new):
+            each.warm_up()
+            vectors |= each.by_layer()
         self._forecasts.drop(set(old.values()) - set(layers))
         self._forecasts.begin(new)
         self._plan, self._planned = _plan(layers), planned
-        for power in self._plan.power:
-            power.load(vectors)
+        for each in self._plan.spectral:
+            each.load(vectors)
         self._new.append((new, self._start_row(new)))
 
     def _start_row(self, layers: list[Layer]) -> Row:
@@ -320,7 +329,7 @@ class Monitor:
             "steps": self.steps,
             "records": list(self._records),
             "apart": sorted(self._apart),
-            "power": {name: v for power in self._plan.power for name, v in power.by_layer().items()},
+            "power": {name: v for each in self._plan.spectral for name, v in each.by_layer().items()},
             "starts": {layer.name: list(self._starts[layer]) for layer in self._plan.layers},
             "courses": self._forecasts.state_dict(),
             "skips": {layer.name: count for layer, count in self._forecasts.skips.items()},
@@ -336,14 +345,15 @@ class Monitor:
             raise ValueError(
                 f"Monitor: the saved state has {unknown[0]!r}, which the optimizer does not: another model?"
             )
-        for power in self._plan.power:
-            power.check(state["power"])
-        for power in self._plan.power:
-            power.load(state["power"])
+        for each in self._plan.spectral:
+            each.check(state["power"])
+        for each in self._plan.spectral:
+            each.load(state["power"])
         self._starts |= {by_name[name]: Start(*values) for name, values in state["starts"].items()}
         self._forecasts.load_state_dict(state["courses"], by_name)
         self._forecasts.skips |= {by_name[name]: n for name, n in state.get("skips", {}).items() if name in by_name}
         self.steps, self._records, self._apart = int(state["steps"]), list(state["records"]), set(state["apart"])
+        self._watched = 0
 
 
 def _closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -13,8 +13,18 @@ from steadynorm.families import Group
 from steadynorm.monitor.forecast import Mark, Start
 from steadynorm.monitor.layers import Layer
 from steadynorm.monitor.motion import Motion, target_of, weight_decay_of
+from steadynorm.records.roles import ROLE_LABELS, SPLIT
 
 Record = dict[str, Any]
+
+
+class Records(list[Record]):
+    """Records as `Monitor.measure` returns them, with where they stand in their run."""
+
+    resumed: bool = False  # the monitor continues a run that another one began
+    source: object = None  # the same for all records of one monitor
+
+
 Key = tuple[str, Any]  # what a value is, and of what
 Values = dict[Key, float]
 
@@ -68,10 +78,22 @@ def skips_in(values: Values) -> dict[Layer, int]:
     return {layer: round(value) for (kind, layer), value in values.items() if kind == SKIPS}
 
 
-def group_labels(optimizer: Optimizer) -> list[str]:
-    """How records name the groups: by name, else by number."""
-    names = [str(group.get("name", index)) for index, group in enumerate(optimizer.param_groups)]
-    return [name if names.count(name) == 1 else f"{name}.{index}" for index, name in enumerate(names)]
+def group_labels(optimizer: Optimizer, layers: Sequence[Layer]) -> list[str]:
+    """Return how records name the groups: by name, else by what is in them ("hidden+output", "vectors").
+
+    Names that several groups share are followed by the first parameter of each.
+    """
+    members: list[list[Layer]] = [[] for _ in optimizer.param_groups]
+    for layer in layers:
+        members[layer.group].append(layer)
+    names = []
+    for group, own in zip(optimizer.param_groups, members, strict=True):
+        parts = [part for part in ROLE_LABELS if any(layer.part_of == part for layer in own)]
+        names.append(str(group.get("name", "+".join(parts) or "empty")))
+    return [
+        name if names.count(name) == 1 else f"{name} ({own[0].name if own else index})"
+        for index, (name, own) in enumerate(zip(names, members, strict=True))
+    ]
 
 
 def group_numbers(optimizer: Optimizer, labels: Sequence[str], motion: Motion | None, apart: set[str]) -> Record:
@@ -146,11 +168,24 @@ def compose(taken: Taken, values: Values, starts: Mapping[Layer, Start], units: 
         "grad_norm": _length(values, "grad"),
         **_role_norms(taken.layers, values, matrices),
         "forecast_norm": _total([each["forecast"] for layer, each in layers.items() if layer.parameter.numel()]),
+        **_by_part(layers),
         **_alignments(layers, taken.labels),
         **{key: number(value) for key, value in taken.known.items()},
         **{what: number(value) for (kind, what), value in values.items() if kind == "log"},
     }
     return record | {"layers": {layer.name: each for layer, each in layers.items()}}
+
+
+def _by_part(layers: Mapping[Layer, Record]) -> Record:
+    """Measured and forecast norm of hidden matrices, output layer, embeddings and vectors, where there are several."""
+    present = {layer.part_of for layer in layers if layer.parameter.numel()}
+    out: Record = {}
+    for part in ROLE_LABELS if len(present) > 1 else ():
+        if part in present:
+            own = [each for layer, each in layers.items() if layer.part_of == part and layer.parameter.numel()]
+            for key, quantity in zip(SPLIT, ("norm", "forecast"), strict=True):
+                out[f"{key}/{part}"] = _total([each[quantity] for each in own])
+    return out
 
 
 def _cosine(layer: Layer, values: Values) -> float | None:

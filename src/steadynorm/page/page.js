@@ -8,6 +8,21 @@
   const cards = all("figure[data-plot]");
   const prefersDark = matchMedia("(prefers-color-scheme: dark)");
   const touch = matchMedia("(pointer: coarse)").matches;
+
+  // ---- what is packed into the page
+
+  async function unpack(node) {
+    const bytes = Uint8Array.from(atob(node.textContent), (letter) => letter.charCodeAt(0));
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate")));
+  }
+
+  // the policy allows this very script, by its hash
+  const plotly = unpack(document.getElementById("plotly")).then((found) => found.text()).then((code) => {
+    const script = document.createElement("script");
+    script.textContent = code;
+    document.head.append(script);
+  });
+
   const DASHES = ["solid", "dot", "dashdot", "longdash", "longdashdot"];
   const COLOURS = 8;
 
@@ -80,7 +95,7 @@
       const trace = {
         type: "scatter", x, y: series.y, name: names[i], visible: shows(series),
         mode: points ? "markers" : x.length <= 40 ? "lines+markers" : "lines",
-        line: { color: ink, width: plot.series.length > 30 ? 1 : x.length > 300 ? 1.5 : 1.9, dash },
+        line: { color: ink, width: (plot.series.length > 30 ? 1 : x.length > 300 ? 1.5 : 1.9) + 3 * (series.under ?? 0), dash },
         marker: { color: ink, size: points ? 7 : 4.5 },
       };
       if (points && series.error) trace.error_y = { type: "data", array: series.error, color: ink, thickness: 1.4, width: 4 };
@@ -171,6 +186,7 @@
   const seen = new Set();
 
   async function draw(index) {
+    await plotly;
     const [plot, node] = [data.plots[index], cards[index].querySelector(".plot")];
     if (node.dataset.drawn === "1" || cards[index].hidden) return;
     const log = plot.kind === "plot" && logY(plot);
@@ -243,7 +259,7 @@
     if (!state.wide.delete(id)) state.wide.add(id);
     apply();
     const node = button.closest("figure").querySelector(".plot");
-    if (node.dataset.drawn) Plotly.Plots.resize(node);
+    if (node.data) Plotly.Plots.resize(node);
   });
   on(".chip", "click", (chip) => {
     const run = Number(chip.dataset.run);
@@ -269,11 +285,9 @@
   });
   on("[data-section]", "click", (button) => all(".text")[button.dataset.section].scrollIntoView({ behavior: "smooth" }));
   on("[data-save]", "click", async (button) => {
-    const packed = all("script[data-file]").find((each) => each.dataset.file === button.dataset.save).textContent;
-    const bytes = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
-    const plain = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+    const packed = all("script[data-file]").find((each) => each.dataset.file === button.dataset.save);
     const link = document.createElement("a");
-    link.href = URL.createObjectURL(await new Response(plain).blob());
+    link.href = URL.createObjectURL(await (await unpack(packed)).blob());
     link.download = button.dataset.save;
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 60000);

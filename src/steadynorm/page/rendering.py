@@ -17,6 +17,7 @@ import numpy as np
 
 from steadynorm.files import atomic_write, make_folder
 from steadynorm.page.blocks import STYLES, Block, Cell, HeatMap, Page, Plot, Series, Table, Text
+from steadynorm.page.coincidence import covering
 
 _COLOURS = 8  # --c0 to --c7 in page.css
 _DASHES = ("", "2 3", "7 3 2 3", "10 4", "10 3 2 3")  # after each round of colours; page.js draws the same
@@ -43,7 +44,7 @@ def render(page: Page) -> str:
     made = _Body(_toggles(page.blocks))
     body = made.blocks(page.blocks)
     asset = files("steadynorm.page").joinpath
-    scripts = [_EARLY, _script(_plotly()), _script(asset("page.js").read_text("utf-8"))]
+    scripts = [_EARLY, _script(asset("page.js").read_text("utf-8")), plotly := _plotly()]
     hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
     policy = (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; font-src data:; "
@@ -82,8 +83,8 @@ def render(page: Page) -> str:
 <footer>Made by steadynorm. Drag across a plot to zoom all plots, double-click to see everything again.</footer>
 <script type="application/json" id="data">{_json({"toggles": made.toggles, "x": made.shared, "plots": made.plots})}</script>
 {stored}
+<script type="text/plain" id="plotly">{_packed(plotly)}</script>
 <script>{scripts[1]}</script>
-<script>{scripts[2]}</script>
 </body>
 </html>
 """
@@ -131,6 +132,8 @@ class _Body:
             entry |= {"error": rounded(error)} if error is not None else {}
             entry |= {"run": colour} if each.toggle else {}
             series.append(entry)
+        for entry, under in zip(series, covering(plot.series, log=plot.log_y), strict=True):
+            entry |= {"under": under} if under else {}
         values = np.concatenate([np.asarray(each.y, float).ravel() for each in plot.series] or [np.zeros(0)])
         positive = bool((values > 0).any() and not (values < 0).any())
         number = self._add(plot, series=series, logX=plot.log_x, logY=plot.log_y and positive, positive=positive)
@@ -306,7 +309,8 @@ def _json(value: Any) -> str:
 
 
 def _packed(content: str) -> str:
-    return base64.b64encode(zlib.compress(content.encode("utf-8", "replace"), 6)).decode()
+    """Compressed, as base64; page.js unpacks it. plotly.js takes 2 MB so, instead of 5."""
+    return base64.b64encode(zlib.compress(content.encode("utf-8", "replace"), 9)).decode()
 
 
 def _script(code: str) -> str:
