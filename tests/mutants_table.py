@@ -36,7 +36,7 @@ kernels = of_file("theory/kernels.py", "test_theory_kernels.py")
 steady = of_file("theory/steady.py", "test_theory_steady.py")
 forecast = of_file("theory/forecast.py", "test_theory_forecast.py")
 decay = of_file("decay.py", "test_decay.py")
-families = of_file("families.py", "test_decay.py")
+families = of_file("families.py", "test_decay.py", "test_decay_choices.py")
 lmo = of_file("lmo.py", "test_lmo.py")
 polar = of_file("polar.py", "test_polar.py")
 TWIN = "test_optim.py::test_scion_equals_its_twin"
@@ -107,7 +107,10 @@ MUTANTS = (
     decay("a copy loses its correction", "copyreg.dispatch_table.setdefault(type(optimizer), _apart)", "_ = copyreg"),
     families("momentum factor upside down", "self.gain(now, group) / self.gain(initial, group)", "self.gain(initial, group) / self.gain(now, group)"),
     families("trace SGD's factor not squared", "check_alpha(alpha) ** -2 if", "check_alpha(alpha) ** -1 if", "test_optim.py::test_trace_decay_goes_with_the_square_of_alpha"),
-    families("Muon's momentum taken for alpha", 'else 1 - float(group.get("momentum", 0.0))', 'else float(group.get("momentum", 0.0))'),
+    families("Muon's momentum taken for alpha", 'return 1 - float(group.get("momentum", 0.0))', 'return float(group.get("momentum", 0.0))'),
+    families("decay that a flag makes coupled is accepted", "if group.get(flag) is False:", "if False:"),
+    families("decay that does not scale with lr is accepted", 'if group.get("fixed_decay"):', "if False:"),
+    families("decay that is corrected already is corrected twice", 'if group.get("corrected_weight_decay"):', "if False:"),
     families("coupled decay accepted", "if any(name in _COUPLED for name in names):", "if False:"),
     # lmo
     lmo("U^2 of spectral", "return d_out / d_in * min(d_out, d_in)", "return float(min(d_out, d_in))"),

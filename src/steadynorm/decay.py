@@ -102,8 +102,9 @@ def drop_capturable(groups: Iterable[Group]) -> None:
 class Correction:
     """Writes lambda_t into each corrected group before a step: a step pre-hook, or called by our own classes."""
 
-    def __init__(self, family: Family):
+    def __init__(self, family: Family, given: Sequence[str] = ()):
         self.family = family
+        self.given = given  # keys that the caller chose: a checkpoint that replaces one is reported
         self.known: list[Group] = []  # the groups' keys, for checkpoints that lack them
         self.written: list[tuple[Group, Any]] = []  # groups and the decay last seen in them; a loaded group is another
         self.warned = False
@@ -179,6 +180,22 @@ class Correction:
                     own.setdefault("peak_lr_given", True)
                 both = known["corrected"] and own.get("corrected", True)  # what correct() skips stays skipped
                 group.update({**known, "base_weight_decay": float(group["weight_decay"]), **own, "corrected": both})
+        self._warn_of_replaced(optimizer.param_groups)
+
+    def _warn_of_replaced(self, groups: Sequence[Group]) -> None:
+        """Warn about the first setting given to correct() that differs from the checkpoint's, which wins."""
+        for index, (group, known) in enumerate(zip(groups, self.known, strict=True)):
+            if not (group.get("corrected") and group.get("base_weight_decay")):
+                continue
+            for key in self.given:
+                if key in known and group.get(key) != known[key]:
+                    warnings.warn(
+                        f"{group_label(index, group)}: the checkpoint's {key}={group.get(key)} replaces the "
+                        f"{known[key]} given to correct(). To use yours, set group[{key!r}] = {known[key]} after "
+                        "loading; to keep the checkpoint's, leave it out of correct()",
+                        stacklevel=4,
+                    )
+                    return
 
     def before_save(self, optimizer: Optimizer) -> None:
         """A group added after correct() has its keys in a checkpoint even if it has not been stepped."""
@@ -223,6 +240,7 @@ def correct(
     peak_lr: float | Sequence[float] | None = None,
     steady_norm_sq: float | None = None,
     overlap: str = "linear",
+    reference_momentum: float | Sequence[float] | None = None,
     decoupled: bool | None = None,
 ) -> Optimizer:
     """Correct the decoupled weight decay of an optimizer; returns it. On an error the optimizer is as it was.
@@ -239,6 +257,8 @@ def correct(
         steady_norm_sq: an absolute target in place of peak and base decay: E|theta|^2/|u|^2 for Muon and Lion, the
             mean square of an element for the Adam family.
         overlap: of a Muon target: "linear" (the paper's formula) or "exact" (groups of one side ratio).
+        reference_momentum: the momentum at which the decay is what you set, in the group's own words: Muon's
+            `momentum`, Lion's `betas`. Default: the momentum now, which is wrong if it is still to warm up.
         decoupled: True for a class we do not know whose decay is decoupled.
 
     The correction is a step pre-hook; what it needs is saved with the groups. A copy (copy, deepcopy, pickle) is
@@ -257,12 +277,16 @@ def correct(
         raise ValueError(f"correct: this {type(optimizer).__name__} is corrected already; call correct() once")
     family, groups = family_of(optimizer, decoupled=decoupled), optimizer.param_groups
     target = _target_keys(family, steady_norm_sq, overlap)
+    if target and reference_momentum is not None:
+        raise ValueError("correct: reference_momentum has no meaning beside steady_norm_sq; leave it out")
     several = [skip] if isinstance(skip, str | int | torch.Tensor) else list(skip)
     skipped = find_skipped(groups, several, settled=bool(optimizer.state))
     plans = []
     for index, (group, peak) in enumerate(zip(groups, _peaks(peak_lr, len(groups)), strict=True)):
         try:
             keys = {**group_keys(group, family, peak_lr=peak), **target}
+            if reference_momentum is not None and (family.word is None or family.word in group):
+                keys["initial_momentum"] = family.reference(group, reference_momentum)
             exact_kernel({**group, **keys}, family)
             if target and family.gain and family.momentum:
                 family.gain(family.momentum(group), group)  # raises where the group does not say enough for a target
@@ -276,7 +300,8 @@ def correct(
     for index, positions in skipped.items():
         part = split(optimizer, groups[index], positions) if positions else groups[index]
         part["corrected"] = False
-    correction = Correction(family)
+    choices = {"peak_lr": peak_lr, "steady_norm_sq": steady_norm_sq, "initial_momentum": reference_momentum}
+    correction = Correction(family, [key for key, choice in choices.items() if choice is not None])
     correction.note(optimizer.param_groups)
     _attach(optimizer, correction)
     return given
