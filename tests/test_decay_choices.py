@@ -1,14 +1,32 @@
-"""Claims about what `correct` refuses by a group's flags, which momentum it refers to, and what a checkpoint replaces."""
+"""Claims about the choices around `correct`: what a group's flags rule out, which momentum and peak the decay refers to,
+what a checkpoint replaces, and the way back."""
 
 import copy
 from typing import Any
 
 import pytest
 import torch
-from test_decay import DECAY, LR, Lion, Stranger, adamw, decays, refused, through_disk, weight
-from torch.optim import Optimizer
+from test_decay import (
+    COPIES,
+    DECAY,
+    DECOUPLED,
+    LR,
+    Lion,
+    Stranger,
+    adamw,
+    decays,
+    drive,
+    parameters,
+    refused,
+    snapshot,
+    step,
+    through_disk,
+    weight,
+)
+from torch.optim import Optimizer, lr_scheduler
 
-from steadynorm import correct, theory
+import steadynorm as sn
+from steadynorm import correct, peak, theory, uncorrect
 from steadynorm.monitor.motion import is_decoupled
 
 
@@ -177,3 +195,131 @@ def test_checkpoint_does_not_warn_about_groups_that_are_not_corrected() -> None:
         return correct(adamw(*groups), skip=[0], peak_lr=peak)
 
     two(0.4).load_state_dict(through_disk(two(0.8))[0])  # warnings are errors here
+
+
+# ---------------------------------------------------------------- a guessed peak that is never approached
+
+
+def noam(t: int, warmup: int = 5, width: int = 64) -> float:
+    return width**-0.5 * min((t + 1) ** -0.5, (t + 1) * warmup**-1.5)
+
+
+def test_noam_schedule_far_below_its_guessed_peak_warns_once_after_the_warmup() -> None:
+    optimizer = correct(adamw(lr=1.0))
+    scheduler = lr_scheduler.LambdaLR(optimizer, noam)
+    drive(optimizer, scheduler, 5)  # rises: nothing can be said yet
+    message = (
+        r"group 0: the largest lr so far is 0\.0559017, far below the guessed peak_lr=1, so .*0\.056.*pass peak_lr="
+    )
+    with pytest.warns(UserWarning, match=message):
+        step(optimizer)
+    scheduler.step()
+    drive(optimizer, scheduler, 20)  # warnings are errors here
+
+
+def test_noam_schedule_with_its_peak_given_or_in_the_group_does_not_warn() -> None:
+    for optimizer in (correct(adamw(lr=1.0), peak_lr=noam(4)), correct(adamw(lr=1.0))):
+        optimizer.param_groups[0].update(peak_lr=noam(4), peak_lr_given=True)
+        seen = drive(optimizer, lr_scheduler.LambdaLR(optimizer, noam), 20)
+        assert max(group["weight_decay"] for group in seen) == pytest.approx(DECAY)
+
+
+def test_long_warmup_is_given_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peak, "_PATIENCE", 8)
+    optimizer = correct(adamw())
+    scheduler = lr_scheduler.LambdaLR(optimizer, lambda t: min(1.0, (1 + t // 5) / 20))  # rises by epochs of five steps
+    drive(optimizer, scheduler, 120)  # warnings are errors here
+
+
+def test_constant_lr_far_below_the_guess_warns_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peak, "_PATIENCE", 8)
+    optimizer = correct(adamw())
+    scheduler = lr_scheduler.LambdaLR(optimizer, lambda t: 0.1)
+    drive(optimizer, scheduler, 8)
+    with pytest.warns(UserWarning, match=r"largest lr so far is 0\.01, far below the guessed peak_lr=0\.1"):
+        step(optimizer)
+
+
+@pytest.mark.parametrize("order", ["corrected, then loaded", "loaded, then corrected"])
+def test_run_that_is_joined_late_is_not_judged(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its largest lr was before the correction."""
+    monkeypatch.setattr(peak, "_PATIENCE", 3)
+    old, joined = adamw(), adamw()
+    drive(old, lr_scheduler.ExponentialLR(old, 0.5), 6)
+    if order == "corrected, then loaded":
+        correct(joined)
+        joined.load_state_dict(through_disk(old)[0])
+    else:
+        joined.load_state_dict(through_disk(old)[0])
+        correct(joined)
+    for _ in range(10):
+        step(joined)  # warnings are errors here
+
+
+def test_largest_lr_survives_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a run that is resumed at the end of its schedule would seem never to have come near its peak."""
+    monkeypatch.setattr(peak, "_PATIENCE", 4)
+    optimizer = correct(adamw())
+    scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
+    drive(optimizer, scheduler, 3)
+    resumed = correct(adamw())
+    resumed.load_state_dict(through_disk(optimizer)[0])
+    for _ in range(10):
+        decays(resumed, LR / 16)  # warnings are errors here
+
+
+def test_step_with_lr_zero_is_not_the_end_of_a_warmup() -> None:
+    optimizer = correct(adamw())
+    for lr in (LR / 10, LR / 5, 0.0, LR / 3, LR, LR / 2):
+        decays(optimizer, lr)  # warnings are errors here
+
+
+# ---------------------------------------------------------------- the way back
+
+
+@pytest.mark.parametrize("name", DECOUPLED)
+def test_uncorrected_optimizer_is_as_before_correct(name: str) -> None:
+    plain, optimizer = (DECOUPLED[name]([weight(), weight()], lr=LR, weight_decay=DECAY) for _ in range(2))
+    correct(optimizer, skip=parameters(optimizer)[0], decoupled=True)
+    assert uncorrect(optimizer) is optimizer
+    for old, new in zip(plain.param_groups, optimizer.param_groups, strict=True):
+        assert {key: value for key, value in new.items() if key != "params"} == {
+            key: value for key, value in old.items() if key != "params"
+        }
+    assert snapshot(optimizer)[1] == snapshot(plain)[1]  # hooks
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_uncorrect_restores_the_base_decay_as_a_constant(way: str) -> None:
+    optimizer = correct(adamw())
+    decays(optimizer, LR / 4)
+    for each in (COPIES[way](optimizer), optimizer):
+        assert decays(uncorrect(each), LR / 2) == [DECAY]
+        assert decays(COPIES[way](each), LR / 4) == [DECAY]
+        assert decays(correct(each, peak_lr=LR), LR / 4) == [DECAY / 4]  # and again
+
+
+def test_uncorrect_mends_a_plain_optimizer_that_loaded_a_corrected_checkpoint() -> None:
+    saved = correct(adamw())
+    decays(saved, LR / 100)
+    plain = adamw()
+    plain.load_state_dict(through_disk(saved)[0])
+    assert decays(plain, LR) == pytest.approx([DECAY / 100])  # the momentary decay, as a constant
+    assert decays(uncorrect(plain), LR) == [DECAY]
+
+
+def test_uncorrect_leaves_constant_groups_alone() -> None:
+    optimizer = correct(adamw({"params": [weight()]}, {"params": [weight()]}), skip=1)
+    decays(optimizer, LR / 2)
+    optimizer.param_groups[1]["weight_decay"] = 0.7  # one's own business in a group that is not corrected
+    assert decays(uncorrect(optimizer), LR / 2) == [DECAY, 0.7]
+    assert optimizer.param_groups[1]["corrected"] is False
+
+
+def test_uncorrect_refuses_what_is_not_corrected() -> None:
+    for optimizer, reason in (
+        (adamw(), "this AdamW is not corrected"),
+        (sn.AdamC([weight()]), "corrects its own decay"),
+    ):
+        with refused(optimizer, rf"uncorrect: .*{reason}|uncorrect: {reason}"):
+            uncorrect(optimizer)

@@ -6,7 +6,7 @@ training what the weights will do.
 """
 
 from steadynorm import schedule, theory
-from steadynorm.decay import correct
+from steadynorm.external import correct, uncorrect
 from steadynorm.groups import explain, from_radius, param_groups
 from steadynorm.monitor import Monitor
 from steadynorm.moving import Converted, convert
@@ -32,4 +32,5 @@ __all__ = [
     "param_groups",
     "schedule",
     "theory",
+    "uncorrect",
 ]

@@ -14,6 +14,7 @@ from steadynorm.equivalents import muon_factor
 from steadynorm.families import Group, alpha_of, betas_of, flag_against, muon_alpha_of, nesterov_of, said
 from steadynorm.monitor.layers import Layer
 from steadynorm.optim.scion import ScionC
+from steadynorm.skipping import decay_of
 from steadynorm.theory import Filter, Overlap
 
 _LINEAR = theory.overlap("linear", None)
@@ -155,7 +156,7 @@ def weight_decay_of(optimizer: Optimizer, group: Group, p: Tensor) -> float:
     """lambda_t of a parameter as the step just taken used it."""
     if isinstance(optimizer, ScionC):
         return optimizer.weight_decay_of(p)
-    return float(group.get("weight_decay") or 0.0)
+    return decay_of(group, p)
 
 
 def target_of(optimizer: Optimizer, group: Group) -> float | None:

@@ -168,7 +168,7 @@ class AdamC(torch.optim.AdamW):
         self._prepare()  # pyright: ignore[reportAttributeAccessIssue]
         withheld = self._withhold_non_finite()  # pyright: ignore[reportAttributeAccessIssue]
         try:
-            _adamw_step()(self)
+            _adamw_step()(own_correction(self, ADAM).stand_in.of(self))  # pyright: ignore[reportArgumentType]
         finally:
             for p, grad in withheld:
                 p.grad = grad
