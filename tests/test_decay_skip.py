@@ -4,7 +4,9 @@ With a zero gradient these optimizers do nothing but decay, so a weight that sta
 """
 
 import copy
+import gc
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -159,10 +161,11 @@ class Counting(torch.optim.AdamW):
     calls = 0
 
     def step(self, closure: Any = None) -> Any:
-        self.calls += 1
         for group in self.param_groups:
             group["step"] = group.get("step", 0) + 1
-        return super().step(closure)
+        loss = super().step(closure)
+        self.calls += 1
+        return loss
 
 
 def test_what_a_step_writes_into_groups_and_itself_is_kept() -> None:
@@ -173,6 +176,20 @@ def test_what_a_step_writes_into_groups_and_itself_is_kept() -> None:
         assert shrink(optimizer, LR / 2) == pytest.approx([DECAY / 2, DECAY])
     assert (optimizer.param_groups[0]["step"], optimizer.calls) == (3, 3)  # pyright: ignore[reportAttributeAccessIssue]
     assert optimizer.state[params[1]]["step"] == 3
+
+
+def test_optimizer_that_is_let_go_frees_its_memory_at_once() -> None:
+    """Its moments are twice the model: they must not wait for the garbage collector."""
+    params = [weight(), weight()]
+    optimizer = correct(torch.optim.AdamW(params, lr=LR, weight_decay=DECAY), skip=params[1])
+    step(optimizer)
+    moment = weakref.ref(optimizer.state[params[1]]["exp_avg"])
+    gc.disable()
+    try:
+        del optimizer
+        assert moment() is None
+    finally:
+        gc.enable()
 
 
 def test_two_groups_each_with_its_own_skip() -> None:

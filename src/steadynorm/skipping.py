@@ -37,7 +37,7 @@ class StandIn:
     """Takes an optimizer's steps for it where a group has skipped parameters."""
 
     def __init__(self) -> None:
-        self.optimizer: Optimizer | None = None  # the one that steps, with the groups in parts
+        self.optimizer: Optimizer | None = None  # the one that steps, with the groups in parts; empty between steps
         self.groups: list[Group] = []
         self.parts: list[tuple[Group, Group, Group]] = []  # a group, a part of it, that part before the step
 
@@ -50,20 +50,24 @@ class StandIn:
             parts = list(_parts(group)) if _in_parts(group) else [group]
             self.groups += parts
             self.parts += [(group, part, dict(part)) for part in parts if part is not group]
-        if self.optimizer is None:
+        if self.optimizer is None:  # one for all steps: torch.compile knows it by its id
             cls = type(optimizer)
             names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
             shadow = type(cls.__name__, (cls,), {**names, "param_groups": property(lambda _: self.groups)})
             self.optimizer = object.__new__(shadow)
-            self.optimizer.__dict__ = optimizer.__dict__  # shared: state, defaults, hooks, what a step writes
+        self.optimizer.__dict__ = optimizer.__dict__  # shared: state, defaults, hooks, what a step writes
         return self.optimizer
 
-    def take_back(self, *_: Any) -> None:
+    def take_back(self, optimizer: Optimizer, *_: Any) -> None:
         """Write what the step changed in a part, such as a step counter, into its group: a step post-hook."""
+        if optimizer is self.optimizer:  # the end of a parent's step, which ran the hooks again
+            return
         for group, part, before in self.parts:
             changed = {key for key, value in part.items() if key not in before or before[key] is not value}
             group.update({key: part[key] for key in changed if key not in _OF_A_PART})
-        self.parts = []
+        self.groups, self.parts = [], []
+        if self.optimizer is not None:
+            self.optimizer.__dict__ = {}  # or the optimizer would be part of a cycle, and its memory freed late
 
 
 def _in_parts(group: Group) -> bool:

@@ -23,6 +23,15 @@ def matrix() -> torch.nn.Parameter:
     return torch.nn.Parameter(torch.ones(4, 4, dtype=torch.float64))
 
 
+def shrinks(optimizer: Optimizer, *params: torch.nn.Parameter) -> list[float]:
+    """Of a step on zero gradients: nothing but the decay moves the weights."""
+    for p in params:
+        torch.nn.init.ones_(p)
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    return [1 - p[0, 0].item() for p in params]
+
+
 def their_muon(*params: torch.nn.Parameter, **flags: Any) -> Optimizer:
     group = {"params": list(params), "use_muon": True, "lr": LR, "weight_decay": DECAY}
     return pytorch_optimizer.Muon([group], **flags)
@@ -57,10 +66,17 @@ def test_their_flags_are_read(name: str, flags: dict[str, bool], reason: str) ->
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_shrink_goes_with_the_square_of_the_lr(name: str) -> None:
-    """With a zero gradient nothing but the decay moves the weights."""
     p = matrix()
     optimizer = sn.correct(MAKERS[name](p), decoupled=True)
     optimizer.param_groups[0]["lr"] = LR / 10
-    p.grad = torch.zeros_like(p)
-    optimizer.step()
-    assert 1 - p[0, 0].item() == pytest.approx(LR * DECAY / 100, rel=1e-6)
+    assert shrinks(optimizer, p) == pytest.approx([LR * DECAY / 100], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_skipped_parameter_shrinks_with_the_lr_itself_and_their_counters_count(name: str) -> None:
+    params = [matrix(), matrix()]
+    optimizer = sn.correct(MAKERS[name](*params), skip=params[1], decoupled=True)
+    optimizer.param_groups[0]["lr"] = LR / 10
+    for _ in range(3):
+        assert shrinks(optimizer, *params) == pytest.approx([LR * DECAY / 100, LR * DECAY / 10], rel=1e-6)
+    assert optimizer.param_groups[0].get("step", 3) == 3
