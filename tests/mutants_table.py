@@ -36,7 +36,9 @@ kernels = of_file("theory/kernels.py", "test_theory_kernels.py")
 steady = of_file("theory/steady.py", "test_theory_steady.py")
 forecast = of_file("theory/forecast.py", "test_theory_forecast.py")
 decay = of_file("decay.py", "test_decay.py")
-families = of_file("families.py", "test_decay.py")
+external = of_file("external.py", "test_decay.py")
+skipping = of_file("skipping.py", "test_decay_skip.py")
+families = of_file("families.py", "test_decay.py", "test_decay_choices.py")
 lmo = of_file("lmo.py", "test_lmo.py")
 polar = of_file("polar.py", "test_polar.py")
 TWIN = "test_optim.py::test_scion_equals_its_twin"
@@ -102,13 +104,23 @@ MUTANTS = (
     decay("peak not remembered", "if group.get(key) is not None}\n    keys.setdefault", 'if group.get(key) is not None and key != "peak_lr"}\n    keys.setdefault'),
     decay("decay of the decay: based on what was written last", 'decay = group["base_weight_decay"] *', 'decay = group["weight_decay"] *'),
     decay("checkpoint without the keys loses the peak", 'group.update({**known, "base_weight_decay"', 'group.update({"base_weight_decay"'),
-    decay("skipped parameters are corrected", 'part["corrected"] = False', 'part["corrected"] = True'),
+    external("skipped groups are corrected", 'groups[index]["corrected"] = False', 'groups[index]["corrected"] = True'),
+    external("the reference momentum is not used", 'keys["initial_momentum"] = family.reference(', 'keys["unused"] = family.reference(', "test_decay_choices.py"),
+    external("uncorrecting keeps the momentary decay", 'group["weight_decay"] = group["base_weight_decay"]', 'group["weight_decay"] = group["weight_decay"]', "test_decay_choices.py"),
+    skipping("skipped parameters have the corrected decay", '(True, group["base_weight_decay"])', '(True, group["weight_decay"])'),
+    skipping("what a step writes into a part is lost", "for key in changed if key not in _OF_A_PART", "for key in changed if False"),
+    skipping("split checkpoints are put together in the wrong order", "ids[position in skipped]", "ids[position >= sizes[0]]"),
+    decay("a checkpoint without a skip undoes it", "known.get(UNCORRECTED) and not group.get(UNCORRECTED)", "False", "test_decay_skip.py"),
+    Mutant("peak.py", '_FAR * group["peak_lr"]', '0.0 * group["peak_lr"]', "a peak that is never approached goes unnoticed", ("test_decay_choices.py",)),
     decay("OneCycle's own peak not taken", 'group["peak_lr"] = float(group["max_lr"])', 'group["peak_lr"] = float(group["peak_lr"])'),
     decay("a base of zero leaves the decay as it was", "        if group[\"base_weight_decay\"] == 0:\n            return 0.0\n", "        if group[\"base_weight_decay\"] == 0:\n            return None\n"),
-    decay("a copy loses its correction", "copyreg.dispatch_table.setdefault(type(optimizer), _apart)", "_ = copyreg"),
+    external("a copy loses its correction", "copyreg.dispatch_table.setdefault(type(optimizer), _apart)", "_ = copyreg"),
     families("momentum factor upside down", "self.gain(now, group) / self.gain(initial, group)", "self.gain(initial, group) / self.gain(now, group)"),
     families("trace SGD's factor not squared", "check_alpha(alpha) ** -2 if", "check_alpha(alpha) ** -1 if", "test_optim.py::test_trace_decay_goes_with_the_square_of_alpha"),
-    families("Muon's momentum taken for alpha", 'else 1 - float(group.get("momentum", 0.0))', 'else float(group.get("momentum", 0.0))'),
+    families("Muon's momentum taken for alpha", 'return 1 - float(group.get("momentum", 0.0))', 'return float(group.get("momentum", 0.0))'),
+    families("decay that a flag makes coupled is accepted", "if group.get(flag) is False:", "if False:"),
+    families("decay that does not scale with lr is accepted", 'if group.get("fixed_decay"):', "if False:"),
+    families("decay that is corrected already is corrected twice", 'if group.get("corrected_weight_decay"):', "if False:"),
     families("coupled decay accepted", "if any(name in _COUPLED for name in names):", "if False:"),
     # lmo
     lmo("U^2 of spectral", "return d_out / d_in * min(d_out, d_in)", "return float(min(d_out, d_in))"),
@@ -203,7 +215,7 @@ MUTANTS = (
     course("expected alignment one step late", "norm_sq = self.norms[at - 1] +", "norm_sq = self.norms[at] +"),
     course("momentum under way taken for none", "if not any(start.warm for start in starts) or stride.filter.r >= 1:", "if True:", "test_monitor_forecast.py::test_attached_to_a_run_under_way_momentum_is_taken_as_settled"),
     Mutant("monitor/motion.py", "_lr(group) * math.sqrt(theory.lion_gain(*betas_of(group)))", "_lr(group) * theory.lion_gain(*betas_of(group))", "Lion's effective lr without its root", ("test_monitor_forecast.py::test_forecast_of_lion_and_adam_with_changing_betas",)),
-    Mutant("monitor/motion.py", "_lr(group), alpha_of(group), nesterov=nesterov_of(group))", "_lr(group), alpha_of(group))", "effective lr in records without Nesterov's factor", (FORECAST,)),
+    Mutant("monitor/motion.py", "_lr(group), alpha(group), nesterov=nesterov_of(group))", "_lr(group), alpha(group))", "effective lr in records without Nesterov's factor", (FORECAST,)),
     Mutant("monitor/motion.py", '_lr(group) / (alpha_of(group) if group["trace"] else 1.0)', "_lr(group)", "effective lr of a trace is that of an average", ("test_monitor_forecast.py::test_effective_lr_of_sgd_with_and_without_a_trace",)),
     course("momentum of a young Adam taken for an old one's", "self.count if young else None", "None", "test_monitor_forecast.py::test_momentum_of_a_young_adam_holds_as_many_gradients_as_it_has_seen"),
     Mutant("equivalents.py", "0.2 * math.sqrt(max(rows, columns))", "0.2 * max(rows, columns)", "size of Muon's adjusted update", ("test_monitor_forecast.py::test_size_of_muons_update_is_known",)),

@@ -557,7 +557,7 @@ def test_a_model_in_place_of_an_optimizer_is_told(function: Any) -> None:
 
 def test_skip_of_something_else_is_a_type_error() -> None:
     optimizer = adamw()
-    with refused(optimizer, "skip takes parameters, names and group indices", TypeError):
+    with refused(optimizer, "skip takes parameters, modules, names, globs and group indices", TypeError):
         correct(optimizer, skip=[1.5])
 
 
@@ -650,45 +650,7 @@ def test_a_step_with_lr_zero_changes_neither_peak_nor_base() -> None:
     assert decays(optimizer, LR / 2) == [DECAY / 2]
 
 
-# ---------------------------------------------------------------- skip
-
-
-class Net(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = torch.nn.Linear(2, 2, dtype=torch.float64)
-        self.head = torch.nn.Linear(2, 3, dtype=torch.float64)
-
-
-def decay_of(optimizer: Optimizer, p: torch.Tensor) -> float:
-    (group,) = (group for group in optimizer.param_groups if any(p is each for each in group["params"]))
-    return group["weight_decay"]
-
-
-@pytest.mark.parametrize("by", ["parameter", "name", "generator"])
-def test_skip_splits_a_group_and_keeps_settings_names_and_parameters(by: str) -> None:
-    net = Net()
-    head = net.head.weight.detach().clone()
-    optimizer = adamw(*net.named_parameters(), betas=(0.8, 0.95), eps=1e-5)
-    old = dict(optimizer.param_groups[0])
-    skip = {"parameter": [net.head.weight, net.head.bias], "name": ["head.weight", "head.bias"]}
-    correct(optimizer, skip=skip[by] if by in skip else net.head.parameters())
-    assert len(optimizer.param_groups) == 2
-    for group in optimizer.param_groups:
-        assert {key: group[key] for key in old if key not in ("params", "param_names")} == {
-            key: value for key, value in old.items() if key not in ("params", "param_names")
-        }
-        named = zip(group["param_names"], group["params"], strict=True)
-        assert all(net.get_parameter(name) is p for name, p in named)
-    assert sorted(map(id, parameters(optimizer))) == sorted(map(id, net.parameters()))
-    scheduler = lr_scheduler.LambdaLR(optimizer, lambda t: 0.5**t)
-    for t in range(3):
-        step(optimizer)
-        assert decay_of(optimizer, net.body.weight) == decay_of(optimizer, net.body.bias) == DECAY * 0.5**t
-        assert decay_of(optimizer, net.head.weight) == decay_of(optimizer, net.head.bias) == DECAY
-        scheduler.step()
-    left = math.prod(1 - LR * 0.5**t * DECAY for t in range(3))
-    assert torch.allclose(net.head.weight, head * left, rtol=1e-12)
+# ---------------------------------------------------------------- skip, by whole groups; parts of them: test_decay_skip.py
 
 
 @pytest.mark.parametrize("index", [1, -1])
@@ -707,29 +669,6 @@ def test_skipping_all_of_a_group_does_not_split_it_and_may_come_late() -> None:
     correct(optimizer, skip=[head])
     assert len(optimizer.param_groups) == 2
     assert decays(optimizer, LR / 2) == [DECAY / 2, DECAY]
-
-
-@pytest.mark.parametrize("late", ["scheduler", "state"])
-def test_a_split_that_comes_too_late_is_an_error(late: str) -> None:
-    head = weight()
-    optimizer = adamw({"params": [weight(), head], "name": "all"})
-    if late == "state":
-        step(optimizer)
-    else:
-        SCHEDULES["cosine"](optimizer)
-    with refused(optimizer, r'skip would split group 0 \("all"\).*group of their own'):
-        correct(optimizer, skip=[head])
-
-
-def test_two_groups_are_split_each_with_its_own_settings() -> None:
-    a, b, c, d = (weight() for _ in range(4))
-    optimizer = adamw({"params": [a, b]}, {"params": [c, d], "lr": LR / 10, "weight_decay": 0.9})
-    correct(optimizer, skip=[b, c])
-    assert sorted(map(id, parameters(optimizer))) == sorted(map(id, (a, b, c, d)))
-    for group in optimizer.param_groups:
-        group["lr"] /= 2
-    step(optimizer)
-    assert [decay_of(optimizer, p) for p in (a, b, c, d)] == [DECAY / 2, DECAY, 0.9, 0.45]
 
 
 def test_a_skipped_group_may_go_above_the_guessed_peak() -> None:

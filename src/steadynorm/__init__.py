@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from steadynorm import schedule, theory
-    from steadynorm.decay import correct
+    from steadynorm.external import correct, uncorrect
     from steadynorm.groups import explain, from_radius, param_groups
     from steadynorm.monitor import Monitor
     from steadynorm.moving import Converted, convert
@@ -38,10 +38,11 @@ __all__ = [
     "param_groups",
     "schedule",
     "theory",
+    "uncorrect",
 ]
 
 _MODULES = {
-    "decay": ("correct",),
+    "external": ("correct", "uncorrect"),
     "groups": ("explain", "from_radius", "param_groups"),
     "monitor": ("Monitor",),
     "moving": ("Converted", "convert"),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from steadynorm.decay import correct
+from steadynorm.external import correct
 from steadynorm.lmo import LMOS
 from steadynorm.optim import AdamC, Scion, ScionC
 from steadynorm.polar import Polar

@@ -1,4 +1,4 @@
-"""The corrected decay coefficient, and `correct(optimizer)`: the same correction for anybody's optimizer.
+"""The corrected decay coefficient, and the `Correction` that writes it into an optimizer's groups before each step.
 
     lambda_t = lambda (gamma_t / gamma_peak) F_t            relative: keeps the norm that peak lr and lambda give
     lambda_t = the decay whose steady state is a target     absolute: `steady_norm_sq`
@@ -9,29 +9,19 @@ Everything a resumed run needs is in the parameter groups, under the keys of `KE
 """
 
 import contextlib
-import copyreg
 import math
 import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from steadynorm import theory
-from steadynorm.families import (
-    FAMILIES,
-    OTHER,
-    SCION,
-    Family,
-    Group,
-    family_of,
-    group_label,
-    refuse_scion_groups,
-    unwrapped,
-)
-from steadynorm.skipping import find_skipped, split
+from steadynorm.families import OTHER, SCION, Family, Group, group_label, refuse_scion_groups
+from steadynorm.peak import PeakWatch
+from steadynorm.skipping import UNCORRECTED, StandIn, unsplit
 from steadynorm.theory.steady import check_reachable, eta_of
 
 KEYS = (
@@ -42,6 +32,7 @@ KEYS = (
     "corrected",
     "steady_norm_sq",
     "overlap",
+    UNCORRECTED,
 )
 
 
@@ -102,19 +93,27 @@ def drop_capturable(groups: Iterable[Group]) -> None:
 class Correction:
     """Writes lambda_t into each corrected group before a step: a step pre-hook, or called by our own classes."""
 
-    def __init__(self, family: Family):
+    def __init__(self, family: Family, given: Sequence[str] = ()):
         self.family = family
+        self.given = given  # keys that the caller chose: a checkpoint that replaces one is reported
+        self.handles: list[RemovableHandle] = []  # of the hooks that `correct` registers
         self.known: list[Group] = []  # the groups' keys, for checkpoints that lack them
         self.written: list[tuple[Group, Any]] = []  # groups and the decay last seen in them; a loaded group is another
         self.warned = False
+        self.stand_in = StandIn()
+        self.peak_watch = PeakWatch()
 
-    def __call__(self, optimizer: Optimizer, args: Any = None, kwargs: Any = None) -> None:
+    def __call__(self, optimizer: Optimizer, args: Any = None, kwargs: Any = None) -> tuple[Any, Any] | None:
+        if optimizer is self.stand_in.optimizer:  # a subclass's step calls its parent's, which runs the hooks again
+            return None
         values = [self._value(index, group) for index, group in enumerate(optimizer.param_groups)]
         self._warn_of_lost_decay(optimizer.param_groups, values)
         for group, value in zip(optimizer.param_groups, values, strict=True):
             if value is not None:
                 group["weight_decay"] = value
         self.note(optimizer.param_groups)
+        stepper = self.stand_in.of(optimizer)
+        return None if stepper is optimizer or not args else ((stepper, *args[1:]), kwargs)
 
     def note(self, groups: Sequence[Group]) -> None:
         """Note each group's decay: another one found before the next step was written by somebody else."""
@@ -152,9 +151,11 @@ class Correction:
         if not group["peak_lr_given"] and group.get("max_lr") is not None:  # OneCycleLR came after correct()
             group["peak_lr"] = float(group["max_lr"])
         try:
-            return corrected_weight_decay(group, self.family, exact_kernel(group, self.family))
+            value = corrected_weight_decay(group, self.family, exact_kernel(group, self.family))
         except ValueError as error:
             raise ValueError(f"{group_label(index, group)}: {error}") from None
+        self.peak_watch.see(index, group, lr)
+        return value
 
     def _keys_of_added(self, index: int, group: Group) -> Group:
         """The keys of a group that came after correct(). Its lr may be anything by now, so it has to bring a peak."""
@@ -165,9 +166,10 @@ class Correction:
         except ValueError as error:
             raise ValueError(f"{group_label(index, group)}: {error}") from None
 
-    def remember(self, optimizer: Optimizer) -> None:
-        """Note the groups' keys, for a checkpoint that lacks them."""
+    def before_load(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
+        """Note the groups' keys, for a checkpoint that lacks them; bring one with split groups into today's layout."""
         self.known = [{key: group[key] for key in KEYS if key in group} for group in optimizer.param_groups]
+        return unsplit(optimizer.param_groups, state_dict)
 
     def after_load(self, optimizer: Optimizer) -> None:
         """A checkpoint from before the correction: its weight_decay is the base, the rest stays as it was."""
@@ -179,6 +181,24 @@ class Correction:
                     own.setdefault("peak_lr_given", True)
                 both = known["corrected"] and own.get("corrected", True)  # what correct() skips stays skipped
                 group.update({**known, "base_weight_decay": float(group["weight_decay"]), **own, "corrected": both})
+            elif known.get(UNCORRECTED) and not group.get(UNCORRECTED):  # nobody had been skipped, or groups were split
+                group.update({UNCORRECTED: known[UNCORRECTED], "corrected": known["corrected"]})
+        self._warn_of_replaced(optimizer.param_groups)
+
+    def _warn_of_replaced(self, groups: Sequence[Group]) -> None:
+        """Warn about the first setting given to correct() that differs from the checkpoint's, which wins."""
+        for index, (group, known) in enumerate(zip(groups, self.known, strict=True)):
+            if not (group.get("corrected") and group.get("base_weight_decay")):
+                continue
+            for key in self.given:
+                if key in known and group.get(key) != known[key]:
+                    warnings.warn(
+                        f"{group_label(index, group)}: the checkpoint's {key}={group.get(key)} replaces the "
+                        f"{known[key]} given to correct(). To use yours, set group[{key!r}] = {known[key]} after "
+                        "loading; to keep the checkpoint's, leave it out of correct()",
+                        stacklevel=4,
+                    )
+                    return
 
     def before_save(self, optimizer: Optimizer) -> None:
         """A group added after correct() has its keys in a checkpoint even if it has not been stepped."""
@@ -214,116 +234,3 @@ def exact_kernel(group: Group, family: Family) -> theory.Overlap | None:
             "split the group by shape or use overlap='linear'"
         )
     return kernels.pop()
-
-
-def correct(
-    optimizer: Optimizer,
-    *,
-    skip: Any = (),
-    peak_lr: float | Sequence[float] | None = None,
-    steady_norm_sq: float | None = None,
-    overlap: str = "linear",
-    decoupled: bool | None = None,
-) -> Optimizer:
-    """Correct the decoupled weight decay of an optimizer; returns it. On an error the optimizer is as it was.
-
-        lambda_t = lambda (gamma_t / gamma_peak) F_t     at every step, for any schedule
-
-    Arguments:
-        optimizer: AdamW, Adam, NAdam or RAdam with decoupled decay, torch's Muon, Lion and others (see `families`);
-            also inside Accelerate's or Lightning's wrapper.
-        skip: parameters, names or group indices (or one of them) that keep constant decay: the output layer under
-            cross-entropy.
-        peak_lr: the schedule's maximum, one number or one per group. Default: the group's `max_lr` (OneCycle), else
-            `initial_lr` (torch schedulers), else `lr`.
-        steady_norm_sq: an absolute target in place of peak and base decay: E|theta|^2/|u|^2 for Muon and Lion, the
-            mean square of an element for the Adam family.
-        overlap: of a Muon target: "linear" (the paper's formula) or "exact" (groups of one side ratio).
-        decoupled: True for a class we do not know whose decay is decoupled.
-
-    The correction is a step pre-hook; what it needs is saved with the groups. A copy (copy, deepcopy, pickle) is
-    corrected, too.
-
-    >>> p = torch.nn.Parameter(torch.ones(2))
-    >>> optimizer = correct(torch.optim.AdamW([p], lr=1e-3, weight_decay=0.1))
-    >>> optimizer.param_groups[0]["lr"] = 5e-4  # what a scheduler does
-    >>> p.grad = torch.zeros(2); optimizer.step(); optimizer.param_groups[0]["weight_decay"]
-    0.05
-    """
-    given, optimizer = optimizer, unwrapped(optimizer)
-    if getattr(optimizer, "corrects_itself", False):
-        raise ValueError(f"correct: {type(optimizer).__name__} corrects its own decay; leave correct() out")
-    if any(isinstance(hook, Correction) for hook in optimizer._optimizer_step_pre_hooks.values()):
-        raise ValueError(f"correct: this {type(optimizer).__name__} is corrected already; call correct() once")
-    family, groups = family_of(optimizer, decoupled=decoupled), optimizer.param_groups
-    target = _target_keys(family, steady_norm_sq, overlap)
-    several = [skip] if isinstance(skip, str | int | torch.Tensor) else list(skip)
-    skipped = find_skipped(groups, several, settled=bool(optimizer.state))
-    plans = []
-    for index, (group, peak) in enumerate(zip(groups, _peaks(peak_lr, len(groups)), strict=True)):
-        try:
-            keys = {**group_keys(group, family, peak_lr=peak), **target}
-            exact_kernel({**group, **keys}, family)
-            if target and family.gain and family.momentum:
-                family.gain(family.momentum(group), group)  # raises where the group does not say enough for a target
-        except ValueError as error:
-            raise ValueError(f"correct: {group_label(index, group)}: {error}") from None
-        plans.append((group, keys))
-    refuse_idle_target("correct", (keys for _, keys in plans))
-
-    for group, keys in plans:
-        group.update(keys)
-    for index, positions in skipped.items():
-        part = split(optimizer, groups[index], positions) if positions else groups[index]
-        part["corrected"] = False
-    correction = Correction(family)
-    correction.note(optimizer.param_groups)
-    _attach(optimizer, correction)
-    return given
-
-
-def _attach(optimizer: Optimizer, correction: Correction) -> None:
-    optimizer.register_step_pre_hook(correction)
-    optimizer.register_state_dict_pre_hook(correction.before_save)
-    optimizer.register_load_state_dict_pre_hook(lambda this, _: correction.remember(this))
-    optimizer.register_load_state_dict_post_hook(correction.after_load)
-    copyreg.dispatch_table.setdefault(type(optimizer), _apart)  # what copy and pickle ask first
-
-
-def _apart(optimizer: Optimizer) -> tuple[Any, ...]:
-    """An optimizer taken apart for copy or pickle: as ever, but a corrected one with its correction, which torch drops."""
-    make, arguments, *rest = optimizer.__reduce_ex__(4)
-    for hook in optimizer._optimizer_step_pre_hooks.values():
-        if isinstance(hook, Correction):
-            return _corrected, (hook.family.name, make, *arguments), *rest
-    return make, arguments, *rest
-
-
-def _corrected(family: str, make: Callable[..., Optimizer], *arguments: Any) -> Optimizer:
-    """The copy, still empty, with a correction of its own."""
-    optimizer = make(*arguments)
-    for name in ("step_pre_hooks", "state_dict_pre_hooks", "load_state_dict_pre_hooks", "load_state_dict_post_hooks"):
-        vars(optimizer).setdefault(f"_optimizer_{name}", OrderedDict())
-    _attach(optimizer, Correction(FAMILIES[family]))
-    return optimizer
-
-
-def _target_keys(family: Family, steady_norm_sq: float | None, overlap: str) -> Group:
-    if overlap not in ("linear", "exact"):
-        raise ValueError(f"correct: overlap={overlap!r} is unknown; choose 'linear' or 'exact'")
-    if overlap == "exact" and (steady_norm_sq is None or family.lmo is None):
-        raise ValueError("correct: overlap='exact' goes with a steady_norm_sq= for Muon; leave it out")
-    if steady_norm_sq is None:
-        return {}
-    if not (steady_norm_sq > 0 and math.isfinite(steady_norm_sq)):
-        raise ValueError(f"correct: steady_norm_sq={steady_norm_sq} must be positive and finite")
-    family.require_target()
-    return {"steady_norm_sq": float(steady_norm_sq), "overlap": overlap}
-
-
-def _peaks(peak_lr: float | Sequence[float] | None, groups: int) -> list[float | None]:
-    if not isinstance(peak_lr, Sequence):
-        return [peak_lr] * groups
-    if len(peak_lr) != groups:
-        raise ValueError(f"correct: peak_lr has {len(peak_lr)} values for {groups} groups")
-    return list(peak_lr)

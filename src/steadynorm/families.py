@@ -8,9 +8,11 @@
 | lion | "Lion" in the name | `betas` | G(betas_t)/G(betas_0) |
 | sgd | our SGDC | `alpha`, `trace` | 1; with trace (alpha_0/alpha_t)^2 |
 | other | `decoupled=True` | - | 1 |
+
+Whatever the class, a group whose flags say that its decay is coupled, fixed or corrected already is refused.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +28,7 @@ Target = Callable[[float, float, Group, theory.Overlap | None], float]
 _COUPLED = ("SGD", "ASGD", "Adagrad", "Adadelta", "Adamax", "RMSprop", "Rprop")
 _NO_DECAY = ("LBFGS", "SparseAdam")
 _FLAGGED = ("Adam", "NAdam", "RAdam")  # decoupled only if their group says so
+_DECOUPLING = ("weight_decouple", "decoupled_decay")  # flags of pytorch_optimizer and timm
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,14 @@ class Family:
     momentum: the group's momentum, saved as the initial one; None where it does not matter.
     gain: G of such a momentum; F = gain(now)/gain(initial).
     target: (steady_norm_sq, lr, group, kernel) -> decay, or None where there is no absolute target.
+    word: the group's key for its momentum, in which a caller names the reference.
     """
 
     name: str
     momentum: Callable[[Group], Momentum] | None = None
     gain: Callable[[Any, Group], float] | None = None
     target: Target | None = None
+    word: str | None = None
     lmo: str | None = None  # whose overlap kernel overlap="exact" takes
 
     def factor(self, group: Group) -> float:
@@ -49,6 +54,17 @@ class Family:
             return 1.0
         now, initial = self.momentum(group), group["initial_momentum"]
         return 1.0 if now == initial else self.gain(now, group) / self.gain(initial, group)
+
+    def reference(self, group: Group, value: float | Sequence[float]) -> Momentum:
+        """Return the momentum at which F = 1, given in the group's own words; ValueError if there is no such thing."""
+        if self.momentum is None or self.gain is None or self.word is None:
+            raise ValueError(f"reference_momentum: the decay of {self.name} does not follow momentum; leave it out")
+        try:
+            momentum = self.momentum({**group, self.word: value})
+            self.gain(momentum, group)
+        except TypeError:
+            raise ValueError(f"reference_momentum={value!r} is no value for group[{self.word!r}]") from None
+        return momentum
 
     def require_target(self) -> Target:
         """How a target becomes a decay, or ValueError if this family has none."""
@@ -61,8 +77,16 @@ class Family:
 
 
 def alpha_of(group: Group) -> float:
-    """alpha, the weight of the new gradient; 1 in a group without momentum (Muon's auxiliary Adam groups)."""
-    return float(group["alpha"]) if "alpha" in group else 1 - float(group.get("momentum", 0.0))
+    """Return alpha, the weight of the new gradient, of one of our own groups."""
+    return float(group["alpha"])
+
+
+def muon_alpha_of(group: Group) -> float:
+    """Return 1 - momentum; 1 in a group without momentum (a Muon's auxiliary Adam groups).
+
+    Somebody else's `alpha` in the group means something else and is not read.
+    """
+    return 1 - float(group.get("momentum", 0.0))
 
 
 def nesterov_of(group: Group) -> bool:
@@ -79,8 +103,8 @@ def _ema_gain(alpha: float, group: Group) -> float:
     return theory.momentum_gain(alpha, nesterov=nesterov_of(group))
 
 
-def _ema_target(target: float, lr: float, group: Group, kernel: theory.Overlap | None) -> float:
-    return theory.weight_decay_for(target, lr, alpha_of(group), nesterov=nesterov_of(group), overlap=kernel or "linear")
+def _ema_target(target: float, lr: float, alpha: float, group: Group, kernel: theory.Overlap | None) -> float:
+    return theory.weight_decay_for(target, lr, alpha, nesterov=nesterov_of(group), overlap=kernel or "linear")
 
 
 def said(group: Group) -> Group:
@@ -98,17 +122,25 @@ OTHER = Family("other")
 SGD = Family("sgd", alpha_of, lambda alpha, group: check_alpha(alpha) ** -2 if group.get("trace") else 1.0)
 MUON = Family(
     "muon",
-    alpha_of,
+    muon_alpha_of,
     lambda alpha, group: _ema_gain(alpha, said(group)),
-    lambda target, lr, group, kernel: _ema_target(target, lr, said(group), kernel),
+    lambda target, lr, group, kernel: _ema_target(target, lr, muon_alpha_of(group), said(group), kernel),
+    word="momentum",
     lmo="spectral",
 )
-SCION = Family("scion", alpha_of, _ema_gain, _ema_target)
+SCION = Family(
+    "scion",
+    alpha_of,
+    _ema_gain,
+    lambda target, lr, group, kernel: _ema_target(target, lr, alpha_of(group), group, kernel),
+    word="alpha",
+)
 LION = Family(
     "lion",
     betas_of,
     lambda betas, _: theory.lion_gain(*betas),
     lambda target, lr, group, _: theory.lion_weight_decay_for(target, lr, *betas_of(group)),
+    word="betas",
 )
 
 FAMILIES = {each.name: each for each in (ADAM, OTHER, SGD, MUON, SCION, LION)}
@@ -173,6 +205,25 @@ def family_of(optimizer: Optimizer, *, decoupled: bool | None = None) -> Family:
     return ADAM if any("Adam" in name for name in names) else OTHER
 
 
+def flag_against(group: Group) -> str | None:
+    """Return why a group's own flags rule out theta <- (1 - lr weight_decay) theta - lr u, or None if they do not.
+
+    >>> flag_against({"weight_decouple": True, "fixed_decay": False}) is None
+    True
+    """
+    for flag in _DECOUPLING:
+        if group.get(flag) is False:
+            return f"{flag}=False: its decay is added to the gradient (coupled L2); use {flag}=True or AdamW"
+    if group.get("fixed_decay"):
+        return (
+            "fixed_decay=True: its decay does not scale with the lr; use fixed_decay=False and divide weight_decay by "
+            "the peak lr"
+        )
+    if group.get("corrected_weight_decay"):
+        return "corrected_weight_decay=True: it corrects its decay itself; turn that off, or leave correct() out"
+    return None
+
+
 def _why_not(names: list[str], groups: list[Group]) -> str | None:
     if "Adafactor" in names:
         return "it scales its lr by the weights' RMS, so the norm does not follow lr and decay"
@@ -180,10 +231,11 @@ def _why_not(names: list[str], groups: list[Group]) -> str | None:
         return "it has no weight decay to correct"
     if any(name in _COUPLED for name in names):
         return "its decay is added to the gradient (coupled L2); use steadynorm.SGDC or AdamW"
-    if "AdamW" not in names and any(name in _FLAGGED for name in names):
-        if not all(group.get("decoupled_weight_decay", False) for group in groups):
-            return "its decay is added to the gradient (coupled L2); use AdamW or decoupled_weight_decay=True"
-        return None
+    flagged = "AdamW" not in names and any(name in _FLAGGED for name in names)
+    if flagged and not all(group.get("decoupled_weight_decay", False) for group in groups):
+        return "its decay is added to the gradient (coupled L2); use AdamW or decoupled_weight_decay=True"
+    if reason := next(filter(None, map(flag_against, groups)), None):
+        return reason
     if not any("weight_decay" in group for group in groups):
         return "no group has a weight_decay to correct"
     if any("Scion" in name for name in names) and not all("alpha" in group for group in groups):
@@ -199,8 +251,8 @@ def _readable(family: Family, optimizer: Optimizer) -> Family:
             raise ValueError(f"correct: group {index} of {name} has no 'betas' to read its momentum from")
         if family is SCION and not 0 < alpha_of(group) <= 1:
             raise ValueError(f"correct: group {index} of {name} has alpha {alpha_of(group):g}, outside (0, 1]")
-        if family is MUON and not 0 < alpha_of(group) <= 1:
-            raise ValueError(f"correct: group {index} of {name} has momentum {1 - alpha_of(group):g}, outside [0, 1)")
-    if family is MUON and not any("momentum" in group or "alpha" in group for group in optimizer.param_groups):
+        if family is MUON and not 0 < muon_alpha_of(group) <= 1:
+            raise ValueError(f"correct: group {index} of {name} has momentum {group['momentum']:g}, outside [0, 1)")
+    if family is MUON and not any("momentum" in group for group in optimizer.param_groups):
         raise ValueError(f"correct: no group of {name} has a 'momentum' to read")
     return family

@@ -23,6 +23,7 @@ from steadynorm.roles import (
     role_of,
     row_blocks,
 )
+from steadynorm.skipping import is_skipped
 from steadynorm.theory import weight_decay_for
 
 Output = nn.Module | nn.Parameter | str  # one layer: itself, its weight, or the dotted name of either
@@ -240,7 +241,11 @@ def explain(groups: Iterable[Mapping[str, Any]]) -> str:
         for name, parameter in _named(index, group):
             shown = f"{name} (also {', '.join(ties[name])})" if ties.get(name) else name
             shape = "x".join(map(str, parameter.shape)) or "scalar"
-            table.append([shown, shape, role, lmo, lr, _decay_text(group), (why or {}).get(name, "given by hand")])
+            constant = (
+                {"corrected": False, "weight_decay": group["base_weight_decay"]} if is_skipped(group, parameter) else {}
+            )
+            decay = _decay_text({**group, **constant})
+            table.append([shown, shape, role, lmo, lr, decay, (why or {}).get(name, "given by hand")])
     return aligned(table if why is not None else [row[:-1] for row in table])
 
 

@@ -55,6 +55,36 @@ class Steps:
                 assert math.isclose(decay, expected_decay(self.optimizer, group, peak, lr), rel_tol=1e-9, abs_tol=1e-15)
 
 
+class AppliedDecay:
+    """The decay that each step of an AdamW really applied to each parameter, told by its weights and moments:
+
+    theta' = (1 - lr lambda) theta - lr m / (sqrt(v) + eps)
+    """
+
+    def __init__(self, optimizer: Optimizer):
+        self.optimizer = unwrapped(optimizer)
+        self.before: dict[Tensor, Tensor] = {}
+        self.rows: list[tuple[list[float], dict[Tensor, float]]] = []  # lr of each group, lambda of each parameter
+        self.optimizer.register_step_pre_hook(self._start)
+        self.optimizer.register_step_post_hook(self._end)
+
+    def _start(self, *_: Any) -> None:
+        self.before = {p: p.detach().clone() for group in self.optimizer.param_groups for p in group["params"]}
+
+    def _end(self, *_: Any) -> None:
+        found = {}
+        for group in self.optimizer.param_groups:
+            lr, (beta1, beta2) = float(group["lr"]), group["betas"]
+            for p in (p for p in group["params"] if lr > 0 and p.grad is not None):
+                state, theta = self.optimizer.state[p], self.before[p].double()
+                step = float(state["step"])
+                m = state["exp_avg"].double() / (1 - beta1**step)
+                v = state["exp_avg_sq"].double() / (1 - beta2**step)
+                lost = theta - lr * m / (v.sqrt() + group["eps"]) - p.detach().double()
+                found[p] = float((lost * theta).sum() / (lr * theta.square().sum()))
+        self.rows.append(([float(group["lr"]) for group in self.optimizer.param_groups], found))
+
+
 def expected_decay(optimizer: Optimizer, group: dict[str, Any], peak: float, lr: float) -> float:
     """(2 - a)/(2 a C^2) lr for ScionC, base lr/peak for the Adam family; the output layer's is constant."""
     if isinstance(optimizer, sn.ScionC):

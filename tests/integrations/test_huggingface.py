@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from architectures import ARCHITECTURES
-from following import MAKERS, Steps, assert_same, warmup_cosine, warmup_linear, weights
+from following import DECAY, LR, MAKERS, AppliedDecay, Steps, assert_same, warmup_cosine, warmup_linear, weights
 from needs import library
 from torch.utils.data import Dataset
 
@@ -107,6 +107,32 @@ def test_resumed_with_another_lr_it_keeps_the_peak_of_the_checkpoint(tmp_path: P
         group["lr"] = group["peak_lr"] = 1.0
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
     assert_same(weights(whole.model), weights(resumed.model))
+
+
+def test_correction_joins_a_run_of_its_own_adamw_in_the_middle(tmp_path: Path):
+    """`create_optimizer()` keeps its settings and its list of parameters without decay; the output layer is skipped."""
+
+    def plain() -> Trainer:
+        made = trainer_of(tmp_path, learning_rate=LR, weight_decay=DECAY)
+        made.optimizer = None
+        return made
+
+    plain().train()  # saves at step 5
+    joined = plain()
+    joined.create_optimizer()
+    sn.correct(joined.optimizer, joined.model)
+    assert [len(group["params"]) > 0 for group in joined.optimizer.param_groups] == [True, True]
+    applied = AppliedDecay(joined.optimizer)
+    joined.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+    output = joined.model.get_output_embeddings().weight
+    matrix = joined.model.transformer.h[0].mlp.c_fc.weight
+    gain = joined.model.transformer.ln_f.weight
+    assert len(applied.rows) == TOTAL - 5
+    for ratio, (lrs, decays) in zip(RATIOS["linear"][5:], applied.rows, strict=True):
+        assert lrs == pytest.approx([LR * ratio] * 2)
+        assert decays[output] == pytest.approx(DECAY, rel=1e-2)
+        assert decays[matrix] == pytest.approx(DECAY * ratio, rel=1e-2)
+        assert decays[gain] == pytest.approx(0.0, abs=1e-3)
 
 
 def test_gradient_accumulation_is_one_step_of_ours(tmp_path: Path):

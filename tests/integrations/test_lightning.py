@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from following import MAKERS, Steps, assert_same, weights
+from following import DECAY, LR, MAKERS, AppliedDecay, Steps, assert_same, weights
 from needs import library
 from small import batch, net
 from torch import Tensor, nn
 
+import steadynorm as sn
 from steadynorm import records
 
 library("lightning")
@@ -120,6 +121,27 @@ def test_resumed_from_its_checkpoint_it_ends_as_if_unbroken(tmp_path: Path, name
     one, two = records.read(tmp_path / "a"), records.read(tmp_path / "b")
     assert two.steps.tolist() == one.steps.tolist() == list(range(1, TOTAL + 1))
     assert two.columns["weight_norm"].tolist() == pytest.approx(one.columns["weight_norm"].tolist(), rel=1e-6)
+
+
+def test_correction_joins_a_run_of_adamw_in_the_middle(tmp_path: Path):
+    class Joined(Module):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.AdamW(self.net.named_parameters(), lr=LR, weight_decay=DECAY)
+            if self.name == "corrected":
+                sn.correct(optimizer, self.net)
+                self.applied = AppliedDecay(optimizer)
+            scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, [ratio])
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    trainer = trainer_of(tmp_path, steps=5)
+    trainer.fit(Joined("plain"), Loader())
+    trainer.save_checkpoint(tmp_path / "five.ckpt")
+    module = Joined("corrected")
+    trainer_of(tmp_path).fit(module, Loader(), ckpt_path=str(tmp_path / "five.ckpt"), weights_only=True)
+    assert len(module.applied.rows) == TOTAL - 5
+    for step, (_, decays) in enumerate(module.applied.rows, start=5):
+        assert decays[module.net.head.weight] == pytest.approx(DECAY, rel=1e-2)
+        assert decays[module.net.hidden.weight] == pytest.approx(DECAY * ratio(step), rel=1e-2)
 
 
 def test_the_callback_goes_on_from_a_checkpoint_made_in_the_middle(tmp_path: Path):

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from steadynorm import theory
 from steadynorm.monitor.layers import Layer
 from steadynorm.monitor.motion import Motion, weight_decay_of
+from steadynorm.skipping import is_skipped
 from steadynorm.theory import Filter, Overlap, Walk
 
 _NEXT_TO_NOTHING = 1e-200  # in place of N = 0, at which theory.walk has no cosine to give
@@ -163,15 +164,17 @@ class Forecasts:
 
     def begin(self, layers: Iterable[Layer]) -> None:
         """Take up layers that have not been seen before."""
-        alike: dict[tuple[int, str], list[Layer]] = {}
+        alike: dict[tuple[int, str, bool], list[Layer]] = {}
         motion = self.motion
         if motion is None:
             return
         for layer in layers:
-            unit = motion.unit(layer, self.optimizer.param_groups[layer.group]) if layer.parameter.numel() else None
+            group = self.optimizer.param_groups[layer.group]
+            unit = motion.unit(layer, group) if layer.parameter.numel() else None
             if unit is not None:
                 self.units[layer] = unit
-                alike.setdefault((layer.group, motion.kernel(layer).name), []).append(layer)
+                key = (layer.group, motion.kernel(layer).name, is_skipped(group, layer.parameter))
+                alike.setdefault(key, []).append(layer)
         for some in alike.values():
             kernel = motion.kernel(some[0])
             self.courses.append(Course(motion, kernel, tuple(some), theory.begin(kernel)))

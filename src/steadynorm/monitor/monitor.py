@@ -33,6 +33,7 @@ from steadynorm.monitor.record import (
 from steadynorm.monitor.spectral import SpectralNorms, products_per_record, spectral_norms
 from steadynorm.optim.base import SteadyOptimizer
 from steadynorm.optim.layout import layout_of, local
+from steadynorm.skipping import decay_of
 
 
 @dataclass(frozen=True)
@@ -255,7 +256,7 @@ class Monitor:
         for layer, before in self._before.items():
             if layer in self._moved:
                 group = self.optimizer.param_groups[layer.group]
-                eta = float(group["lr"]) * float(group.get("weight_decay") or 0.0) if decoupled else 0.0
+                eta = float(group["lr"]) * decay_of(group, layer.parameter) if decoupled else 0.0
                 wide = torch.promote_types(before.dtype, torch.float32)
                 theta, after = before.to(wide).flatten(), layer.part.to(wide).flatten()
                 u = theta * (1 - eta) - after  # times gamma, which the cosine does not see

@@ -11,9 +11,10 @@ from torch.optim import Optimizer
 
 from steadynorm import families, theory
 from steadynorm.equivalents import muon_factor
-from steadynorm.families import Group, alpha_of, betas_of, nesterov_of, said
+from steadynorm.families import Group, alpha_of, betas_of, flag_against, muon_alpha_of, nesterov_of, said
 from steadynorm.monitor.layers import Layer
 from steadynorm.optim.scion import ScionC
+from steadynorm.skipping import decay_of
 from steadynorm.theory import Filter, Overlap
 
 _LINEAR = theory.overlap("linear", None)
@@ -66,16 +67,16 @@ def muon_update_norm_sq(shape: Sequence[int], group: Group) -> float | None:
     )
 
 
-def _ema(group: Group) -> Filter:
-    return theory.ema(alpha_of(group), nesterov=nesterov_of(group))
+def _ema(group: Group, alpha: Callable[[Group], float] = alpha_of) -> Filter:
+    return theory.ema(alpha(group), nesterov=nesterov_of(group))
 
 
 def _lr(group: Group) -> float:
     return float(group["lr"])
 
 
-def _normalised_lr(group: Group) -> float:
-    return theory.effective_lr(_lr(group), alpha_of(group), nesterov=nesterov_of(group))
+def _normalised_lr(group: Group, alpha: Callable[[Group], float] = alpha_of) -> float:
+    return theory.effective_lr(_lr(group), alpha(group), nesterov=nesterov_of(group))
 
 
 def _sgd_filter(group: Group) -> Filter:
@@ -97,9 +98,9 @@ MOTIONS = {
     ),
     "muon": Motion(
         "muon",
-        alpha_of,
-        lambda group: _normalised_lr(said(group)),
-        _ema,
+        muon_alpha_of,
+        lambda group: _normalised_lr(said(group), muon_alpha_of),
+        lambda group: _ema(group, muon_alpha_of),
         lambda layer: theory.overlap("spectral", layer.shape),
         lambda layer, group: muon_update_norm_sq(layer.shape, group),
     ),
@@ -155,7 +156,7 @@ def weight_decay_of(optimizer: Optimizer, group: Group, p: Tensor) -> float:
     """lambda_t of a parameter as the step just taken used it."""
     if isinstance(optimizer, ScionC):
         return optimizer.weight_decay_of(p)
-    return float(group.get("weight_decay") or 0.0)
+    return decay_of(group, p)
 
 
 def target_of(optimizer: Optimizer, group: Group) -> float | None:
@@ -171,6 +172,8 @@ def target_of(optimizer: Optimizer, group: Group) -> float | None:
 def is_decoupled(optimizer: Optimizer) -> bool:
     """Whether a step does theta <- (1 - lr weight_decay) theta - ...; a class we do not know is taken to."""
     names = [cls.__name__ for cls in type(optimizer).__mro__]
+    if any(flag_against(group) for group in optimizer.param_groups):
+        return False
     if any(name in families._FLAGGED for name in names) and "AdamW" not in names:
         return all(group.get("decoupled_weight_decay", False) for group in optimizer.param_groups)
     return not any(name in families._COUPLED for name in names)

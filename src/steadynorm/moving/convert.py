@@ -21,6 +21,7 @@ from steadynorm.moving.table import Change, table
 from steadynorm.optim import AdamC, Scion, ScionC
 from steadynorm.predict import Setting
 from steadynorm.roles import find_outputs, places
+from steadynorm.skipping import UNCORRECTED, is_skipped
 
 _ADAM = (
     "betas",
@@ -192,7 +193,9 @@ def _to_adamc(sources: Sequence[Source], model: nn.Module, output: Any, settings
     changes = []
     for source in sources:
         constant = id(source.parameter) in outputs and source.parameter.ndim > 1
-        values = {key: source.group[key] for key in (*_ADAM, *SCHEDULED, *KEYS) if source.group.get(key) is not None}
+        constant = constant or is_skipped(source.group, source.parameter)
+        kept = [key for key in (*_ADAM, *SCHEDULED, *KEYS) if key != UNCORRECTED]
+        values = {key: source.group[key] for key in kept if source.group.get(key) is not None}
         values = {"peak_lr": source.peak, "corrected": True, **values} | ({"corrected": False} if constant else {})
         group = groups.setdefault((id(source.group), constant), {**values, "params": []})
         group["params"].append((source.name, source.parameter))

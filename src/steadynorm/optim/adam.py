@@ -167,9 +167,11 @@ class AdamC(torch.optim.AdamW):
                 loss = closure()
         self._prepare()  # pyright: ignore[reportAttributeAccessIssue]
         withheld = self._withhold_non_finite()  # pyright: ignore[reportAttributeAccessIssue]
+        stand_in = own_correction(self, ADAM).stand_in
         try:
-            _adamw_step()(self)
+            _adamw_step()(stand_in.of(self))  # pyright: ignore[reportArgumentType]
         finally:
+            stand_in.take_back(self)
             for p, grad in withheld:
                 p.grad = grad
             if hasattr(self, "_own_found_inf"):

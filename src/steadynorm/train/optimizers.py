@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from steadynorm import schedule as schedules
 from steadynorm import theory
-from steadynorm.decay import correct
+from steadynorm.external import correct
 from steadynorm.groups import param_groups
 from steadynorm.optim import SGDC, AdamC, LionC, RenormalizedAdamW, Scion, ScionC
 from steadynorm.schedule import StepFunction
