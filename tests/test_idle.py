@@ -225,3 +225,30 @@ def test_extremes_of_cut_parameters_are_those_of_the_whole(shape):
     for slices in (idle.WHOLE, *([idle.Slices(waiting_ndim=1)] if len(shape) > 1 else [])):
         joined = idle.join([idle.extremes(cut, slices) for cut in cuts], slices)
         assert all(torch.equal(a, b) for a, b in zip(joined, idle.extremes(x, slices), strict=True))
+
+
+# --- what a monitor says of it
+
+
+def test_the_forecast_of_a_table_is_unknown_once_a_row_has_waited():
+    table = torch.nn.Parameter(torch.zeros(4, 3))
+    optimizer = sn.ScionC([table], lmo="embedding")
+    monitor = sn.Monitor(optimizer)
+    gradients = [torch.ones(4, 3) for _ in range(4)]
+    gradients[2][1] = 0
+    steps(optimizer, table, gradients)
+    forecasts = [record["forecast_norm"] for record in monitor.measure()]
+    assert [forecast is None for forecast in forecasts] == [False, False, True, True]
+    again = sn.Monitor(sn.ScionC([table], lmo="embedding"))
+    again.load_state_dict(monitor.state_dict())
+    steps(again.optimizer, table, gradients[:1])
+    assert again.measure()[-1]["forecast_norm"] is None
+
+
+def test_products_count_only_the_rows_that_moved():
+    table = torch.nn.Parameter(torch.ones(2, 3))
+    optimizer = sn.Scion([table], lr=0.1, lmo="embedding")
+    monitor = sn.Monitor(optimizer)
+    steps(optimizer, table, [torch.tensor([[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]])])
+    (record,) = monitor.measure()
+    assert record["alignment"] == pytest.approx(3 / (6 * 3) ** 0.5)

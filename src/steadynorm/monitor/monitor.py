@@ -20,6 +20,7 @@ from steadynorm.monitor.record import (
     BEFORE,
     SKIPS,
     UPDATE,
+    WAITED,
     Record,
     Records,
     Row,
@@ -32,6 +33,7 @@ from steadynorm.monitor.record import (
 )
 from steadynorm.monitor.spectral import SpectralNorms, products_per_record, spectral_norms
 from steadynorm.optim.base import SteadyOptimizer
+from steadynorm.optim.idle import Slices, extremes
 from steadynorm.optim.layout import layout_of, local
 from steadynorm.skipping import decay_of
 
@@ -68,7 +70,9 @@ class Monitor:
         alignment: of weights and update. By default where it costs no memory: in steadynorm's own optimizers but
             AdamC. True: everywhere, in other optimizers by a copy of the weights during each measured step.
         forecast: the expected norm and alignment beside the measured, from the weights that the first step finds.
-            There is none for RenormalizedAdamW, coupled decay and classes we do not know, and no norm for SGD.
+            There is none for RenormalizedAdamW, coupled decay and classes we do not know, and no norm for SGD. A layer
+            of which some rows or experts had no gradient and waited (`own_time`) has none from then on: each of its
+            slices has taken another number of steps.
 
     Weights or state may be sharded (FSDP2, tensor parallel, mesh=). Then every process makes a Monitor and measures at
     the same steps; records are the same on all.
@@ -126,6 +130,8 @@ class Monitor:
         self._plan = _plan([])
         self._planned: tuple[Any, ...] = ()  # the parameters it was made for
         self._starts: dict[Layer, Start] = {}
+        self._waiting: dict[Layer, Slices] = {}  # layers with slices that wait while they have no gradient
+        self._waited: dict[Layer, Tensor] = {}  # 0-d: steps in which some of its slices had no gradient, on the device
         self._new: list[tuple[list[Layer], Row]] = []  # starts that are still on the device
         self._taken: list[Taken] = []
         self._records: list[Record] = []
@@ -203,6 +209,7 @@ class Monitor:
     def _see_gradients(self) -> None:
         """Which layers have a gradient, and its norm; unscaled where a GradScaler leaves that to the optimizer."""
         self._moved = {layer for layer in self._plan.layers if layer.parameter.grad is not None}
+        self._see_waiting()
         scale = getattr(self.optimizer, "grad_scale", None)
         for device, layers in self._plan.by_device.items() if self._row is not None else ():
             moved = [layer for layer in layers if layer in self._moved]
@@ -210,6 +217,17 @@ class Monitor:
                 found = norms([gradient(layer) for layer in moved], [layer.layout for layer in moved])
                 found = found if scale is None else found / scale.to(device)
                 self._row.put(found, [("grad", layer) for layer in moved])
+
+    def _see_waiting(self) -> None:
+        """Count the steps in which slices of a layer wait: from then on the forecast does not know its norm."""
+        for layer, slices in self._waiting.items():
+            if layer in self._moved and (part := gradient(layer)).numel():
+                waits = extremes(part.unsqueeze(0), slices).nonzero().logical_not().any().float()
+                self._waited[layer] = self._waited.get(layer, torch.zeros_like(waits)) + waits
+
+    def _put_waited(self, row: Row) -> None:
+        for layer in (layer for layer in self._plan.layers if layer in self._waited):
+            row.put(totals(self._waited[layer].unsqueeze(0), [layer.layout]), [(WAITED, layer)])
 
     def _take(self, row: Row, marks: list[Mark]) -> None:
         """Measure now, on the device."""
@@ -225,6 +243,7 @@ class Monitor:
             products = totals(products, [layer.layout for layer in layers])
             row.put(products, [(kind, layer) for kind in (ALONG, UPDATE, BEFORE) for layer in layers])
         self._put_skips(row, plan.layers)
+        self._put_waited(row)
         for name, value in self._logged.items():
             if isinstance(value, Tensor):
                 row.put(value, [("log", name)])
@@ -284,6 +303,9 @@ class Monitor:
         self._forecasts.drop(set(old.values()) - set(layers))
         self._forecasts.begin(new)
         self._plan, self._planned = _plan(layers), planned
+        if isinstance(self.optimizer, SteadyOptimizer):
+            slices = {layer: self.optimizer.slices(groups[layer.group], layer.parameter) for layer in layers}
+            self._waiting = {layer: each for layer, each in slices.items() if each.waiting_ndim}
         for each in self._plan.spectral:
             each.load(vectors)
         self._new.append((new, self._start_row(new)))
@@ -334,6 +356,7 @@ class Monitor:
             "starts": {layer.name: list(self._starts[layer]) for layer in self._plan.layers},
             "courses": self._forecasts.state_dict(),
             "skips": {layer.name: count for layer, count in self._forecasts.skips.items()},
+            "waited": {layer.name: count for layer, count in self._waited.items()},
         }
 
     @torch.no_grad()
@@ -353,6 +376,7 @@ class Monitor:
         self._starts |= {by_name[name]: Start(*values) for name, values in state["starts"].items()}
         self._forecasts.load_state_dict(state["courses"], by_name)
         self._forecasts.skips |= {by_name[name]: n for name, n in state.get("skips", {}).items() if name in by_name}
+        self._waited |= {by_name[name]: n.clone() for name, n in state.get("waited", {}).items() if name in by_name}
         self.steps, self._records, self._apart = int(state["steps"]), list(state["records"]), set(state["apart"])
         self._watched = 0
 

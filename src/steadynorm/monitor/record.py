@@ -32,6 +32,7 @@ _LEAST = 1e-30  # sums of squares below it are of squares that fp32 has lost
 ALONG, UPDATE, BEFORE = "along", "update", "before"  # <theta, u>, |u|^2, |theta|^2, theta before the step
 TARGET = "steady_norm_sq"
 SKIPS = "skips"  # updates skipped so far
+WAITED = "waited"  # steps in which slices of a layer had no gradient and stood still
 
 
 class Row:
@@ -199,7 +200,7 @@ def _forecast(
     layer: Layer, values: Values, mark: Mark | None, starts: Mapping[Layer, Start], units: Mapping[Layer, float]
 ) -> tuple[float | None, float | None]:
     """Forecast norm after the step, and expected alignment in it."""
-    if mark is None:
+    if mark is None or values.get((WAITED, layer), 0) > 0:
         return None, None
     unit, start = units[layer], starts[layer]
     norm = number(mark.course.norm(mark.at, unit, start))
