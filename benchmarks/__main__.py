@@ -1,12 +1,13 @@
-"""`make bench`: everything docs/benchmarks.md says, measured now. Prints, and writes benchmarks/results.json.
+"""`make bench`: everything docs/benchmarks.md says of this kind of machine, measured now.
+
+Prints, and writes benchmarks/results-KIND.json and the kind's parts of the pages: CPUs with and without native bf16 have
+tables of their own (steadynorm.machine).
 
 python -m benchmarks [--rounds 15] [--quick]
 """
 
 import argparse
 import json
-import platform
-import re
 import warnings
 from collections.abc import Callable
 from multiprocessing import get_context
@@ -19,7 +20,7 @@ from benchmarks import monitor, simulation
 from benchmarks.memory import memory_of_a_step
 from benchmarks.pages import fill
 from benchmarks.peers import peers
-from steadynorm import bench, correct
+from steadynorm import bench, correct, machine
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
@@ -29,17 +30,25 @@ README = HERE.parent / "README.md"
 def hidden_matrices(rounds: int) -> dict[str, Any]:
     """Step time and polar error of every contender on the hidden matrices of two models."""
     found, missing = peers()
-    contenders = bench.own_and_torch() + found
+    if not machine.native_bf16():
+        missing |= dict.fromkeys(
+            (each.name for each in found), "it iterates in bf16, which is emulated here, as torch Muon"
+        )
+        found = []
+    contenders = [
+        each for each in bench.own_and_torch() if machine.native_bf16() or each.name != "Muon, corrected"
+    ] + found
     errors = {each.name: bench.polar_errors(each.polar) for each in contenders if each.polar is not None}
     errors |= {"PolarExpress, 5 steps, Frobenius": bench.polar_errors(frobenius_express)}
+    dtype = machine.matmul_dtype(torch.device("cpu"))
     out: dict[str, Any] = {"errors": errors, "missing": missing, "models": {}}
     for model, shapes in bench.MODELS.items():
-        times = bench.step_times(contenders, shapes, rounds)
-        limit = bench.newton_schulz_operations(shapes) / bench.gemm_rate()
+        times = bench.step_times(contenders, shapes, rounds, print)
+        limit = bench.newton_schulz_operations(shapes) / bench.gemm_rate(dtype)
         out["models"][model] = {"seconds": times, "peers_work_at_gemm_limit_seconds": limit}
         section = [
             f"### {model}, hidden matrices\n\n{bench.table(contenders, times, errors)}\n",
-            f"The peers' five steps, at the rate of a plain bf16 product measured in the same run, would take "
+            f"Five steps of Newton-Schulz, at the rate of a plain {str(dtype).removeprefix('torch.')} product measured in the same run, would take "
             f"{1e3 * limit:.0f} ms.",
         ]
         show(f"hidden {model}", "\n".join(section))
@@ -51,12 +60,12 @@ def hidden_matrices(rounds: int) -> dict[str, Any]:
 
 
 def frobenius_express(x: torch.Tensor) -> torch.Tensor:
-    """PolarExpress as published: scaled by the Frobenius norm, lower bound 1e-3, in bf16."""
+    """PolarExpress as published: scaled by the Frobenius norm, lower bound 1e-3, in the dtype of this machine."""
     from steadynorm.polar import _compose
 
     tall = x.shape[-2] > x.shape[-1]
     y = (x.mT if tall else x) / (1.01 * x.norm())
-    y = y.bfloat16()
+    y = y.to(machine.matmul_dtype(y.device))
     for a, b, c in _compose(5, 1e-3)[0]:
         gram = y @ y.mT
         y = a * y + (b * gram + c * (gram @ gram)) @ y
@@ -107,8 +116,9 @@ def simulating(steps: int) -> dict[str, float]:
 
 
 def scaling(rounds: int, widths: tuple[int, ...], layers: tuple[int, ...]) -> dict[str, Any]:
-    """Cost against width (one layer) and against depth (width 384), ScionC with 4 steps and torch's Muon."""
-    pair = [each for each in bench.own_and_torch() if each.name in ("torch Muon", "ScionC, 4 steps")]
+    """Cost against width (one layer) and depth (width 384): ScionC with 4 steps against Newton-Schulz in fast products."""
+    peer = "torch Muon" if machine.native_bf16() else bench.PLAIN
+    pair = [each for each in bench.own_and_torch() if each.name in (peer, "ScionC, 4 steps")]
 
     def run(shapes: list[bench.Shape]) -> dict[str, float]:
         return bench.step_times(pair, shapes, rounds)
@@ -119,10 +129,10 @@ def scaling(rounds: int, widths: tuple[int, ...], layers: tuple[int, ...]) -> di
     by_width = {width: run(layer(width)) for width in widths}
     by_depth = {count: run(layer(384) * count) for count in layers}
     for title, rows in (("width (1 layer)", by_width), ("layers (width 384)", by_depth)):
-        lines = [f"| {title} | torch Muon, ms | ScionC 4 steps, ms | faster |", "|---:|---:|---:|---:|"]
+        lines = [f"| {title} | {peer}, ms | ScionC 4 steps, ms | faster |", "|---:|---:|---:|---:|"]
         lines += [
-            f"| {key} | {1e3 * times['torch Muon']:.1f} | {1e3 * times['ScionC, 4 steps']:.1f} | "
-            f"{times['torch Muon'] / times['ScionC, 4 steps']:.2f}x |"
+            f"| {key} | {1e3 * times[peer]:.1f} | {1e3 * times['ScionC, 4 steps']:.1f} | "
+            f"{times[peer] / times['ScionC, 4 steps']:.2f}x |"
             for key, times in rows.items()
         ]
         show(f"cost against {title}", "\n".join(lines))
@@ -139,23 +149,26 @@ def show(name: str, text: str) -> None:
 
 
 def write(results: dict[str, Any]) -> None:
-    """results.json, docs/benchmarks.md and the README's table, between their markers."""
-    (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    fill(PAGE, "measured", "\n\n".join(_shown.values()))
-    fill(README, "speed", readme_table(results))
+    """This kind's results, and its parts of docs/benchmarks.md and the README, between their markers."""
+    kind = machine.kind()
+    (HERE / f"results-{kind}.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    fill(PAGE, f"measured {kind}", "\n\n".join(_shown.values()))
+    fill(README, f"speed {kind}", readme_table(results))
 
 
 def readme_table(results: dict[str, Any]) -> str:
-    """Step times of a few contenders on both models."""
+    """Step times of a few contenders on both models, and their ratio to the first that takes fast products."""
     models = results["hidden_matrices"]["models"]
-    names = ["torch Muon", "pytorch_optimizer SCION", "pytorch_optimizer Muon", "HeavyBall Muon", "ScionC, 5 steps"]
-    names = [name for name in [*names, "ScionC, 4 steps"] if all(name in each["seconds"] for each in models.values())]
-    lines = [f"Step time on hidden matrices, two CPU cores ({results['machine']}):\n"]
+    names = ["torch Muon", "pytorch_optimizer SCION", "pytorch_optimizer Muon", "HeavyBall Muon", bench.PLAIN]
+    names += ["ScionC, 5 steps", "ScionC, 4 steps"]
+    names = [name for name in names if all(name in each["seconds"] for each in models.values())]
+    peer = "torch Muon" if machine.native_bf16() else bench.PLAIN
+    lines = [f"{results['machine']}:\n"]
     lines.append(f"| optimizer | {' | '.join(models)} | polar error, Gaussian / hard |")
     lines.append("|---|" + "---:|" * (len(models) + 1))
     for name in names:
         times = [
-            f"{1e3 * each['seconds'][name]:.0f} ms ({each['seconds']['torch Muon'] / each['seconds'][name]:.2f}x)"
+            f"{1e3 * each['seconds'][name]:.0f} ms ({each['seconds'][peer] / each['seconds'][name]:.2f}x)"
             for each in models.values()
         ]
         error = results["hidden_matrices"]["errors"].get(name)
@@ -171,9 +184,9 @@ def main() -> None:
     arguments = parser.parse_args()
     rounds = 1 if arguments.quick else max(10, arguments.rounds)
     warnings.simplefilter("ignore")  # of the peers
-    machine = f"torch {torch.__version__}, {torch.get_num_threads()} threads, {_cpu()}, median of {rounds}, interleaved"
-    show("machine", f"Measured with {machine}.")
-    results: dict[str, Any] = {"machine": machine, "rounds": rounds}
+    measured = f"torch {torch.__version__}, {machine.describe()}, median of {rounds}, interleaved"
+    show("machine", f"Measured with {measured}.")
+    results: dict[str, Any] = {"machine": measured, "rounds": rounds}
     parts: dict[str, Callable[[], Any]] = {
         "hidden_matrices": lambda: hidden_matrices(rounds),
         "correct": lambda: correction_overhead(rounds),
@@ -190,15 +203,6 @@ def main() -> None:
         results[name] = part()
     if not arguments.quick:
         write(results)
-
-
-def _cpu() -> str:
-    found = (
-        re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-        if platform.system() == "Linux"
-        else None
-    )
-    return found[1] if found else platform.processor()
 
 
 if __name__ == "__main__":

@@ -179,7 +179,7 @@ def _index(folders: Sequence[Path], certain: Certain) -> str:
     parts = [
         "# The paper, experiment by experiment",
         "<!-- written by docs/experiments.py from results/: do not edit -->",
-        "Every figure and table of *Correction of Decoupled Weight Decay*, and a few of our own, run on two CPU cores with real "
+        "The figures and tables of *Correction of Decoupled Weight Decay*, and a few of our own, run on two CPU cores with real "
         "data: a small ViT on CIFAR-10, a small GPT on the State of the Union addresses. How to run them: "
         "[Experiments](../experiments.md); how learning rates and decays were chosen: [Calibration](calibration.md).",
         f"A claim holds, or does not, where the whole {100 * CONFIDENCE:g} % confidence interval of a number (Student's t over seeds, arms "

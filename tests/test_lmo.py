@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+import steadynorm as sn
 from steadynorm import theory
 from steadynorm.lmo import LMOS, by_shape, get
 from steadynorm.polar import Polar
@@ -274,3 +275,17 @@ def test_exact_factors_travel_as_they_are(monkeypatch):
     assert get("spectral").bf16_unit((4, 6), torch.float64, torch.device("cpu")) is None
     assert get("spectral").bf16_unit((1, 6), torch.float32, torch.device("cuda")) is None
     assert get("spectral").bf16_unit((4, 16), torch.float32, torch.device("cuda")) == 0.5
+
+
+@pytest.mark.parametrize(("shape", "blocks"), [((128, 128), 1), (((96, 384)), 1), ((384, 128), 3)])
+def test_newton_schulz_falls_short_by_the_share_that_is_known(shape, blocks):
+    p = torch.nn.Parameter(torch.zeros(shape))
+    optimizer = sn.ScionC([p], lmo="spectral", blocks=blocks, polar="newton-schulz", overlap="exact")
+    settings, _ = optimizer.settings(optimizer.param_groups[0], p)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    seen = settings.lmo.update(x, blocks=blocks, polar=settings.polar).square().sum().item()
+    nominal = settings.lmo.update_norm_sq(shape, blocks=blocks)
+    assert settings.share(shape) == pytest.approx(seen / nominal, rel=0.02)
+    assert settings.share(shape) < 0.97
+    exact = sn.ScionC([p], lmo="spectral", blocks=blocks, overlap="exact")
+    assert optimizer.weight_decay_of(p) == pytest.approx(settings.share(shape) * exact.weight_decay_of(p), rel=0.01)

@@ -1,4 +1,8 @@
-"""Side-by-side timing of optimizer steps: one process, interleaved, median of many rounds."""
+"""Side-by-side timing of optimizer steps: one process, interleaved, median of many rounds.
+
+Peers iterate in bf16. A CPU without bf16 instructions emulates it, some sixty times slower than fp32, so ratios to them
+say little there: `PLAIN`, Muon's iteration in plain fp32, is what our steps are fairly compared with.
+"""
 
 import statistics
 import time
@@ -22,6 +26,10 @@ GPT_124M_LAYER: tuple[Shape, ...] = ((768, 768),) * 4 + ((3072, 768), (768, 3072
 MODELS = {"vit-s16": VIT_S16, "gpt-124m (3 layers)": GPT_124M_LAYER * 3}
 
 
+LONG = 20.0  # seconds after which an action has had rounds enough, if it has had three
+PLAIN = "Newton-Schulz in fp32"
+
+
 @dataclass(frozen=True)
 class Contender:
     """An optimizer to time, and the polar factor it computes, if any."""
@@ -35,6 +43,7 @@ def own_and_torch() -> list[Contender]:
     """torch's optimizers and ours; the first is what ratios refer to."""
     return [
         Contender("torch Muon", lambda p: torch.optim.Muon(p, lr=1e-3), _torch_newton_schulz),
+        Contender(PLAIN, PlainMuon, newton_schulz_fp32),
         Contender("torch AdamW fused", lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True)),
         Contender("Muon, corrected", lambda p: correct(torch.optim.Muon(p, lr=1e-3)), _torch_newton_schulz),
         Contender("AdamC fused", lambda p: AdamC(p, lr=1e-3, fused=True)),
@@ -42,6 +51,32 @@ def own_and_torch() -> list[Contender]:
         Contender("ScionC, 5 steps", lambda p: ScionC(p, lr=1e-3, lmo="spectral"), Polar(steps=5)),
         Contender("ScionC, 4 steps", lambda p: ScionC(p, lr=1e-3, lmo="spectral", polar_steps=4), Polar(steps=4)),
     ]
+
+
+def newton_schulz_fp32(x: Tensor) -> Tensor:
+    """Muon's five steps, written plainly, in fp32."""
+    tall = x.shape[-2] > x.shape[-1]
+    y = x.mT if tall else x
+    y = y / y.norm()
+    for _ in range(5):
+        gram = y @ y.mT
+        y = torch.addmm(y, torch.addmm(gram, gram, gram, beta=-4.7750, alpha=2.0315), y, beta=3.4445)
+    return y.mT if tall else y
+
+
+class PlainMuon(Optimizer):
+    """Momentum and `newton_schulz_fp32`, a parameter at a time: nothing of ours, nothing in bf16."""
+
+    def __init__(self, params: list[torch.nn.Parameter], lr: float = 1e-3):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        for group in self.param_groups:
+            for p in group["params"]:
+                m = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+                m.lerp_(p.grad, 0.05)
+                p.mul_(1 - 0.1 * group["lr"]).add_(newton_schulz_fp32(m), alpha=-group["lr"])
 
 
 def _torch_newton_schulz(x: Tensor) -> Tensor:
@@ -59,26 +94,43 @@ def parameters(shapes: Sequence[Shape], seed: int = 0) -> list[torch.nn.Paramete
     return made
 
 
-def interleaved(actions: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+def interleaved(
+    actions: Mapping[str, Callable[[], object]], rounds: int, say: Callable[[str], object] = lambda line: None
+) -> dict[str, float]:
     """Median seconds of each action; in every round each runs once, so that a slow moment hits all alike.
+
+    An action that takes long has three rounds at least, and no more after LONG seconds. `say` is told how long it will
+    take, once each action has been tried.
 
     >>> interleaved({"nothing": lambda: None}, rounds=3)["nothing"] < 1
     True
     """
-    seen: dict[str, list[float]] = {name: [] for name in actions}
-    for each in actions.values():  # warm up
-        each()
+    seen: dict[str, list[float]] = {name: [_seconds(each)] for name, each in actions.items()}  # to warm up
+    total = sum(min(rounds * first, max(LONG, 3 * first)) for (first,) in seen.values())
+    if total > 10:
+        say(f"{len(actions)} contenders, {rounds} rounds: about {max(1, round(total / 60))} min")
+    seen = {name: [] for name in actions}
     for _ in range(rounds):
         for name, each in actions.items():
-            start = time.perf_counter()
-            each()
-            seen[name].append(time.perf_counter() - start)
+            if len(seen[name]) < 3 or sum(seen[name]) < LONG:
+                seen[name].append(_seconds(each))
     return {name: statistics.median(values) for name, values in seen.items()}
 
 
-def step_times(contenders: Sequence[Contender], shapes: Sequence[Shape], rounds: int) -> dict[str, float]:
+def _seconds(action: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def step_times(
+    contenders: Sequence[Contender],
+    shapes: Sequence[Shape],
+    rounds: int,
+    say: Callable[[str], object] = lambda line: None,
+) -> dict[str, float]:
     """Median seconds of each contender's step on parameters of these shapes."""
-    return interleaved({each.name: _step(each, shapes) for each in contenders}, rounds)
+    return interleaved({each.name: _step(each, shapes) for each in contenders}, rounds, say)
 
 
 def _step(contender: Contender, shapes: Sequence[Shape]) -> Callable[[], None]:
@@ -93,9 +145,9 @@ def _step(contender: Contender, shapes: Sequence[Shape]) -> Callable[[], None]:
     return step
 
 
-def gemm_rate(side: int = 768, rounds: int = 10) -> float:
-    """bf16 floating-point operations a second of a plain product of this side: the limit of all polar iterations."""
-    x = torch.randn(4, side, side).bfloat16()
+def gemm_rate(dtype: torch.dtype, side: int = 768, rounds: int = 10) -> float:
+    """Floating-point operations per second of a plain product of this side: the limit of all polar iterations."""
+    x = torch.randn(4, side, side).to(dtype)
     return 4 * 2 * side**3 / interleaved({"bmm": lambda: torch.bmm(x, x)}, rounds)["bmm"]
 
 
@@ -134,15 +186,14 @@ def polar_errors(
 def table(
     contenders: Sequence[Contender], times: Mapping[str, float], errors: Mapping[str, Mapping[str, float]]
 ) -> str:
-    """Markdown: step time, ratio to the first contender, polar error by kind of spectrum."""
+    """Markdown: step time, ratio to torch's Muon and to plain fp32, polar error by kind of spectrum."""
     kinds = ("gaussian", "hard", "low rank + noise")
-    lines = [
-        f"| optimizer | ms | faster than {contenders[0].name} | {' | '.join(f'error, {kind}' for kind in kinds)} |"
-    ]
-    lines.append("|---|---:|---:|" + "---:|" * len(kinds))
+    references = [name for name in (contenders[0].name, PLAIN) if name in times]
+    columns = [*(f"faster than {name}" for name in references), *(f"error, {kind}" for kind in kinds)]
+    lines = [f"| optimizer | ms | {' | '.join(columns)} |", "|---|---:|" + "---:|" * len(columns)]
     for each in contenders:
         seconds = times[each.name]
         shown = [f"{errors[each.name][kind]:.3f}" if each.name in errors else "" for kind in kinds]
-        ratio = times[contenders[0].name] / seconds
-        lines.append(f"| {each.name} | {1e3 * seconds:.1f} | {ratio:.2f}x | {' | '.join(shown)} |")
+        ratios = [f"{times[name] / seconds:.2f}x" for name in references]
+        lines.append(f"| {each.name} | {1e3 * seconds:.1f} | {' | '.join([*ratios, *shown])} |")
     return "\n".join(lines)

@@ -89,7 +89,7 @@ class Polar:
     def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Polar factor of each matrix of x (..., d_out, d_in), tall or wide, in x's dtype.
 
-        fp64 is computed in fp64 throughout, everything else in bf16 or, on a CPU without it, in fp32 (svd: fp32). Scale does not matter. The result is
+        fp64 is computed in fp64 throughout, everything else in bf16 or, on a CPU without it, in fp32 (svd: fp32). Any scale will do, denormals included. The result is
         written to `out`, contiguous memory like x or x itself, else to new memory. Autocast changes nothing.
         """
         if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):

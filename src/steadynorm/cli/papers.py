@@ -1,4 +1,4 @@
-"""`steadynorm paper`: every figure and table of the paper, as a named experiment."""
+"""`steadynorm paper`: the figures and tables of the paper, as named experiments."""
 
 import os
 import shlex

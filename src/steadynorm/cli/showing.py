@@ -89,16 +89,16 @@ class Bench:
     model: str = "vit-s16"
     """vit-s16 or gpt-124m (3 layers)."""
     rounds: int = 10
-    """Rounds of which the median is taken."""
+    """Rounds of which the median is taken; fewer, but three, for a contender that takes long."""
 
     def __call__(self) -> None:
         """Time and print."""
-        from steadynorm import bench
+        from steadynorm import bench, machine
 
         if self.model not in bench.MODELS:
             raise ValueError(f"model {self.model!r} is unknown; choose one of {', '.join(bench.MODELS)}")
         contenders, rounds = bench.own_and_torch(), max(1, self.rounds)
-        times = bench.step_times(contenders, bench.MODELS[self.model], rounds)
+        print(f"{machine.describe()}\n{self.model}, hidden matrices, median of {rounds} interleaved rounds", flush=True)
+        times = bench.step_times(contenders, bench.MODELS[self.model], rounds, lambda line: print(line, flush=True))
         errors = {each.name: bench.polar_errors(each.polar) for each in contenders if each.polar is not None}
-        print(f"{self.model}, hidden matrices, median of {rounds} interleaved rounds\n")
-        print(bench.table(contenders, times, errors))
+        print(f"\n{bench.table(contenders, times, errors)}")

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -16,6 +15,7 @@ from steadynorm.monitor.layers import Layer
 from steadynorm.optim.scion import ScionC
 from steadynorm.skipping import decay_of
 from steadynorm.theory import Filter, Overlap
+from steadynorm.theory.updates import newton_schulz_share
 
 _LINEAR = theory.overlap("linear", None)
 
@@ -41,11 +41,7 @@ class Motion:
 
 
 def muon_update_norm_sq(shape: Sequence[int], group: Group) -> float | None:
-    """|u|^2 of torch's Muon with its lr adjustment: Newton-Schulz on the singular values of a large Gaussian matrix.
-
-        sigma^2 = (1 + c + 2 sqrt(c) cos phi) / d,   density (2/pi) sin^2 phi / (1 + c + 2 sqrt(c) cos phi)
-
-    of a d x d/c matrix over its Frobenius norm. None for another Muon, whose scale is not known.
+    """Return |u|^2 of torch's Muon with its lr adjustment, for Gaussian momentum. None for another Muon: its scale is unknown.
 
     >>> group = {"ns_coefficients": (3.4445, -4.775, 2.0315), "ns_steps": 5, "adjust_lr_fn": None}
     >>> round(muon_update_norm_sq((384, 384), group) / 384, 2)
@@ -53,18 +49,13 @@ def muon_update_norm_sq(shape: Sequence[int], group: Group) -> float | None:
     """
     if not {"ns_coefficients", "ns_steps", "adjust_lr_fn"} <= group.keys():
         return None
-    small, large = sorted(shape)
-    c, grid = small / large, 4096
-    phi = (np.arange(grid) + 0.5) * np.pi / grid
-    x = 1 + c + 2 * math.sqrt(c) * np.cos(phi)
-    s, (p, q, r) = np.sqrt(x / small), group["ns_coefficients"]
-    for _ in range(group["ns_steps"]):
-        s = p * s + q * s**3 + r * s**5
-    return (
-        muon_factor(group["adjust_lr_fn"] or "original", shape) ** 2
-        * small
-        * float(2 / grid * np.sin(phi) ** 2 / x @ s**2)
-    )
+    share = newton_schulz_share(*shape, tuple(group["ns_coefficients"]), group["ns_steps"])
+    return muon_factor(group["adjust_lr_fn"] or "original", shape) ** 2 * min(shape) * share
+
+
+def _scion_update_norm_sq(layer: Layer, group: Group) -> float:
+    settings = ScionC.settings_of(group, layer.shape)
+    return settings.lmo.update_norm_sq(layer.shape, blocks=settings.blocks) * settings.share(layer.shape)
 
 
 def _ema(group: Group, alpha: Callable[[Group], float] = alpha_of) -> Filter:
@@ -94,7 +85,7 @@ MOTIONS = {
         _normalised_lr,
         _ema,
         lambda layer: layer.lmo.overlap(layer.shape, blocks=layer.blocks),
-        lambda layer, _: layer.lmo.update_norm_sq(layer.shape, blocks=layer.blocks),
+        _scion_update_norm_sq,
     ),
     "muon": Motion(
         "muon",

@@ -221,7 +221,7 @@ class SteadyOptimizer(Optimizer, ABC):
                     raise ValueError(f"{label}: {error}") from None
                 key = (index, shape, p.dtype, p.device, settings, layout)
                 slices = self.slices(group, p)
-                bucket = Bucket(index, shape, by_rows and p.ndim > 0, settings, [], slices, layout)
+                bucket = Bucket(index, shape, by_rows and p.ndim > 0, settings, [], layout, slices=slices)
                 found.setdefault(key, bucket).params.append(p)
         return distributed.planned(list(found.values()), type(self).parts, self.elementwise)
 

@@ -85,9 +85,9 @@ class Bucket:
     by_rows: bool  # slices along the first dimension do not see each other: a large parameter may be cut
     settings: Any
     params: list[Tensor]
-    slices: Slices = WHOLE  # which parts wait or fade while their gradient is zero
     layout: Layout | None = None  # None: plain tensors, of which every process has its own
     plan: tuple[tuple[slice, tuple[int, ...]], ...] = ()  # pieces to exchange: which, and how many each rank owns
+    slices: Slices = WHOLE  # which parts wait or fade while their gradient is zero
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Every figure and table of the paper as a named experiment: what is run, how it is drawn, what came out."""
+"""The figures and tables of the paper as named experiments: what is run, how it is drawn, what came out."""
 
 import difflib
 
