@@ -21,6 +21,7 @@ HERE = Path(__file__).parent
 def run(world: int, job: str, folder: Path, argument: str = "", *, seconds: float = SECONDS) -> list[Any]:
     """Start `world` processes, wait, and return what each reports; on an error or time-out all are killed."""
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{job}{argument}.{world}.port").unlink(missing_ok=True)
     source = HERE.parent / "src"
     first = [given] if (given := os.environ.get("PYTHONPATH")) else []  # a mutant's source, say
     path = os.pathsep.join(map(str, (*first, source, HERE, HERE / "integrations")))
@@ -56,6 +57,27 @@ def run(world: int, job: str, folder: Path, argument: str = "", *, seconds: floa
     return [json.loads((folder / f"{job}{argument}.{rank}.json").read_text(encoding="utf-8")) for rank in range(world)]
 
 
+def meet(rank: int, world: int, port: Path) -> Any:
+    """A store on a port that the first rank finds free and tells the others by file.
+
+    torch's FileStore, once in some fifty starts, leaves ranks waiting for addresses that are in the file.
+    """
+    import torch.distributed as dist
+
+    limit = timedelta(seconds=SECONDS)
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, world, is_master=True, timeout=limit, wait_for_workers=False)
+        written = port.with_suffix(".part")
+        written.write_text(str(store.port), encoding="utf-8")
+        written.rename(port)
+        return store
+    while not port.exists():
+        time.sleep(0.02)
+    return dist.TCPStore(
+        "127.0.0.1", int(port.read_text(encoding="utf-8")), world, timeout=limit, wait_for_workers=False
+    )
+
+
 def _texts(logs: list[Any]) -> str:
     texts = []
     for rank, log in enumerate(logs):
@@ -70,10 +92,8 @@ def main(rank: int, world: int, folder: Path, job: str, argument: str) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    store = folder / f"{job}{argument}.{world}.store"
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=SECONDS)
-    )
+    store = meet(rank, world, folder / f"{job}{argument}.{world}.port")
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=SECONDS))
     module, _, name = job.rpartition(":")
     function = getattr(importlib.import_module(module or "distributed_jobs"), name)
     found = function(folder, argument) if argument else function(folder)
