@@ -40,6 +40,8 @@ external = of_file("external.py", "test_decay.py")
 skipping = of_file("skipping.py", "test_decay_skip.py")
 families = of_file("families.py", "test_decay.py", "test_decay_choices.py")
 lmo = of_file("lmo.py", "test_lmo.py")
+idle = of_file("optim/idle.py", "test_idle.py")
+updates = of_file("theory/updates.py", "test_lmo.py")
 polar = of_file("polar.py", "test_polar.py")
 TWIN = "test_optim.py::test_scion_equals_its_twin"
 buckets = of_file("optim/buckets.py", TWIN)
@@ -123,12 +125,13 @@ MUTANTS = (
     families("decay that is corrected already is corrected twice", 'if group.get("corrected_weight_decay"):', "if False:"),
     families("coupled decay accepted", "if any(name in _COUPLED for name in names):", "if False:"),
     # lmo
-    lmo("U^2 of spectral", "return d_out / d_in * min(d_out, d_in)", "return float(min(d_out, d_in))"),
-    lmo("U^2 of sign", "* x.shape[-1],\n            lambda m, n: m / n,", "* x.shape[-1],\n            lambda m, n: float(m * n),"),
-    lmo("U^2 of embedding", "lambda x: x.abs().amax((-2, -1)),\n            lambda m, n: float(m * n),", "lambda x: x.abs().amax((-2, -1)),\n            lambda m, n: m / n,"),
-    lmo("U^2 of bias", 'if self.name == "bias":\n            return float(math.prod(shape))', 'if self.name == "bias":\n            return 1.0'),
-    lmo("U^2 of row", "_length(x, -1) * math.sqrt(x.shape[-1]),\n            lambda m, n: m / n,", "_length(x, -1) * math.sqrt(x.shape[-1]),\n            lambda m, n: float(m),"),
-    lmo("U^2 of column", "_length(x, -2) / math.sqrt(x.shape[-2]),\n            lambda m, n: float(m * n),", "_length(x, -2) / math.sqrt(x.shape[-2]),\n            lambda m, n: float(n),"),
+    updates("U^2 of spectral", "return d_out / d_in * min(d_out, d_in)", "return float(min(d_out, d_in))"),
+    updates("U^2 of sign", '"sign", 2, lambda m, n: m / n', '"sign", 2, lambda m, n: float(m * n)'),
+    updates("U^2 of embedding", '"embedding", 2, lambda m, n: float(m * n)', '"embedding", 2, lambda m, n: m / n'),
+    updates("U^2 of bias", 'if self.name == "bias":\n            return float(math.prod(shape))', 'if self.name == "bias":\n            return 1.0'),
+    updates("U^2 of row", '"row", 2, lambda m, n: m / n', '"row", 2, lambda m, n: float(m)'),
+    updates("U^2 of column", '"column", 2, lambda m, n: float(m * n)', '"column", 2, lambda m, n: float(n)'),
+    updates("Newton-Schulz taken to be exact", "2 / grid * np.sin(phi) ** 2 / x @ s**2", "2 / grid * np.sin(phi) ** 2 / x @ s**0"),
     lmo("spectral norm over d_in/d_out", "torch.linalg.matrix_norm(x, 2) * math.sqrt(x.shape[-1] / x.shape[-2])", "torch.linalg.matrix_norm(x, 2) * math.sqrt(x.shape[-2] / x.shape[-1])"),
     lmo("norm of a bias not an RMS", "lambda x: _length(x, -1) / math.sqrt(x.shape[-1]),", "lambda x: _length(x, -1),"),
     lmo("norm of an embedding a mean", "lambda x: x.abs().amax((-2, -1)),", "lambda x: x.abs().mean((-2, -1)),"),
@@ -137,6 +140,11 @@ MUTANTS = (
     lmo("column normalises rows", "lambda x, *_: _unit(x, -2)", "lambda x, *_: _unit(x, -1)"),
     lmo("taps of a convolution not counted", "(self._update(matrices, polar, None) / _taps(shape))", "(self._update(matrices, polar, None) / 1)"),
     lmo("fused q, k, v updated as one matrix", "matrices = _matrices(x, self.name, blocks, batch_ndim)", "matrices = _matrices(x, self.name, 1, batch_ndim)"),
+    # gradients that are zero
+    idle("stale updates do not fade", "(now / FADES_BELOW).clamp(max=1.0)", "torch.ones_like(now)"),
+    idle("what is left of the momentum never comes back", "torch.where(nonzero, 1.0, left * keep", "torch.where(nonzero, left, left * keep"),
+    idle("slices without a gradient move on", "return (self.largest != 0) | (self.smallest != 0)", "return torch.ones_like(self.largest, dtype=torch.bool)"),
+    idle("gradients near the largest number are taken in", "max / 2\n", "max\n"),
     # polar
     polar("no restart in the Gram form", "        gram = _symmetric(y, y.mT)\n        q = _first", "        gram = start = _symmetric(y, y.mT) if k == 0 else _symmetric(_symmetric(q, start), q)\n        q = _first"),
     polar("an odd step of the Gram form goes last", "alone = left in (1, 3)", "alone = left == 1"),
@@ -151,12 +159,12 @@ MUTANTS = (
     polar("directions of no size get one", "(u * rank.unsqueeze(-2)) @ vh", "u @ vh"),
     polar("fifth power scaled as the fourth", "(c * inverse**5)", "(c * inverse**4)"),
     # the step
-    buckets("sign of the update", "addcmul_(u, -gamma)", "addcmul_(u, gamma)"),
+    buckets("sign of the update", "addcmul_(u, -gamma * step)", "addcmul_(u, gamma * step)"),
     buckets("factor 2 in the decay", "theta.mul_(1 - eta)", "theta.mul_(1 - 2 * eta)"),
     buckets("no decay at all", "theta.mul_(1 - eta).addcmul_", "theta.addcmul_"),
-    buckets("weights do not move, but for their decay: seen by the properties alone", ".addcmul_(u, -gamma)", ".addcmul_(u, -0 * gamma)", "properties/test_twin_properties.py"),
-    buckets("updates twice as long: seen by the properties alone", ".addcmul_(u, -gamma)", ".addcmul_(u, -2 * gamma)", "properties/test_bounded_properties.py"),
-    buckets("decay after the step", "theta.mul_(1 - eta).addcmul_(u, -gamma)", "theta.addcmul_(u, -gamma).mul_(1 - eta)"),
+    buckets("weights do not move, but for their decay: seen by the properties alone", ".addcmul_(u, -gamma * step)", ".addcmul_(u, -0 * gamma * step)", "properties/test_twin_properties.py"),
+    buckets("updates twice as long: seen by the properties alone", ".addcmul_(u, -gamma * step)", ".addcmul_(u, -2 * gamma * step)", "properties/test_bounded_properties.py"),
+    buckets("decay after the step", "theta.mul_(1 - eta).addcmul_(u, -gamma * step)", "theta.addcmul_(u, -gamma * step).mul_(1 - eta)"),
     buckets("coupled: decay added to the gradient", "        x = self.direction(batch, scalars, settings)", '        batch = batch._replace(raw_grad=batch.raw_grad + scalars["eta"] / scalars["gamma"] * batch.theta)\n        scalars = {**scalars, "eta": 0 * scalars["eta"]}\n        x = self.direction(batch, scalars, settings)'),
     buckets("state of one parameter goes to another", "write_back(tensors, batch.state[key])", "write_back(tensors, batch.state[key].flip(0))", "test_buckets.py"),
     buckets("weights of one parameter go to another", "write_back(params, batch.theta)", "write_back(params, batch.theta.flip(0))", "test_buckets.py"),
@@ -164,7 +172,7 @@ MUTANTS = (
     buckets("alignment with the weights after the step", "    if products is not None:\n        before, along", "    theta.mul_(1 - eta).addcmul_(u, -gamma)\n    eta, gamma = 0 * eta, 0 * gamma\n    if products is not None:\n        before, along", "test_monitor.py::test_alignment_equals_copies_of_the_weights"),
     scion("Nesterov missing", "return grad.lerp_(m, 1 - alpha) if settings.nesterov else m", "return m"),
     scion("momentum keeps alpha instead of 1 - alpha", "m.lerp_(grad, alpha)", "m.lerp_(grad, 1 - alpha)"),
-    scion("Nesterov missing where momentum is kept in bf16", "torch.lerp(x, wide, 1 - alpha) if nesterov else wide", "wide", "test_buckets.py::test_bf16_momentum_is_the_rounded_momentum_of_its_formula"),
+    scion("Nesterov missing where momentum is kept in bf16", "torch.lerp(x, wide, 1 - a) if nesterov else wide", "wide", "test_buckets.py::test_bf16_momentum_is_the_rounded_momentum_of_its_formula"),
     scion("alpha of construction, not the scheduled one", 'float(group["steady_norm_sq"]), float(group["alpha"])', 'float(group["steady_norm_sq"]), float(self.defaults["alpha"])'),
     scion("C^2 of construction, not the scheduled one", 'alpha = float(group["steady_norm_sq"]), float(group["alpha"])', 'alpha = float(self.defaults["steady_norm_sq"]), float(group["alpha"])'),
     scion("lr of construction in the decay", "return self._weight_decay(group, lr, bucket.settings", 'return self._weight_decay(group, float(self.defaults["lr"]), bucket.settings'),
@@ -224,13 +232,13 @@ MUTANTS = (
     # many processes
     shards("matrices come back in the order they had, not that of their owners", "params += [p for _, _, p in sorted(owners, key=lambda entry: entry[:2])]", "params += [p for _, _, p in owners]", "test_bench.py::test_matrices_are_put_in_the_order_of_their_owners"),
     shards("updates arrive as multiples of a unit", "u = u.to(live.dtype).mul_(stage.unit)", "u = u.to(live.dtype)"),
-    shards("an infinity on one rank is written by the others", 'live = finite[which].to(exact).view(', "live = torch.ones_like(finite[which]).to(exact).view("),
+    shards("an infinity on one rank is written by the others", 'live = work.finite[which].to(exact).view(', "live = torch.ones_like(work.finite[which]).to(exact).view("),
     shards("half a row taken for a row", "(bucket.by_rows and bucket.layout is not None and bucket.layout.keeps_rows_whole)", "bucket.by_rows"),
     shards("all matrices on one process", "load[owner] += costs[k] if owned else 0.0", "load[owner] += 0.0", "test_bench.py::test_cost_model_counts_what_moves"),
     shards("an owner sends its matrix to everyone", "return layout.replicated and max(counts) * layout.ranks > 2 * sum(counts)", "return False", "test_bench.py::test_few_matrices_are_gathered_from_shards"),
     layout("sums of shards not added up", "            dist.all_reduce(x, group=process_group(self.group))\n", "            pass\n", STEPS.replace("four-32", "two-36")),
     layout("FSDP2 over tensor parallel cut in the wrong order", 'key=lambda k: "Strided" in type(placements[k]).__name__)', "key=lambda k: 0)"),
-    Mutant("optim/agreement.py", "            agreed |= {id(member.p): flag for member, flag", "            agreed |= {id(member.p): found.get(id(member.p), flag) for member, flag", "each rank judges its own shard alone", (STEPS,)),
+    Mutant("optim/agreement.py", "            agreed |= {id(member.p): flag.bool() for member, flag", "            agreed |= {id(member.p): found.get(id(member.p), flag).bool() for member, flag", "each rank judges its own shard alone", (STEPS,)),
     Mutant("optim/sharded_state.py", "return (given.full_tensor() if is_dtensor(value) else value).to(", "return (0 * given.full_tensor() if is_dtensor(value) else value).to(", "sharded momentum lost where it is loaded whole", (MOVED,)),
     Mutant("optim/sharded_state.py", "local(fresh).copy_(layout.mine.of(value))", "local(fresh).copy_(0 * layout.mine.of(value))", "whole momentum lost where it is loaded in shards", (MOVED,)),
     # planning, moving over, simulation

@@ -38,9 +38,9 @@ import steadynorm as sn
 
 LR = 0.01
 COMMON: tuple[dict[str, Any], ...] = ({}, {"lr": LR}, {"lr": torch.tensor(LR)}, {"lr": LR, "maximize": True})
-SCION = ({"alpha": 1.0}, {"nesterov": True}, {"polar": "svd"}, {"momentum_dtype": "bfloat16"}, {"weight_decay": 0.1})
+SCION = ({"alpha": 1.0}, {"nesterov": True}, {"polar": "svd"}, {"momentum_dtype": "bfloat16"})
 INPUTS: dict[str, tuple[dict[str, Any], ...]] = {
-    "Scion": SCION,
+    "Scion": (*SCION, {"weight_decay": 0.1}),
     "ScionC": (*SCION, {"overlap": "exact"}, {"steady_norm_sq": 2.0, "alpha": 0.5}),
     "AdamC": ({"weight_decay": 0.0}, {"amsgrad": True}, {"betas": (0.5, 0.9)}, {"steady_norm_sq": 0.5}),
     "CorrectedAdamW": (

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 VARIABLE = "STEADYNORM_NATIVE_BF16"
+_BF16_INSTRUCTIONS = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def native_bf16() -> bool:
@@ -28,7 +29,7 @@ def native_bf16() -> bool:
     """
     match os.environ.get(VARIABLE, ""):
         case "":
-            return _has_bf16_instructions()
+            return _BF16_INSTRUCTIONS
         case "0":
             return False
         case "1":
@@ -65,11 +66,6 @@ def describe() -> str:
     return (
         f"{_cpu_name()}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}, {path}{forced}"
     )
-
-
-@functools.cache
-def _has_bf16_instructions() -> bool:
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 @functools.cache
