@@ -15,6 +15,7 @@ from steadynorm.integrations.sinks import to_folder
 steps = int(sys.argv[1]) if len(sys.argv) > 1 else 300
 folder = sys.argv[2] if len(sys.argv) > 2 else "runs/scionc_transformer"
 text = torch.frombuffer(bytearray("".join(each.text for each in sotu()[-40:]).encode()), dtype=torch.uint8).long()
+COLUMNS = ("loss", "weight_norm/hidden", "forecast_norm/hidden")
 
 
 class Transformer(nn.Module):
@@ -54,6 +55,4 @@ for step in range(1, steps + 1):
         records = monitor.measure()  # one transfer from the device
         write(records)
         last = records[-1]
-        print(
-            f"step {step}: " + "  ".join(f"{key} {last[key]:.3f}" for key in ("loss", "weight_norm", "forecast_norm"))
-        )
+        print(f"step {step}: " + "  ".join(f"{key} {last[key]:.3f}" for key in COLUMNS))

@@ -195,7 +195,7 @@ sys.exit(main(["train", "gpt", "--steps", "1"]))
 @pytest.mark.parametrize("module", ["tyro", "torch", "torch.nn", "steadynorm.train.config"])
 def test_ctrl_c_while_importing_ends_without_a_traceback(module):
     code = INTERRUPTED.format(module=module)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", timeout=300)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "steadynorm: interrupted\n")
 
 

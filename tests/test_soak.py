@@ -54,8 +54,8 @@ def test_a_soak_that_is_ended_early_keeps_to_its_forecast_and_is_written_down(tm
 
 
 def test_weights_that_do_not_decay_and_memory_that_is_kept_are_noticed(monkeypatch, tmp_path):
-    def without_decay(theta, u, eta, gamma, products=None):
-        theta.addcmul_(u, -gamma)
+    def without_decay(theta, u, eta, gamma, step, products=None):
+        theta.addcmul_(u, -gamma * step)
 
     kept = []
 

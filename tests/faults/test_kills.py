@@ -18,7 +18,8 @@ from injecting import Action, child, ended, files_in, injected, instants, killed
 from steadynorm import records, report
 from steadynorm.page import rendering
 from steadynorm.paper import carrying, keeping
-from steadynorm.paper.experiment import Context, Experiment, Outcome, judged
+from steadynorm.paper.experiment import Context, Experiment, Outcome, claim
+from steadynorm.paper.statistics import at_least, estimate
 from steadynorm.train import checkpoint, loop
 from steadynorm.train.config import Config
 
@@ -224,7 +225,7 @@ def test_reporting(tmp_path: Path, light: None, times: int):
 
 
 def experiment(context: Context) -> Outcome:
-    return Outcome([], [judged("1 < 2", True, "1 and 2")], {"seed": context.seed})
+    return Outcome([], [claim("1 < 2", lambda: at_least(estimate([1.9, 2.0, 2.1]), 1.0, "2"))], {"seed": context.seed})
 
 
 @often

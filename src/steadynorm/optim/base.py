@@ -268,7 +268,8 @@ class SteadyOptimizer(Optimizer, ABC):
     def _all_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
         state = {**self.fresh_state(group, p), "skipped": no_skips(p)}
         if self.normalizes:
-            state["momentum_left"] = torch.ones(self.slices(group, p).blocks, device=p.device)
+            exact = torch.float64 if p.dtype == torch.float64 else torch.float32
+            state["momentum_left"] = torch.ones(self.slices(group, p).blocks, dtype=exact, device=p.device)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -85,7 +85,7 @@ def mask(nonzero: Tensor, shape: Sequence[int], slices: Slices, dtype: torch.dty
     torch.Size([1, 2, 1])
     """
     leading = shape[: len(shape) - slices.waiting_ndim]
-    return nonzero.view(-1, *leading, *[1] * slices.waiting_ndim).to(dtype)
+    return nonzero.view(len(nonzero), *leading, *[1] * slices.waiting_ndim).to(dtype)
 
 
 def fade(left: Tensor, nonzero: Tensor, finite: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,10 +105,10 @@ def spread(factors: Tensor, shape: Sequence[int], slices: Slices, start: int = 0
     start, length: where the parameters are shards, their first position along that dimension, and how many there are.
     """
     if slices.blocks == 1:
-        return factors.view(-1, *[1] * len(shape))
+        return factors.view(len(factors), *[1] * len(shape))
     dim = slices.dim % len(shape)
     return factors[:, block_of(shape[dim], slices, start, length, factors.device)].view(
-        -1, *[shape[k] if k == dim else 1 for k in range(len(shape))]
+        len(factors), *[shape[k] if k == dim else 1 for k in range(len(shape))]
     )
 
 

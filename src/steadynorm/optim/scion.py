@@ -37,6 +37,8 @@ class ScionSettings:
         if self.polar.method != "newton-schulz" or not UPDATES[self.lmo.name].is_polar:
             return 1.0
         sides = matrix_sides(self.lmo.name, shape, self.blocks)
+        if min(sides) <= 1:  # a vector is normalised, not iterated
+            return 1.0
         return newton_schulz_share(*sides, self.polar.quintics[0], self.polar.steps)
 
 
@@ -205,7 +207,7 @@ class ScionC(Scion):
     Arguments as Scion's, and:
         steady_norm_sq: C^2, the weight norm squared over the update norm squared to settle at.
         weight_decay: set in a group, it is a constant lambda there (the output layer), which has no steady_norm_sq.
-            As an argument it is refused: it would switch the correction off for every group.
+            As an argument it is refused, unless it is 0: it would switch the correction off for every group.
         overlap: "linear", the paper's formula, or "exact": the decay that reaches C^2 given the overlap kernel of each
             parameter's lmo and shape, at finite eta.
 
@@ -246,9 +248,9 @@ class ScionC(Scion):
         defaults = _defaults(
             lr, alpha, lmo, nesterov, blocks, polar, polar_steps, momentum_dtype, own_time, check_finite, maximize
         )
-        if weight_decay is not None:
+        if weight_decay:
             raise ValueError(_constant_for_all(weight_decay, float(lr), alpha, nesterov))
-        defaults |= {"weight_decay": None, "steady_norm_sq": steady_norm_sq, "overlap": overlap}
+        defaults |= {"weight_decay": weight_decay, "steady_norm_sq": steady_norm_sq, "overlap": overlap}
         SteadyOptimizer.__init__(self, params, defaults, mesh)
 
     def add_param_group(self, param_group: Group) -> None:
@@ -308,11 +310,10 @@ class ScionC(Scion):
 
 def _constant_for_all(weight_decay: float, lr: float, alpha: float, nesterov: bool) -> str:
     """The error for ScionC(weight_decay=...), with the target that this decay means."""
-    if weight_decay > 0 and lr > 0:
+    remedy = "pass steady_norm_sq= instead"
+    if weight_decay > 0 and 0 < lr < 1 / weight_decay and 0 < alpha <= 1:
         target = theory.steady_norm_sq(lr, weight_decay, alpha, nesterov=nesterov, limit=True)
         remedy = f"at lr={lr:g} and alpha={alpha:g} it settles at steady_norm_sq={target:.4g}: pass that instead"
-    else:
-        remedy = "pass steady_norm_sq= instead"
     return (
         f"ScionC: weight_decay={weight_decay} would be constant and switch the correction off; {remedy}, use Scion for "
         "constant decay, or set weight_decay in single groups"

@@ -23,7 +23,7 @@ def options(config: Config, recipe: str) -> list[str]:
     >>> from dataclasses import replace
     >>> base = RECIPES["gpt"]
     >>> options(replace(base, steps=5, clip=1.0, bf16=False, optim=replace(base.optim, betas=(0.9, 0.95))), "gpt")
-    ['--steps', '5', '--optim.betas', '0.9', '0.95', '--clip', '1.0', '--no-bf16']
+    ['--steps', '5', '--optim.betas', '0.9', '0.95', '--clip', '1.0', '--bf16', 'False']
     """
     start = with_optimizer(recipe, config.optim.name)
     named = [["--optim.name", config.optim.name]] if config.optim.name != RECIPES[recipe].optim.name else []
@@ -41,11 +41,11 @@ def _differing(new: Any, old: Any, prefix: str) -> Iterator[list[str]]:
         if is_dataclass(value):
             yield from _differing(value, default, f"{name}.")
         elif value != default:
-            yield _option(name, value)
+            yield _option(name, value, is_flag=field.type is bool)
 
 
-def _option(name: str, value: Any) -> list[str]:
-    if isinstance(value, bool):
+def _option(name: str, value: Any, *, is_flag: bool) -> list[str]:
+    if is_flag:
         head, _, last = name.rpartition(".")
         return [f"--{name}" if value else f"--{head + '.' if head else ''}no-{last}"]
     values = value if isinstance(value, tuple) else (value,)
