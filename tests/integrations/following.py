@@ -56,7 +56,7 @@ class Steps:
 
 
 class AppliedDecay:
-    """The decay that each step of an AdamW really applied to each parameter, told by its weights and moments:
+    """The decay that each step of an AdamW really applied to each parameter, read off its weights and moments:
 
     theta' = (1 - lr lambda) theta - lr m / (sqrt(v) + eps)
     """

@@ -41,7 +41,7 @@ def test_table_of_a_real_architecture(name: str):
     if os.environ.get("STEADYNORM_WRITE_GOLDEN"):
         path.write_text(table, encoding="utf-8")
     assert table == path.read_text(encoding="utf-8"), (
-        f"{path.name} differs; if that is meant, write it anew (see the top of this file)"
+        f"{path.name} differs; if that is meant, write it again (see the top of this file)"
     )
 
 

@@ -64,7 +64,7 @@ class Monitor:
         optimizer: any torch optimizer, ours or not, also in Accelerate's or Lightning's wrapper. What is measured are
             its parameters.
         model: gives names and roles (embedding, output, fused q, k, v) where the groups do not carry them.
-        every: measure only every so many steps. Each record iterates for the spectral norm until it is within 1 %.
+        every: steps between two records. Each record iterates for the spectral norm until it is within 1 %.
         flush: so many records are held on the device; when there are more, all move to the host and wait there to be
             asked for. A step waits for the device at no other time; `measure()` does, with one transfer a device.
         alignment: of weights and update. By default where it costs no memory: in steadynorm's own optimizers but

@@ -44,7 +44,7 @@ class Extremes(NamedTuple):
     smallest: Tensor
 
     def finite(self) -> Tensor:
-        """(batch,): whether momentum can take the gradient in. The difference of two must be a number, too."""
+        """(batch,): whether momentum can take the gradient in. The difference of two must also be finite."""
         limit = torch.finfo(self.largest.dtype).max / 2
         return ((self.largest <= limit) & (self.smallest >= -limit)).all(1)  # NaN fails every comparison
 
