@@ -16,7 +16,7 @@ TOLD = "test_paper_null.py::test_best_lrs_are_told_from_best_effective_lrs"
 
 MUTANTS: tuple[Mutant, ...] = (
     # models
-    gpt("activation without sqrt(2)", "(math.sqrt(2) * relu(self.up(x))).square()", "relu(self.up(x)).square()"),
+    gpt("activation without its factor of 2", "2 * self.down(relu(self.up(x)).square())", "self.down(relu(self.up(x)).square())"),
     gpt("q is not normalised", "rotate(norm(q), cos, sin), rotate(norm(k)", "rotate(q, cos, sin), rotate(norm(k)"),
     gpt("attention sees what is to come", "is_causal=True", "is_causal=False"),
     gpt("rotation stretches", "x2 * cos - x1 * sin", "x2 * cos + x1 * sin"),
