@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,report,train]'
 	touch $@
 
-demo: $(STAMP) ## train Scion against ScionC on embedded text, 4 to 8 minutes, and show them on a page
+demo: $(STAMP) ## train Scion against ScionC on embedded text, up to 6 minutes, and show them on a page
 	$(BIN)/steadynorm demo
 
 # The report page is tested in a real browser; on Debian as root it is installed, elsewhere those tests are skipped.

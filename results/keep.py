@@ -36,7 +36,15 @@ def figures(run: records.Run) -> dict[str, float | None]:
     count = len(run.steps)
     span = max(1, count // 20)
     found: dict[str, float | None] = {"steps": int(run.steps[-1])}
-    for key in ("weight_norm", "grad_norm", "forecast_norm", "spectral_norm", "loss"):
+    for key in (
+        "weight_norm",
+        "weight_norm/hidden",
+        "grad_norm",
+        "forecast_norm",
+        "forecast_norm/hidden",
+        "spectral_norm",
+        "loss",
+    ):
         if key in run.columns:
             values = run.columns[key]
             found[f"{key}, middle"] = number(np.nanmean(values[(count - span) // 2 : (count + span) // 2]))

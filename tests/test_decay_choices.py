@@ -274,6 +274,45 @@ def test_step_with_lr_zero_is_not_the_end_of_a_warmup() -> None:
         decays(optimizer, lr)  # warnings are errors here
 
 
+# ---------------------------------------------------------------- the same in our own optimizers
+
+OWN = (sn.AdamC, sn.LionC, sn.SGDC)
+
+
+@pytest.mark.parametrize("cls", OWN)
+def test_own_optimizer_warns_if_a_checkpoint_replaces_its_peak(cls: Any) -> None:
+    saved, optimizer = (cls([weight()], lr=LR, weight_decay=DECAY, peak_lr=value) for value in (LR, 2 * LR))
+    message = rf"group 0: the checkpoint's peak_lr=0\.1 replaces the 0\.2 given to {cls.__name__}\. To use yours, set"
+    with pytest.warns(UserWarning, match=message):
+        optimizer.load_state_dict(through_disk(saved)[0])
+    assert decays(optimizer, LR / 2) == [DECAY / 2]
+    by_default = cls([weight()], lr=2 * LR, weight_decay=DECAY)
+    by_default.load_state_dict(through_disk(saved)[0])  # warnings are errors here
+    assert decays(by_default, LR / 2) == [DECAY / 2]
+
+
+@pytest.mark.parametrize("cls", OWN)
+def test_own_optimizer_warns_of_a_guessed_peak_that_is_never_approached(cls: Any) -> None:
+    optimizer = cls([weight()], lr=1.0, weight_decay=DECAY)
+    scheduler = lr_scheduler.LambdaLR(optimizer, noam)
+    drive(optimizer, scheduler, 5)
+    with pytest.warns(UserWarning, match=r"the largest lr so far is 0\.0559017, far below the guessed peak_lr=1"):
+        step(optimizer)
+
+
+@pytest.mark.parametrize("cls", OWN)
+@pytest.mark.parametrize("old", [{"peak_lr": LR}, {}])
+def test_own_optimizer_resumed_late_is_not_judged(cls: Any, old: dict[str, float], monkeypatch: Any) -> None:
+    """Its largest lr was before the checkpoint, or is saved in it."""
+    monkeypatch.setattr(peak, "_PATIENCE", 3)
+    saved, resumed = cls([weight()], lr=LR, weight_decay=DECAY, **old), cls([weight()], lr=LR, weight_decay=DECAY)
+    drive(saved, lr_scheduler.ExponentialLR(saved, 0.5), 3)
+    resumed.load_state_dict(through_disk(saved)[0])
+    resumed.param_groups[0]["peak_lr_given"] = False
+    for _ in range(10):
+        decays(resumed, LR / 16)  # warnings are errors here
+
+
 # ---------------------------------------------------------------- the way back
 
 

@@ -26,7 +26,7 @@ GPT_124M_LAYER: tuple[Shape, ...] = ((768, 768),) * 4 + ((3072, 768), (768, 3072
 MODELS = {"vit-s16": VIT_S16, "gpt-124m (3 layers)": GPT_124M_LAYER * 3}
 
 
-LONG = 20.0  # seconds after which an action has had rounds enough, if it has had three
+LONG = 20.0  # seconds after which an action has had rounds enough
 PLAIN = "Newton-Schulz in fp32"
 
 
@@ -99,21 +99,22 @@ def interleaved(
 ) -> dict[str, float]:
     """Median seconds of each action; in every round each runs once, so that a slow moment hits all alike.
 
-    An action that takes long has three rounds at least, and no more after LONG seconds. `say` is told how long it will
-    take, once each action has been tried.
+    An action gets no more rounds after LONG seconds, but at least three; one that takes longer than that by itself is not
+    run again, and its first run is its time. `say` is told how long it will take, once each action has been tried.
 
     >>> interleaved({"nothing": lambda: None}, rounds=3)["nothing"] < 1
     True
     """
-    seen: dict[str, list[float]] = {name: [_seconds(each)] for name, each in actions.items()}  # to warm up
-    total = sum(min(rounds * first, max(LONG, 3 * first)) for (first,) in seen.values())
+    first = {name: _seconds(action) for name, action in actions.items()}  # to warm up
+    seen: dict[str, list[float]] = {name: [seconds] if seconds > LONG else [] for name, seconds in first.items()}
+    repeated = [name for name, seconds in first.items() if seconds <= LONG]
+    total = sum(min(rounds * first[name], max(LONG, 3 * first[name])) for name in repeated)
     if total > 10:
-        say(f"{len(actions)} contenders, {rounds} rounds: about {max(1, round(total / 60))} min")
-    seen = {name: [] for name in actions}
+        say(f"{len(repeated)} contenders, {rounds} rounds: about {max(1, round(total / 60))} min")
     for _ in range(rounds):
-        for name, each in actions.items():
+        for name in repeated:
             if len(seen[name]) < 3 or sum(seen[name]) < LONG:
-                seen[name].append(_seconds(each))
+                seen[name].append(_seconds(actions[name]))
     return {name: statistics.median(values) for name, values in seen.items()}
 
 

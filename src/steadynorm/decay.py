@@ -168,8 +168,12 @@ class Correction:
 
     def before_load(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
         """Note the groups' keys, for a checkpoint that lacks them; bring one with split groups into today's layout."""
-        self.known = [{key: group[key] for key in KEYS if key in group} for group in optimizer.param_groups]
+        self.remember(optimizer.param_groups)
         return unsplit(optimizer.param_groups, state_dict)
+
+    def remember(self, groups: Sequence[Group]) -> None:
+        """Note the groups' keys as they are before a checkpoint is loaded."""
+        self.known = [{key: group[key] for key in KEYS if key in group} for group in groups]
 
     def after_load(self, optimizer: Optimizer) -> None:
         """A checkpoint from before the correction: its weight_decay is the base, the rest stays as it was."""
@@ -183,19 +187,21 @@ class Correction:
                 group.update({**known, "base_weight_decay": float(group["weight_decay"]), **own, "corrected": both})
             elif known.get(UNCORRECTED) and not group.get(UNCORRECTED):  # nobody had been skipped, or groups were split
                 group.update({UNCORRECTED: known[UNCORRECTED], "corrected": known["corrected"]})
-        self._warn_of_replaced(optimizer.param_groups)
+        self.warn_of_replaced(optimizer)
 
-    def _warn_of_replaced(self, groups: Sequence[Group]) -> None:
-        """Warn about the first setting given to correct() that differs from the checkpoint's, which wins."""
-        for index, (group, known) in enumerate(zip(groups, self.known, strict=True)):
+    def warn_of_replaced(self, optimizer: Optimizer) -> None:
+        """Warn about the first setting that the caller gave and that differs from the checkpoint's, which wins."""
+        where = type(optimizer).__name__ if hasattr(optimizer, "corrects_itself") else "correct()"
+        for index, (group, known) in enumerate(zip(optimizer.param_groups, self.known, strict=True)):
             if not (group.get("corrected") and group.get("base_weight_decay")):
                 continue
             for key in self.given:
-                if key in known and group.get(key) != known[key]:
+                given = known.get(key) is not None and known.get(f"{key}_given", True)
+                if given and group.get(key) != known[key]:
                     warnings.warn(
                         f"{group_label(index, group)}: the checkpoint's {key}={group.get(key)} replaces the "
-                        f"{known[key]} given to correct(). To use yours, set group[{key!r}] = {known[key]} after "
-                        "loading; to keep the checkpoint's, leave it out of correct()",
+                        f"{known[key]} given to {where}. To use yours, set group[{key!r}] = {known[key]} after "
+                        f"loading; to keep the checkpoint's, leave it out of {where}",
                         stacklevel=4,
                     )
                     return
@@ -210,7 +216,7 @@ class Correction:
 
 def own_correction(optimizer: Optimizer, family: Family) -> Correction:
     """Of an optimizer that corrects itself: one object for its life, neither saved nor copied."""
-    return optimizer.__dict__.setdefault("_correction", Correction(family))
+    return optimizer.__dict__.setdefault("_correction", Correction(family, ("peak_lr", "steady_norm_sq")))
 
 
 def refuse_idle_target(where: str, groups: Iterable[Group]) -> None:

@@ -16,6 +16,7 @@ from steadynorm import progress, records, report, simulate, theory
 OPTIMIZERS = ("scion", "scionc")
 # A page needs no more; the recipe's own records and evaluations would take a minute longer.
 BRIEFLY = ("--monitor-every", "5", "--eval-every", "230", "--task.eval-tokens", "32768")
+_STEPS_TO_JUDGE = 50  # of both runs together, before the time left is told
 _OUTPUT = "embedding.weight"  # tied: the output layer
 SYSTEMS = (
     ("vector of 512", "bias", (512,)),
@@ -99,7 +100,7 @@ def _watch(processes: Sequence[subprocess.Popen[bytes]], folders: Sequence[Path]
             done = now
             if first is None and all(records.last_step(out / records.FILE) > 0 for out in folders):
                 first = now, time.monotonic()  # both are past their start
-            elif first is not None and not told and now > first[0]:
+            elif first is not None and not told and now - first[0] >= _STEPS_TO_JUDGE:
                 told = True
                 say(estimate(now - first[0], time.monotonic() - first[1], steps * len(folders) - now))
             if None not in ended:
@@ -111,10 +112,10 @@ def estimate(steps: int, seconds: float, left: int) -> str:
     """Return how long the steps that are left will take at the rate of those seen.
 
     >>> estimate(40, 8.0, 2000), estimate(40, 0.4, 100)
-    ('about 7 minutes left at 0.20 s per step', 'about 1 minute left at 0.01 s per step')
+    ('about 7 minutes left', 'about 1 minute left')
     """
     minutes = max(1, round(left * seconds / steps / 60))
-    return f"about {minutes} minute{'s' if minutes > 1 else ''} left at {seconds / steps:.2f} s per step"
+    return f"about {minutes} minute{'s' if minutes > 1 else ''} left"
 
 
 def summarise(folder: Path) -> Summary:

@@ -39,7 +39,7 @@ class Demo:
             seen = f"{each.simulated.mean:.3f} ± {each.simulated.error:.3f}"
             table.add_row(each.label, f"{each.paper:.3f}", f"{each.exact:.3f}", seen)
         console.print(table)
-        console.print("Now training a GPT (4 layers, width 128) on the State of the Union addresses, 4 to 8 minutes.")
+        console.print("Now training a GPT (4 layers, width 128) on the State of the Union addresses, up to 6 minutes.")
         console.print(f"This machine: {machine.describe()}.")
         rows, where = demo.run(self.out, self.steps, console.print)
         table = Table(title="lr on a cosine to zero", title_justify="left")

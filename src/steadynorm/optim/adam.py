@@ -26,8 +26,9 @@ from steadynorm.optim.checks import (
 from steadynorm.optim.layout import is_dtensor, local
 from steadynorm.optim.loading import load_exactly
 from steadynorm.optim.parameters import check_parameter, check_unchanged, name_of
-from steadynorm.optim.relative import base_from_plain_checkpoint
+from steadynorm.optim.relative import loading
 from steadynorm.optim.settling import Settled, checked_state, settle_state
+from steadynorm.peak import watch
 from steadynorm.theory.steady import eta_of
 
 _SMALL = 1 << 12  # elements of gradients that are looked at together: a call for each would cost more than the copy
@@ -60,8 +61,8 @@ class AdamC(torch.optim.AdamW):
         peak_lr: the schedule's maximum; default the lr given here (or `max_lr`, `initial_lr` in the group).
         steady_norm_sq: an absolute target, the mean square of an element.
         check_finite: raise on a non-finite gradient. Default: such a parameter is left as it was and its `skipped`
-            counter goes up. On an accelerator fused=True skips the whole step instead, without waiting for the
-            device; the other implementations wait.
+            counter goes up; so is one whose gradient is finite but too large to be squared. On an accelerator
+            fused=True skips the whole step instead, without waiting for the device; the other implementations wait.
 
     Weights are fp32, fp64 or bf16: Adam's second moment does not fit fp16.
     A group with `corrected=False` keeps constant decay (the output layer). With a constant lr this is AdamW, bit for
@@ -135,6 +136,7 @@ class AdamC(torch.optim.AdamW):
             raise type(error)(f"AdamC, {group_label(len(self.param_groups), group)}: {error}") from None
         for p, state in zip(group["params"], states, strict=True):
             self.state[p].update(state)
+        watch(group)
         own_correction(self, ADAM).note(self.param_groups)
         self.__dict__.pop("_settled", None)
 
@@ -284,10 +286,10 @@ class AdamC(torch.optim.AdamW):
 
         A checkpoint that does not fit raises ValueError before anything changes.
         """
-        load_exactly(self, super().load_state_dict, state_dict, self._fresh_state, ("betas",))
+        with loading(self, ADAM, state_dict):
+            load_exactly(self, super().load_state_dict, state_dict, self._fresh_state, ("betas",))
         self.__dict__.pop("_settled", None)
         drop_capturable(self.param_groups)
-        base_from_plain_checkpoint(self, state_dict)
 
 
 def _check_numbers(group: Group) -> None:

@@ -1,5 +1,7 @@
 """Own optimizers corrected relative to their peak lr: the same keys and formula as `correct(optimizer)`."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
@@ -10,6 +12,7 @@ from steadynorm.decay import group_keys, own_correction, refuse_idle_target
 from steadynorm.families import Family, refuse_scion_groups
 from steadynorm.optim.base import Group, SteadyOptimizer
 from steadynorm.optim.checks import check_range
+from steadynorm.peak import LARGEST, watch
 
 
 class RelativelyCorrected(SteadyOptimizer):
@@ -34,18 +37,30 @@ class RelativelyCorrected(SteadyOptimizer):
 
     def add_param_group(self, param_group: Group) -> None:
         super().add_param_group(param_group)
+        watch(self.param_groups[-1])
         own_correction(self, self.family).note(self.param_groups)
 
     def before_step(self) -> None:
         own_correction(self, self.family)(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        base_from_plain_checkpoint(self, state_dict)
+        with loading(self, self.family, state_dict):
+            super().load_state_dict(state_dict)
 
 
-def base_from_plain_checkpoint(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
-    """A checkpoint from before the correction: its weight_decay is the base, the rest stays as it was."""
+@contextlib.contextmanager
+def loading(optimizer: Optimizer, family: Family, state_dict: dict[str, Any]) -> Iterator[None]:
+    """Load a checkpoint inside; afterwards say which given settings it replaced.
+
+    In a checkpoint from before the correction weight_decay is the base, and the rest stays as it was. A run that has not
+    been watched from its start may have seen its largest lr, so its peak is on trial no more.
+    """
+    correction = own_correction(optimizer, family)
+    correction.remember(optimizer.param_groups)
+    yield
     for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
         if "base_weight_decay" not in saved:
             group["base_weight_decay"] = float(group["weight_decay"])
+        if LARGEST not in saved:
+            group.pop(LARGEST, None)
+    correction.warn_of_replaced(optimizer)
