@@ -120,7 +120,7 @@ def decays_of(trainer: Trainer, ratio: float) -> dict[torch.Tensor, float]:
     """The output layer keeps its decay, a matrix's follows the lr, a gain has none."""
     block = trainer.model.transformer.h[0]
     output = trainer.model.get_output_embeddings().weight
-    return {output: DECAY, block.mlp.c_fc.weight: DECAY * ratio, block.ln_1.weight: 0.0, block.mlp.c_fc.bias: 0.0}
+    return {output: DECAY, block.mlp.c_fc.weight: DECAY * ratio, block.ln_1.weight: 0.0}
 
 
 @pytest.mark.parametrize("schedule", RATIOS)
