@@ -1,6 +1,7 @@
-"""Write the pages of the paper's experiments, docs/paper/*.md and their pictures, from results/. No number is typed.
+"""Write the pages of the paper's experiments, docs/paper/*.md and their pictures, and who won, from results/. No number is typed.
 
-Run from the repository's root: .venv/bin/python docs/experiments.py   (make docs does it, too)
+Run from the repository's root: .venv/bin/python docs/experiments.py   (`make docs` does it as well). It also fills the boxes
+"what you gain" in README.md and docs/, between <!-- gain --> and <!-- /gain -->.
 """
 
 import json
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
 from itertools import cycle
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import matplotlib as mpl
@@ -23,6 +25,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from steadynorm import page, paper
 from steadynorm.paper import carrying
+from steadynorm.paper.comparison import COMPARISONS, Comparison, Pair, pairs
 from steadynorm.paper.experiment import LEAST, VERDICTS, Claim, Outcome
 from steadynorm.paper.statistics import CONFIDENCE, holm
 
@@ -30,6 +33,12 @@ ROOT = Path(__file__).parent.parent
 COLOURS = ("#1d4ed8", "#c2410c", "#15803d", "#7e22ce", "#0e7490", "#b91c1c", "#a16207", "#475569")
 MOST_PLOTS = 9
 AFTER = "of these after Holm"
+BOXES = (Path("README.md"), Path("docs/index.md"), Path("docs/correct.md"))  # pages with what you gain, between markers
+GAINS = {  # what you change -> folder, arm, and what was trained
+    "AdamW → corrected": ("fig-adamc", "AdamC", "ViT, accuracy in %"),
+    "torch's Muon → corrected": ("fig-muon", "Muon, corrected", "GPT, validation loss"),
+    "Scion → ScionC": ("fig-nanogpt", "ScionC", "GPT, validation loss"),
+}
 STYLE = {"svg.hashsalt": "steadynorm", "svg.fonttype": "none", "font.size": 8, "axes.spines.top": False,
          "axes.spines.right": False, "figure.facecolor": "white", "lines.linewidth": 1.2}  # fmt: skip
 
@@ -71,7 +80,7 @@ def overviews(root: Path) -> dict[str, str]:
     """Return the pages about all experiments, by the paths they go to."""
     calibration = json.loads((root / "results" / "calibration.json").read_text(encoding="utf-8"))
     return {
-        "index.md": _index(list(results(root)), _certain(results(root))),
+        "index.md": _index(root, list(results(root)), _certain(results(root))),
         "calibration.md": _calibration(calibration),
     }
 
@@ -148,7 +157,95 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 
-def _index(folders: Sequence[Path], certain: Certain) -> str:
+# Who won
+
+
+def gain(root: Path) -> str:
+    """Return the box of README and docs: what correcting brings, and what not."""
+    found = {(pair.folder, pair.arm): pair for pair in _pairs(root)}
+    rows, seeds = [], set()
+    for change, (folder, arm, task) in GAINS.items():
+        pair = found[folder, arm]
+        seeds.add((len(pair.values), pair.steps))
+        assert pair.drifts is not None
+        ends = " → ".join(Pair.spread(pair.measure, each) for each in (pair.base_values, pair.values))
+        moved = " → ".join(f"{each:.1f} %" for each in pair.drifts)
+        rows.append([change, f"{task}: {ends}", pair.verdict, moved])
+    [(count, steps)] = seeds
+    vit = {pair.arm: pair for pair in _pairs(root) if pair.folder == "table-vit"}
+    means = [
+        f"{fmean(each):.1f} %"
+        for each in (vit["Scion"].base_values, vit["Scion"].values, vit["ScionC (cosine)"].values)
+    ]
+    header = ("you change", "at the end of the run", "who won", "hidden weight norm moves, middle to end")
+    parts = [
+        _rows(header, rows),
+        f"{count} seeds, {steps} steps, mean ± standard deviation; a ViT of 3 layers x 64 on CIFAR-10 and a GPT of 2 layers x 64 on text, "
+        "on CPUs. AdamC, corrected AdamW, begins with 1.5 times the decay; the others have equal decays at the peak. What did raise "
+        f"accuracy is Scion's update, with or without the correction: AdamW {means[0]}, Scion {means[1]}, ScionC {means[2]}.",
+    ]  # fmt: skip
+    return "\n\n".join(parts)
+
+
+def filled(text: str, marker: str, body: str) -> str:
+    """Return a page with this between <!-- marker --> and <!-- /marker -->."""
+    start, end = f"<!-- {marker} -->", f"<!-- /{marker} -->"
+    return text[: text.index(start) + len(start)] + f"\n{body}\n" + text[text.index(end) :]
+
+
+def fill_boxes(root: Path) -> None:
+    """Write what you gain into README and docs."""
+    for path in (root / each for each in BOXES):
+        path.write_text(filled(path.read_text(encoding="utf-8"), "gain", gain(root)), encoding="utf-8")
+
+
+def _pairs(root: Path) -> list[Pair]:
+    return [pair for each in COMPARISONS for pair in pairs(each, _summary(root / "results" / each.folder))]
+
+
+def _winners(root: Path) -> str:
+    """Who won: the box, then every comparison with its arms and the verdict."""
+    every = _pairs(root)
+    distinct = {(pair.values, pair.base_values): pair for pair in every}  # runs that two experiments share count once
+    won = [pair for pair in distinct.values() if pair.winner is not None]
+    stay = sum(holm([pair.p for pair in distinct.values()]))
+    parts = [
+        "## In short",
+        gain(root),
+        "## Every comparison",
+        "Arms share their seeds and are compared seed by seed at the end of the longest run. An arm wins where the whole "
+        f"{100 * CONFIDENCE:g} % confidence interval of the difference is on its side of zero. Differences of less than 1 point of accuracy, or "
+        f"0.02 nats of loss, are called equal. Of {len(distinct)} pairs {len(won)} have a winner; after Holm's correction for all of them {stay} "
+        f"{'has' if stay == 1 else 'have'}. So take a single line with care, and a pattern over several more seriously.",
+        *(_comparison(each, pairs(each, _summary(root / "results" / each.folder))) for each in COMPARISONS),
+    ]  # fmt: skip
+    return "\n\n".join(parts)
+
+
+def _comparison(comparison: Comparison, found: Sequence[Pair]) -> str:
+    moved = any(pair.drifts is not None for pair in found)
+    rows = []
+    for pair in found:
+        row = [pair.arm, Pair.spread(pair.measure, pair.values), pair.base, Pair.spread(pair.measure, pair.base_values)]
+        row += [pair.interval, pair.verdict]
+        if moved:
+            row.append(" → ".join(f"{each:.1f}" for each in pair.drifts) if pair.drifts else "")
+        rows.append(row)
+    name = found[0].measure.name
+    header = [
+        "arm",
+        name,
+        "against",
+        name,
+        "difference",
+        "verdict",
+        *(["drift of the hidden norm, %: against → arm"] * moved),
+    ]
+    seeds = f"{len(found[0].values)} seeds, {found[0].steps} steps: [{comparison.folder}]({comparison.folder}.md)."
+    return "\n\n".join([f"### {comparison.question}", _rows(header, rows), f"{seeds} {comparison.note}".strip()])
+
+
+def _index(root: Path, folders: Sequence[Path], certain: Certain) -> str:
     rows, total, counts = [], 0.0, dict.fromkeys(VERDICTS, 0)
     for folder in folders:
         held = _summary(folder)
@@ -177,11 +274,14 @@ def _index(folders: Sequence[Path], certain: Certain) -> str:
         f"{total / 60:.0f}",
     ]
     parts = [
-        "# The paper, experiment by experiment",
+        "# Results: who won, and which claims hold",
         "<!-- written by docs/experiments.py from results/: do not edit -->",
         "The figures and tables of *Correction of Decoupled Weight Decay*, and a few of our own, run on two CPU cores with real "
-        "data: a small ViT on CIFAR-10, a small GPT on the State of the Union addresses. How to run them: "
-        "[Experiments](../experiments.md); how learning rates and decays were chosen: [Calibration](calibration.md).",
+        "data: a small ViT on CIFAR-10, a small GPT on the State of the Union addresses. No model here was trained on a GPU or at the paper's "
+        "scale. How to run them: [the experiments](../experiments.md); how learning rates and decays were chosen: "
+        "[calibration](calibration.md).",
+        _winners(root),
+        "## Every claim",
         f"A claim holds, or does not, where the whole {100 * CONFIDENCE:g} % confidence interval of a number (Student's t over seeds, arms "
         "compared seed by seed) is on one side of a stated bound; in between it is not testable at this scale, and the page says how "
         "many seeds would settle it. One seed gets no verdict. [How claims are judged](../experiments.md#how-claims-are-judged) has the rest.",
@@ -302,3 +402,5 @@ def _shorter(svg: str) -> str:
 
 if __name__ == "__main__":
     write(ROOT, Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "paper")
+    if len(sys.argv) == 1:
+        fill_boxes(ROOT)

@@ -12,6 +12,7 @@ shards = of_file("data/shards.py", "test_shards.py")
 recipes = of_file("train/recipes.py", "test_recipes.py")
 statistics = of_file("paper/statistics.py", "test_paper_statistics.py")
 measures = of_file("paper/measures.py", "test_paper_statistics.py")
+comparison = of_file("paper/comparison.py", "test_paper_comparison.py")
 TOLD = "test_paper_null.py::test_best_lrs_are_told_from_best_effective_lrs"
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -78,6 +79,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("paper/null.py", "noise.value + bound.bound", "noise.value", "noise around a truth that keeps the bound", ("test_paper_null.py::test_noise_supports_no_claim[fig-adamc-betas]",)),
     Mutant("paper/learning_rates.py", "(-2 * (1 - least), found.bend)", "(2 * (1 - least), found.bend)", "the exponent of the best lr upside down", (TOLD,)),
     Mutant("paper/learning_rates.py", "(2 * math.log(2), found.bend)", "(-2 * math.log(2), found.bend)", "any effective lr is within a factor of 2", (TOLD,)),
+    comparison("the larger loss wins", "self.measure.sign * self.gap.value > 0", "self.gap.value > 0"),
+    comparison("any difference is a victory", "not abs(self.gap.value) > self.reach", "not abs(self.gap.value) > 0"),
+    comparison("worse taken for no worse", "better - self.reach > -measure.margin", "better + self.reach > -measure.margin"),
     measures("growth upside down", "100 * math.log(end(run) / middle(run))", "100 * math.log(middle(run) / end(run))"),
     measures("swing of the last value", "values.max() / values.min()", "values.max() / values[-1]"),
     measures("measured over forecast upside down", "one(run) / other(run)", "other(run) / one(run)"),

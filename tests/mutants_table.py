@@ -49,6 +49,7 @@ scion = of_file("optim/scion.py", TWIN)
 lion = of_file("optim/lion.py", "test_optim.py::test_lionc_equals_its_twin")
 renormalized = of_file("optim/renormalized.py", "test_optim.py::test_renormalized_adamw_equals_its_twin")
 schedule = of_file("schedule.py", "test_schedule.py")
+translation = of_file("translation.py", "test_predict.py")
 scheduler = of_file("scheduler.py", "test_schedule.py")
 roles = of_file("roles.py", "test_groups.py")
 groups = of_file("groups.py", "test_groups.py")
@@ -251,6 +252,12 @@ MUTANTS = (
     Mutant("equivalents.py", "ours = lr * muon_factor(adjust, shape) * math.sqrt(min(shape) / unit)", "ours = lr * muon_factor(adjust, shape)", "Muon's lr without the ratio of sizes", ("test_moving.py::test_scion_goes_on_from_muon",)),
     Mutant("equivalents.py", '"weight_decay": eta / lr,\n', '"weight_decay": decay,\n', "Muon's decay not by its own lr", ("test_predict.py",)),
     Mutant("equivalents.py", "lr = step * math.sqrt(setting.update_norm_sq / math.prod(setting.shape))", "lr = step", "AdamW's lr is not an RMS", ("test_predict.py",)),
+    translation("Lion's effective lr without its root", "self.lr * math.sqrt(theory.lion_gain(*self.betas))", "self.lr * theory.lion_gain(*self.betas)"),
+    translation("Muon's lr translated without its momentum", "return same_step * self.effective_lr / ours", "return same_step"),
+    translation("half-life lost in translation", "decay = tuned.lr * tuned.weight_decay / lr", "decay = tuned.weight_decay"),
+    translation("Muon's weights forecast by their norm", "muon_update_norm_sq(shape, self.adjust) / math.prod(shape)", "muon_update_norm_sq(shape, self.adjust)"),
+    translation("tuned run not corrected", "for each in (decay, decay * ratios)", "for each in (decay, decay)"),
+    Mutant("equivalents.py", " * newton_schulz_share(shape[0], shape[1], *iteration)", "", "Muon's updates as long as exact polar factors", ("test_monitor_forecast.py::test_size_of_muons_update_is_known",)),
     Mutant("moving/official_scion.py", "math.sqrt(math.prod(shape[2:])) / taps)", "1.0)", "published convolution taken to be as large as ours", ("test_moving.py::test_the_published_scion_goes_on_exactly",)),
     Mutant("simulate.py", "addcmul_(u, -lr[step] / length)", "addcmul_(u, -lr[step])", "simulated updates not of unit length", ("test_simulate.py",)),
     Mutant("simulate.py", "torch.lerp(m, g.expand_as(m), a) if first", "m.clone() if first", "simulated Nesterov is plain momentum", ("test_simulate.py",)),

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 import steadynorm as sn
+from steadynorm.cli import main
 from steadynorm.train.config import Optim
 from steadynorm.train.recipes import GPT_124M, GPT_DESK
 
@@ -69,6 +70,40 @@ def test_the_code_of_a_page_runs_and_says_what_it_gives(path, tmp_path, monkeypa
                 digits = len(match["value"].partition(".")[2])
                 shown = pytest.approx(float(match["value"]), abs=0.51 * 10**-digits)
                 assert eval(match["expression"], names) == shown, line
+
+
+def test_table_of_the_predict_page_is_what_the_command_prints(capsys):
+    page = (ROOT / "docs" / "predict.md").read_text(encoding="utf-8")
+    [command] = re.findall(r"^steadynorm (predict --optimizer .+)$", page, re.M)
+    assert main(command.split()) == 0
+    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    shown = (ROOT / "docs" / "out" / "predict_adamw.txt").read_text(encoding="utf-8").splitlines()
+    assert shown == printed[: len(shown)] and shown[-1].startswith("└")
+    assert '--8<-- "docs/out/predict_adamw.txt"' in page
+
+
+def test_readme_and_site_cite_the_paper_alike():
+    """The entry and the link are in both, and name the paper that CITATION.cff names."""
+    cited = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    [identifier] = re.findall(r'"arXiv:([\d.]+)"', cited)
+    entries = []
+    for path in (ROOT / "README.md", ROOT / "docs" / "index.md"):
+        text = path.read_text(encoding="utf-8")
+        entries.append(re.findall(r"```bibtex\n(.*?)```", text, re.S))
+        assert f"https://arxiv.org/abs/{identifier}" in text
+    assert entries[0] == entries[1] and len(entries[0]) == 1
+    assert f"eprint        = {{{identifier}}}" in entries[0][0]
+    for part in ("title: Correction of Decoupled Weight Decay", "family-names: Chou", "given-names: Jason Chuan-Chih"):
+        assert part in cited and part.split(": ")[1] in entries[0][0]
+    for path in ("mkdocs.yml", "pyproject.toml"):
+        assert f"https://arxiv.org/abs/{identifier}" in (ROOT / path).read_text(encoding="utf-8")
+
+
+def test_correct_page_shows_several_seeds_and_what_you_gain():
+    page = (ROOT / "docs" / "correct.md").read_text(encoding="utf-8")
+    printed = (ROOT / "docs" / "out" / "correct_adamw.txt").read_text(encoding="utf-8")
+    assert "one seed" not in page and "<!-- gain -->" in page
+    assert "3 seeds" in printed and printed.count("±") == 2
 
 
 # --- the site

@@ -57,6 +57,26 @@ def test_the_overviews_are_up_to_date_and_no_page_is_left_over(generator: Module
     assert there == experiments | overviews.keys(), "run docs/experiments.py"
 
 
+def test_boxes_of_readme_and_docs_say_what_results_say(generator: ModuleType):
+    for path in (ROOT / each for each in generator.BOXES):
+        text = path.read_text(encoding="utf-8")
+        assert not text_difference(text, generator.filled(text, "gain", generator.gain(ROOT))), (
+            "run docs/experiments.py"
+        )
+    assert generator.filled("a <!-- x --> old <!-- /x --> b", "x", "new") == "a <!-- x -->\nnew\n<!-- /x --> b"
+
+
+def test_results_page_says_who_won_every_comparison(generator: ModuleType):
+    text = generator.overviews(ROOT)["index.md"]
+    for each in generator.COMPARISONS:
+        section = text.split(f"### {each.question}\n")[1].split("\n### ")[0]
+        found = generator.pairs(each, generator._summary(ROOT / "results" / each.folder))
+        for pair in found:
+            row = next(line for line in section.splitlines() if line.startswith(f"| {pair.arm} |"))
+            assert pair.verdict in row and pair.interval in row and f"| {pair.base} |" in row
+        assert "3 seeds" in section
+
+
 def test_last_digits_are_no_difference_and_anything_else_is():
     assert not difference({"a": [1.0, "0.123 of 4"]}, {"a": [1.0 + 1e-12, "0.124 of 4"]})
     for other in ({"a": [1.001, "0.123 of 4"]}, {"a": [1.0, "0.125 of 4"]}, {"a": [1.0, "0.123 of 5"]}, {"b": []}):

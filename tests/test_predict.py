@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import steadynorm as sn
-from steadynorm import equivalents, predict, theory
+from steadynorm import equivalents, predict, theory, translation
 from steadynorm.cli import main
 from steadynorm.predict import Plan, Setting
+from steadynorm.translation import AdamW, Lion, Muon, Tuned
 
 VECTORS = json.loads((Path(__file__).parent / "data" / "theory_vectors.json").read_text(encoding="utf-8"))
 
@@ -120,9 +121,174 @@ def test_whole_run_in_the_terminal_and_on_a_page(tmp_path: Path, capsys: pytest.
     assert where.stat().st_size > 10**6
 
 
+# --- settings tuned for another optimizer
+
+
+TUNED = [
+    AdamW(1e-3, 0.1),
+    AdamW(0.02, 0.5, (0.8, 0.9)),
+    Muon(0.02, 0.1),
+    Muon(0.02, 0.1, 0.9, False, "match_rms_adamw"),
+]
+
+
+def live(tuned: Tuned, weight: torch.nn.Parameter) -> torch.optim.Optimizer:
+    """The optimizer that these settings are for."""
+    both = {"lr": tuned.lr, "weight_decay": tuned.weight_decay}
+    if isinstance(tuned, Muon):
+        return torch.optim.Muon(
+            [weight], momentum=tuned.momentum, nesterov=tuned.nesterov, adjust_lr_fn=tuned.adjust, **both
+        )
+    assert isinstance(tuned, AdamW)
+    return torch.optim.AdamW([weight], betas=tuned.betas, **both)
+
+
+@pytest.mark.parametrize("shape", [(24, 16), (16, 24)])
+@pytest.mark.parametrize("tuned", TUNED, ids=str)
+def test_settings_are_translated_as_convert_translates_an_optimizer(tuned: Tuned, shape: tuple[int, int]):
+    model = torch.nn.Linear(shape[1], shape[0], bias=False)
+    optimizer, _ = sn.convert(live(tuned, model.weight), model, to=sn.ScionC, output=False)
+    group, ours = optimizer.param_groups[0], translation.to_scionc(tuned, shape)
+    assert ours.entry.name == group["lmo"]
+    for key in ("lr", "alpha", "nesterov", "steady_norm_sq"):
+        assert getattr(ours, key) == pytest.approx(group[key], rel=1e-12), key
+
+
+@pytest.mark.parametrize("alpha", [None, 0.3])
+@pytest.mark.parametrize("tuned", TUNED, ids=str)
+def test_translated_settings_come_back_as_they_were(tuned: Tuned, alpha: float | None):
+    ours = translation.to_scionc(tuned, (24, 16), alpha=alpha)
+    words = f"torch Muon, {tuned.adjust}" if isinstance(tuned, Muon) and alpha is None else "AdamW"
+    back = equivalents.equivalents(ours)[words]
+    assert back["lr"] * back["weight_decay"] == pytest.approx(tuned.lr * tuned.weight_decay)
+    if alpha is None:
+        assert back["lr"] == pytest.approx(tuned.lr)
+    same = equivalents.equivalents(translation.to_scionc(tuned, (24, 16)))["AdamW"]
+    assert equivalents.equivalents(ours)["AdamW"] == pytest.approx(same)  # whatever alpha is
+
+
+def test_scionc_gets_lions_half_life_and_steady_rms():
+    tuned = Lion(1e-4, 1.0)
+    ours = translation.to_scionc(tuned, (24, 16), "sign")
+    assert ours.alpha == sn.ScionC([torch.nn.Parameter(torch.zeros(2, 2))], lmo="sign").defaults["alpha"]
+    assert ours.lr * ours.decay("linear") == pytest.approx(1e-4)
+    assert ours.steady_norm_sq is not None
+    small = 1e-4 / (2 * 1.0) * theory.lion_gain(0.9, 0.99)  # the limit eta -> 0, as in the paper's formula for ours
+    assert ours.steady_norm_sq * ours.update_norm_sq / (24 * 16) == pytest.approx(small)
+    assert translation.steady(tuned, (24, 16)).rms ** 2 == pytest.approx(small, rel=0.02)
+
+
+@pytest.mark.parametrize("corrected", [False, True])
+@pytest.mark.parametrize("tuned", [AdamW(0.01, 1.0), Muon(0.05, 0.2, 0.8)], ids=str)
+def test_forecast_of_a_tuned_optimizer_is_met_by_it_under_random_gradients(tuned: Tuned, corrected: bool):
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.zeros(32, 32))
+    optimizer, plan = live(tuned, weight), Plan(500, warmup=50)
+    if corrected:
+        sn.correct(optimizer)
+    for ratio in plan.ratios():
+        optimizer.param_groups[0]["lr"] = tuned.lr * float(ratio)
+        weight.grad = torch.randn(32, 32)
+        optimizer.step()
+    found = translation.forecast(tuned, (32, 32), plan)
+    here, there = (found.corrected, found.constant) if corrected else (found.constant, found.corrected)
+    assert weight.norm().item() == pytest.approx(here[-1], rel=0.05)
+    assert weight.norm().item() != pytest.approx(there[-1], rel=0.2)
+
+
+@pytest.mark.parametrize("tuned", [AdamW(0.01, 1.0), Lion(0.005, 2.0), Muon(0.05, 0.2, 0.8)], ids=str)
+def test_a_long_run_at_constant_lr_ends_at_the_steady_norm(tuned: Tuned):
+    plan, steady = Plan(800, schedule="constant"), translation.steady(tuned, (32, 64))
+    found = translation.forecast(tuned, (32, 64), plan, start_rms=steady.rms)
+    assert found.constant[-1] == found.corrected[-1] == pytest.approx(steady.weight_norm, rel=1e-3)
+    assert steady.rms * math.sqrt(32 * 64) == pytest.approx(steady.weight_norm)
+    assert steady.half_life == theory.half_life(tuned.lr, tuned.weight_decay)
+
+
+@pytest.mark.parametrize("tuned", TUNED, ids=str)
+def test_target_for_correct_gives_the_tuned_decay(tuned: Tuned):
+    weight = torch.nn.Parameter(torch.ones(24, 16))
+    optimizer = sn.correct(live(tuned, weight), steady_norm_sq=tuned.target)
+    weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    assert optimizer.param_groups[0]["weight_decay"] == pytest.approx(tuned.weight_decay, rel=1e-9)
+
+
+def test_target_for_a_corrected_lion_gives_the_tuned_decay():
+    assert theory.lion_weight_decay_for(Lion(1e-4, 1.0).target, 1e-4, 0.9, 0.99) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("name", translation.TUNED)
+def test_predict_prints_the_forecast_and_scioncs_settings(name: str, capsys: pytest.CaptureFixture[str]):
+    command = [
+        "predict",
+        "--optimizer",
+        name,
+        "--lr",
+        "0.02",
+        "--weight-decay",
+        "0.1",
+        "--shape",
+        "24x16",
+        "--steps",
+        "50",
+    ]
+    tuned = translation.TUNED[name](0.02, 0.1)
+    steady, ours = translation.steady(tuned, (24, 16)), translation.to_scionc(tuned, (24, 16))
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    lines = {line.split("│")[1].strip(): line.split("│")[2].strip() for line in printed.splitlines() if "│" in line}
+    for label, value in {
+        "RMS per element": steady.rms, "weight norm |θ|": steady.weight_norm, "half-life, steps": steady.half_life,
+        "correct(steady_norm_sq=...)": steady.target, "lr": ours.lr, "steady_norm_sq (C²)": ours.steady_norm_sq,
+    }.items():  # fmt: skip
+        assert float(lines[label]) == pytest.approx(value, rel=1e-4), label
+    assert "weight norm over 50 steps" in printed and "the same half-life" in printed
+    assert main([*command, "--json"]) == 0
+    [found] = json.loads(capsys.readouterr().out)
+    assert found["scionc"]["steady_norm_sq"] == pytest.approx(ours.steady_norm_sq)
+    assert found["steady"]["rms"] == pytest.approx(steady.rms)
+    assert len(found["forecast"]["corrected"]) == 50
+
+
+def test_predict_takes_the_words_of_the_optimizer(capsys: pytest.CaptureFixture[str]):
+    def found(words: str) -> dict:
+        assert (
+            main(["predict", "--lr", "0.02", "--weight-decay", "0.1", "--shape", "24x16", "--json", *words.split()])
+            == 0
+        )
+        return json.loads(capsys.readouterr().out)[0]["scionc"]
+
+    assert found("--optimizer adamw --betas 0.8 0.9")["alpha"] == pytest.approx(0.2)
+    assert found("--optimizer lion --betas 0.95 0.98")["lr"] != found("--optimizer lion")["lr"]
+    plain = found("--optimizer muon --momentum 0.9 --plain-momentum --adjust match_rms_adamw")
+    ours = translation.to_scionc(Muon(0.02, 0.1, 0.9, False, "match_rms_adamw"), (24, 16))
+    assert (plain["lr"], plain["nesterov"]) == (pytest.approx(ours.lr), False)
+    assert found("--optimizer adamw --alpha 0.3")["alpha"] == 0.3
+
+
+def test_a_shape_without_translation_is_said_to_have_none(capsys: pytest.CaptureFixture[str]):
+    command = ["predict", "--optimizer", "muon", "--lr", "0.02", "--weight-decay", "0.1", "--shape", "24x16", "24"]
+    assert main(command) == 0
+    assert "24: torch's Muon takes matrices only" in capsys.readouterr().out
+    assert main([*command, "--json"]) == 0
+    whole, refused = json.loads(capsys.readouterr().out)
+    assert "scionc" in whole and "scionc" not in refused and "matrices only" in refused["refusal"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ("--lr 0.1 --optimizer adam --weight-decay 0.1", "choose one of scionc, adamw, lion, muon"),
+        ("--lr 0.1 --optimizer adamw", "give the --weight-decay you tuned"),
+        ("--lr 0.1 --optimizer adamw --steady-norm-sq 1 --weight-decay 0.1", "--steady-norm-sq is ScionC's"),
+        ("--lr 0.1 --optimizer adamw --weight-decay 0", "the norm grows for ever"),
+        ("--lr 0.1 --optimizer adamw --weight-decay 0.1 --momentum 0.9", "--optimizer adamw has no momentum"),
+        ("--lr 0.1 --optimizer muon --weight-decay 0.1 --betas 0.9 0.99", "--optimizer muon has no betas"),
+        ("--lr 0.1 --optimizer muon --weight-decay 0.1 --adjust other", "original, match_rms_adamw"),
+        ("--lr 0.1 --optimizer muon --weight-decay 0.1 --shape 5", "takes matrices only"),
+        ("--lr 0.1 --weight-decay 0.1 --betas 0.9 0.99", "name it with --optimizer"),
+        ("--lr 0.1 --optimizer lion --weight-decay 0.1 --page x.html", "--steps"),
         ("--lr 0.1", "either a weight decay or a target"),
         ("--lr 0.1 --weight-decay 0.1 --steady-norm-sq 1", "either a weight decay or a target"),
         ("--lr 0 --weight-decay 0.1", "lr 0.0: must be above 0"),

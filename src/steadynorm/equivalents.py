@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 from steadynorm import theory
 from steadynorm.predict import Setting
-from steadynorm.theory.updates import UPDATES
+from steadynorm.theory.updates import UPDATES, newton_schulz_share
 
 MUON_ADJUST = ("original", "match_rms_adamw")
+MUON_ITERATION = ((3.4445, -4.775, 2.0315), 5)  # torch.optim.Muon's default ns_coefficients and ns_steps
 
 
 def equivalents(setting: Setting) -> dict[str, dict[str, float | str | bool]]:
@@ -53,6 +54,19 @@ def muon_factor(adjust: str, shape: Sequence[int]) -> float:
         raise ValueError(f"adjust={adjust!r} is unknown; choose one of {', '.join(MUON_ADJUST)}")
     rows, columns = shape[0], shape[1]
     return math.sqrt(max(1, rows / columns)) if adjust == "original" else 0.2 * math.sqrt(max(rows, columns))
+
+
+def muon_update_norm_sq(
+    shape: Sequence[int], adjust: str = "original", iteration: tuple[tuple[float, float, float], int] = MUON_ITERATION
+) -> float:
+    """Return |u|^2 of torch.optim.Muon, its lr adjustment included, for Gaussian momentum.
+
+        muon_factor^2 min(d_out, d_in) * the share that Newton-Schulz reaches of an exact polar factor
+
+    >>> round(muon_update_norm_sq((384, 384)) / 384, 2)
+    0.86
+    """
+    return muon_factor(adjust, shape) ** 2 * min(shape) * newton_schulz_share(shape[0], shape[1], *iteration)
 
 
 def from_muon(

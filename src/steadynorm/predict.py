@@ -37,12 +37,7 @@ class Setting:
             raise ValueError("give either a weight decay or a target steady_norm_sq, not both and not neither")
         if not self.shape or min(self.shape) < 1:
             raise ValueError(f"shape {self.shape}: every side must be at least 1, such as 384x1536")
-        if self.weight_decay is not None and not self.weight_decay > 0:
-            raise ValueError(
-                f"weight decay {self.weight_decay}: without decay the norm grows for ever; give one above 0"
-            )
-        if not self.lr > 0:
-            raise ValueError(f"lr {self.lr}: must be above 0")
+        check_decays(self.lr, self.weight_decay)
         self.entry.check(self.shape, self.blocks)
 
     @property
@@ -67,6 +62,20 @@ class Setting:
         return theory.weight_decay_for(
             self.steady_norm_sq, self.lr, self.alpha, nesterov=self.nesterov, overlap=overlap
         )
+
+
+def check_decays(lr: float, weight_decay: float | None) -> None:
+    """Raise ValueError if lr, or the decay where one is given, is not above 0."""
+    if weight_decay is not None and not weight_decay > 0:
+        raise ValueError(f"weight decay {weight_decay}: without decay the norm grows for ever; give one above 0")
+    if not lr > 0:
+        raise ValueError(f"lr {lr}: must be above 0")
+
+
+def check_start(start_rms: float) -> None:
+    """Raise ValueError if this is no RMS of weights."""
+    if not (math.isfinite(start_rms) and start_rms >= 0):
+        raise ValueError(f"start_rms {start_rms}: the RMS of the initial weights, 0 or more")
 
 
 @dataclass(frozen=True)
@@ -186,8 +195,7 @@ def forecast(setting: Setting, plan: Plan, *, start_rms: float = 0.0) -> Forecas
     >>> bool(f.constant[-1] < 0.8 * f.constant.max()), bool(f.corrected[-1] > 0.9 * f.corrected.max())
     (True, True)
     """
-    if not (math.isfinite(start_rms) and start_rms >= 0):
-        raise ValueError(f"start_rms {start_rms}: the RMS of the initial weights, 0 or more")
+    check_start(start_rms)
     ratios = plan.ratios()
     lr, decay, unit = setting.lr * ratios, setting.decay(setting.kernel), setting.update_norm_sq
     start = start_rms**2 * math.prod(setting.shape) / unit

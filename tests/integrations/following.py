@@ -84,6 +84,13 @@ class AppliedDecay:
                 found[p] = float((lost * theta).sum() / (lr * theta.square().sum()))
         self.rows.append(([float(group["lr"]) for group in self.optimizer.param_groups], found))
 
+    def check(self, expected: Callable[[int], dict[Tensor, float]], first: int, last: int) -> None:
+        """Every step from `first` to before `last` applied these decays; a step with lr 0 applies none."""
+        assert len(self.rows) == last - first
+        for step, (_, found) in enumerate(self.rows, start=first):
+            for p, decay in expected(step).items() if found else ():
+                assert math.isclose(found[p], decay, rel_tol=1e-2, abs_tol=1e-3 * DECAY), (step, found[p], decay)
+
 
 def expected_decay(optimizer: Optimizer, group: dict[str, Any], peak: float, lr: float) -> float:
     """(2 - a)/(2 a C^2) lr for ScionC, base lr/peak for the Adam family; the output layer's is constant."""

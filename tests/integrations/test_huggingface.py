@@ -109,30 +109,48 @@ def test_resumed_with_another_lr_it_keeps_the_peak_of_the_checkpoint(tmp_path: P
     assert_same(weights(whole.model), weights(resumed.model))
 
 
-def test_correction_joins_a_run_of_its_own_adamw_in_the_middle(tmp_path: Path):
-    """`create_optimizer()` keeps its settings and its list of parameters without decay; the output layer is skipped."""
+def its_own_adamw(folder: Path, **settings: Any) -> Trainer:
+    """A Trainer that is left to make its optimizer."""
+    made = trainer_of(folder, learning_rate=LR, weight_decay=DECAY, **settings)
+    made.optimizer = None
+    return made
 
-    def plain() -> Trainer:
-        made = trainer_of(tmp_path, learning_rate=LR, weight_decay=DECAY)
-        made.optimizer = None
-        return made
 
-    plain().train()  # saves at step 5
-    joined = plain()
+def decays_of(trainer: Trainer, ratio: float) -> dict[torch.Tensor, float]:
+    """The output layer keeps its decay, a matrix's follows the lr, a gain has none."""
+    block = trainer.model.transformer.h[0]
+    output = trainer.model.get_output_embeddings().weight
+    return {output: DECAY, block.mlp.c_fc.weight: DECAY * ratio, block.ln_1.weight: 0.0}
+
+
+@pytest.mark.parametrize("schedule", RATIOS)
+def test_its_own_adamw_is_corrected_and_keeps_lr_and_the_list_without_decay(tmp_path: Path, schedule: str):
+    """The first recipe of docs/integrations.md."""
+    trainer = its_own_adamw(tmp_path, lr_scheduler_type=schedule, save_strategy="no")
+    trainer.create_optimizer()
+    before = [{**group, "params": list(group["params"])} for group in trainer.optimizer.param_groups]
+    sn.correct(trainer.optimizer, trainer.model)
+    made, applied = trainer.optimizer, AppliedDecay(trainer.optimizer)
+    trainer.train()
+    assert type(made) is torch.optim.AdamW and applied.rows
+    assert [group["weight_decay"] for group in before] == [DECAY, 0.0]
+    for old, new in zip(before, made.param_groups, strict=True):
+        assert [id(p) for p in old["params"]] == [id(p) for p in new["params"]]
+        assert (new["initial_lr"], new["peak_lr"]) == (LR, LR)
+    applied.check(lambda step: decays_of(trainer, RATIOS[schedule][step]), 0, TOTAL)
+    assert [lrs for lrs, _ in applied.rows] == [pytest.approx([LR * ratio] * 2) for ratio in RATIOS[schedule]]
+
+
+def test_correction_with_skip_joins_an_adamw_run_of_200_steps(tmp_path: Path):
+    settings = {"max_steps": 200, "warmup_steps": 20, "save_steps": 100, "logging_steps": 100}
+    its_own_adamw(tmp_path, **settings).train()
+    joined = its_own_adamw(tmp_path, **settings)
     joined.create_optimizer()
-    sn.correct(joined.optimizer, joined.model)
-    assert [len(group["params"]) > 0 for group in joined.optimizer.param_groups] == [True, True]
-    applied = AppliedDecay(joined.optimizer)
-    joined.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
-    output = joined.model.get_output_embeddings().weight
-    matrix = joined.model.transformer.h[0].mlp.c_fc.weight
-    gain = joined.model.transformer.ln_f.weight
-    assert len(applied.rows) == TOTAL - 5
-    for ratio, (lrs, decays) in zip(RATIOS["linear"][5:], applied.rows, strict=True):
-        assert lrs == pytest.approx([LR * ratio] * 2)
-        assert decays[output] == pytest.approx(DECAY, rel=1e-2)
-        assert decays[matrix] == pytest.approx(DECAY * ratio, rel=1e-2)
-        assert decays[gain] == pytest.approx(0.0, abs=1e-3)
+    sn.correct(joined.optimizer, skip=[joined.model.get_output_embeddings()])
+    optimizer, applied = joined.optimizer, AppliedDecay(joined.optimizer)
+    joined.train(resume_from_checkpoint=str(tmp_path / "checkpoint-100"))
+    applied.check(lambda step: decays_of(joined, warmup_linear(step, 20, 200)), 100, 200)
+    assert {int(state["step"]) for state in optimizer.state.values()} == {200}  # it went on, with its moments
 
 
 def test_gradient_accumulation_is_one_step_of_ours(tmp_path: Path):

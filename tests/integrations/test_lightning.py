@@ -123,25 +123,29 @@ def test_resumed_from_its_checkpoint_it_ends_as_if_unbroken(tmp_path: Path, name
     assert two.columns["weight_norm"].tolist() == pytest.approx(one.columns["weight_norm"].tolist(), rel=1e-6)
 
 
-def test_correction_joins_a_run_of_adamw_in_the_middle(tmp_path: Path):
-    class Joined(Module):
-        def configure_optimizers(self) -> Any:
-            optimizer = torch.optim.AdamW(self.net.named_parameters(), lr=LR, weight_decay=DECAY)
-            if self.name == "corrected":
-                sn.correct(optimizer, self.net)
-                self.applied = AppliedDecay(optimizer)
-            scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, [ratio])
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+def test_correction_with_skip_joins_an_adamw_run_of_200_steps(tmp_path: Path):
+    """Saved by Lightning at step 100, in the middle of an epoch."""
 
-    trainer = trainer_of(tmp_path, steps=5)
-    trainer.fit(Joined("plain"), Loader())
-    trainer.save_checkpoint(tmp_path / "five.ckpt")
-    module = Joined("corrected")
-    trainer_of(tmp_path).fit(module, Loader(), ckpt_path=str(tmp_path / "five.ckpt"), weights_only=True)
-    assert len(module.applied.rows) == TOTAL - 5
-    for step, (_, decays) in enumerate(module.applied.rows, start=5):
-        assert decays[module.net.head.weight] == pytest.approx(DECAY, rel=1e-2)
-        assert decays[module.net.hidden.weight] == pytest.approx(DECAY * ratio(step), rel=1e-2)
+    def long_ratio(step: int) -> float:
+        return (step + 1) / 20 if step < 20 else 1 - (step - 19) / 200
+
+    class Long(Module):
+        def configure_optimizers(self) -> Any:
+            self.optimizer = torch.optim.AdamW(self.net.named_parameters(), lr=LR, weight_decay=DECAY)
+            if self.name == "corrected":
+                sn.correct(self.optimizer, skip=["head.weight"])
+                self.applied = AppliedDecay(self.optimizer)
+            scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, long_ratio)
+            return {"optimizer": self.optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    trainer = trainer_of(tmp_path, steps=100)
+    trainer.fit(Long("plain"), Loader())
+    trainer.save_checkpoint(tmp_path / "hundred.ckpt")
+    module = Long("corrected")
+    trainer_of(tmp_path, steps=200).fit(module, Loader(), ckpt_path=str(tmp_path / "hundred.ckpt"), weights_only=True)
+    net = module.net
+    module.applied.check(lambda step: {net.head.weight: DECAY, net.hidden.weight: DECAY * long_ratio(step)}, 100, 200)
+    assert {int(state["step"]) for state in module.optimizer.state.values()} == {200}
 
 
 def test_the_callback_goes_on_from_a_checkpoint_made_in_the_middle(tmp_path: Path):

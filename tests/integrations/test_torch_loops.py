@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo.testing
-from following import LR, MAKERS, Steps, assert_same, weights
+from following import DECAY, LR, MAKERS, AppliedDecay, Steps, assert_same, weights
 from small import batch, loss_of, net
 from torch import nn
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
+
+import steadynorm as sn
 
 TOTAL, STOP = 8, 5
 
@@ -66,6 +68,44 @@ def check_resuming(make: Any) -> tuple[Any, Any]:
     resumed.train(STOP, TOTAL)
     assert_same(weights(whole.model), weights(resumed.model))
     return whole, resumed
+
+
+# --- correction in the middle
+
+
+class AdamWRun(Run):
+    """An AdamW of 200 steps, with a scheduler that has a lambda per group."""
+
+    def __init__(self, **options: Any):
+        self.model = net()
+        hidden = [p for name, p in self.model.named_parameters() if not name.startswith("conv")]
+        groups = [{"params": hidden}, {"params": self.model.conv.parameters(), "lr": LR / 2}]
+        self.optimizer = torch.optim.AdamW(groups, lr=LR, weight_decay=DECAY, **options)
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, [long_ratio, long_ratio])
+
+
+def long_ratio(step: int) -> float:
+    return (step + 1) / 20 if step < 20 else 0.5 * (1 + math.cos(math.pi * (step - 19) / 200))
+
+
+@pytest.mark.parametrize("implementation", [{}, {"foreach": True}, {"fused": True}], ids=str)
+@pytest.mark.parametrize("order", ["corrected, then loaded", "loaded, then corrected"])
+def test_correction_with_skip_joins_an_adamw_run_of_200_steps(order: str, implementation: dict[str, bool]):
+    plain, joined = AdamWRun(**implementation), AdamWRun(**implementation)
+    plain.train(0, 100)
+    head, hidden, conv = joined.model.head.weight, joined.model.hidden.weight, joined.model.conv.weight
+    for what in order.split(", then "):
+        if what == "corrected":
+            sn.correct(joined.optimizer, joined.model, skip=["head.weight"])
+        else:
+            joined.load(plain.save())
+    assert_same(weights(plain.model), weights(joined.model))
+    applied = AppliedDecay(joined.optimizer)
+    joined.train(100, 200)
+    applied.check(
+        lambda step: {head: DECAY, hidden: DECAY * long_ratio(step), conv: DECAY * long_ratio(step)}, 100, 200
+    )
+    assert {int(state["step"]) for state in joined.optimizer.state.values()} == {200}
 
 
 # --- accumulation

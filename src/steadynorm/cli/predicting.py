@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from steadynorm import equivalents, predict, progress, theory
+from steadynorm import equivalents, predict, progress, theory, translation
+from steadynorm.cli import translations
 
 _ALPHAS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
@@ -47,8 +48,10 @@ class Predict:
 
     lr: float
     """Learning rate gamma."""
-    alpha: float = 0.1
-    """Weight of the new gradient in the momentum (1 - momentum elsewhere)."""
+    optimizer: str = translations.SCIONC
+    """Whose settings these are: scionc; or adamw, lion or torch's muon, which are then translated to ScionC's."""
+    alpha: float | None = None
+    """Weight of the new gradient in the momentum (1 - momentum elsewhere); 0.1, or what --optimizer has."""
     weight_decay: float | None = None
     """Decay lambda; or give --steady-norm-sq."""
     steady_norm_sq: float | None = None
@@ -59,6 +62,14 @@ class Predict:
     """spectral, sign, embedding, bias, row, column, conv; by-shape: spectral for matrices, bias for vectors."""
     nesterov: bool = False
     """Nesterov momentum."""
+    betas: tuple[float, float] | None = None
+    """Of --optimizer adamw (0.9 0.999) or lion (0.9 0.99)."""
+    momentum: float | None = None
+    """Of --optimizer muon (0.95)."""
+    plain_momentum: bool = False
+    """--optimizer muon without Nesterov's momentum."""
+    adjust: str | None = None
+    """adjust_lr_fn of --optimizer muon: original (torch's default) or match_rms_adamw."""
     blocks: int = 1
     """Row blocks treated as matrices of their own (fused QKV: 3)."""
     tokens_per_step: float | None = None
@@ -86,6 +97,12 @@ class Predict:
 
     def __call__(self) -> None:
         """Print or write everything asked for."""
+        if self.optimizer != translations.SCIONC:
+            self._translate()
+            return
+        words = {"betas": self.betas, "momentum": self.momentum, "adjust": self.adjust}
+        if foreign := [f"--{name}" for name, value in words.items() if value is not None]:
+            raise ValueError(f"{', '.join(foreign)}: an option of another optimizer; name it with --optimizer")
         settings = [self._setting(parse_shape(text)) for text in self.shape]
         predictions = [predict.predict(each) for each in settings]
         lrs = self.other_lrs or (self.lr / 4, self.lr / 2, 2 * self.lr, 4 * self.lr)
@@ -103,35 +120,78 @@ class Predict:
                 for p, m, e in zip(predictions, matches, same, strict=True)
             ]
             for row, forecast in zip(rows, forecasts, strict=False):
-                row["forecast"] = {"constant": forecast.constant.tolist(), "corrected": forecast.corrected.tolist()}
+                row["forecast"] = _plain(forecast)
             print(json.dumps(rows, indent=1))
         else:
             self._print(predictions, matches, same, forecasts)
         if self.page is not None:
-            self._write(forecasts)
+            self._write(dict(zip(self.shape, forecasts, strict=True)))
             print(f"page: {self.page}")
+
+    @property
+    def _alpha(self) -> float:
+        return translation.SCION_ALPHA if self.alpha is None else self.alpha
 
     def _setting(self, shape: tuple[int, ...]) -> predict.Setting:
         return predict.Setting(
-            self.lr, self.alpha, shape, self.lmo, self.nesterov, self.weight_decay, self.steady_norm_sq, self.blocks
+            self.lr, self._alpha, shape, self.lmo, self.nesterov, self.weight_decay, self.steady_norm_sq, self.blocks
         )
 
-    def _half_lives(self, level: predict.Level) -> dict[str, float]:
-        steps = level.half_life
-        found = {"steps": steps}
+    def _units(self) -> dict[str, float]:
+        """What a half-life is counted in besides steps, per step."""
+        found = {}
         if self.tokens_per_step is not None:
-            found["tokens"] = steps * self.tokens_per_step
+            found["tokens"] = self.tokens_per_step
         if self.steps_per_epoch is not None:
-            found["epochs"] = steps / self.steps_per_epoch
+            found["epochs"] = 1 / self.steps_per_epoch
         return found
 
-    def _forecasts(self, settings: Sequence[predict.Setting]) -> list[predict.Forecast]:
+    def _half_lives(self, level: predict.Level) -> dict[str, float]:
+        return {unit: level.half_life * each for unit, each in {"steps": 1.0, **self._units()}.items()}
+
+    def _plan(self) -> predict.Plan | None:
         if self.steps is None:
             if self.page is not None:
                 raise ValueError("--page draws a forecast: give --steps as well")
-            return []
-        plan = predict.Plan(self.steps, self.warmup, self.schedule, self.final)
-        return [predict.forecast(each, plan, start_rms=self.start_rms) for each in settings]
+            return None
+        return predict.Plan(self.steps, self.warmup, self.schedule, self.final)
+
+    def _forecasts(self, settings: Sequence[predict.Setting]) -> list[predict.Forecast]:
+        plan = self._plan()
+        return [] if plan is None else [predict.forecast(each, plan, start_rms=self.start_rms) for each in settings]
+
+    def _translate(self) -> None:
+        """Print what another optimizer's settings do, and ScionC's that do the same."""
+        words = {"betas": self.betas, "momentum": self.momentum, "adjust": self.adjust}
+        words["nesterov"] = False if self.plain_momentum else None
+        if self.steady_norm_sq is not None:
+            raise ValueError("--steady-norm-sq is ScionC's; --optimizer takes the --weight-decay you tuned")
+        tuned = translations.tuned_of(self.optimizer, self.lr, self.weight_decay, **words)
+        shapes = [parse_shape(text) for text in self.shape]
+        rows = translations.rows(tuned, shapes, self.lmo, self.blocks, self.alpha)
+        plan = self._plan()
+        shown = [text for text, row in zip(self.shape, rows, strict=True) if not row.refusal]
+        forecasts: dict[str, predict.Forecast] = {}
+        if plan is not None:
+            for text in shown:
+                forecasts[text] = translation.forecast(tuned, parse_shape(text), plan, start_rms=self.start_rms)
+        if self.json:
+            found = [translations.plain(tuned, row) for row in rows]
+            for text, row in zip(self.shape, found, strict=True):
+                if text in forecasts:
+                    row["forecast"] = _plain(forecasts[text])
+            print(json.dumps(found, indent=1))
+        else:
+            console = Console()
+            console.print(translations.table(self.optimizer, tuned, self.shape, rows, self._units()))
+            settings = [row.prediction.setting for row in rows if row.prediction is not None]
+            console.print(_equivalent(shown, [equivalents.equivalents(each) for each in settings]))
+            for note in translations.notes(self.optimizer, rows):
+                console.print(note, highlight=False, markup=False)
+            self._print_forecasts(console, forecasts)
+        if self.page is not None:
+            self._write(forecasts)
+            print(f"page: {self.page}")
 
     def _print(
         self,
@@ -145,7 +205,7 @@ class Predict:
         given = (
             f"decay {number(self.weight_decay)}" if self.weight_decay else f"target C² {number(self.steady_norm_sq)}"
         )
-        table = Table(title=f"lr {number(self.lr)}, alpha {number(self.alpha)}, {given}", title_justify="left")
+        table = Table(title=f"lr {number(self.lr)}, alpha {number(self._alpha)}, {given}", title_justify="left")
         for name in ("", *names):
             table.add_column(name, justify="left" if not name else "right")
         table.add_row("effective lr", *(number(p.effective_lr) for p in predictions))
@@ -156,7 +216,10 @@ class Predict:
         console.print(table)
         console.print(_matching(names, matches))
         console.print(_equivalent(names, same))
-        for name, forecast in zip(names, forecasts, strict=False):
+        self._print_forecasts(console, dict(zip(names, forecasts, strict=False)))
+
+    def _print_forecasts(self, console: Console, forecasts: Mapping[str, predict.Forecast]) -> None:
+        for name, forecast in forecasts.items():
             console.print(
                 f"\n{name}: weight norm over {self.steps} steps, {self.schedule}, warmup {self.warmup}", highlight=False
             )
@@ -179,25 +242,31 @@ class Predict:
         for name, values in rows.items():
             table.add_row(name, *map(number, values))
 
-    def _write(self, forecasts: Sequence[predict.Forecast]) -> None:
+    def _write(self, forecasts: Mapping[str, predict.Forecast]) -> None:
         from steadynorm import page
 
         assert self.page is not None
         blocks: list[page.Block] = []
-        length = len(forecasts[0].lr)
+        any_lr = next(iter(forecasts.values())).lr
+        length = len(any_lr)
         steps = list(range(1, length + 1, max(1, length // 1000)))
-        for text, each in zip(self.shape, forecasts, strict=True):
+        for text, each in forecasts.items():
             series = [
                 page.Series(label, steps, [values[s - 1] for s in steps], toggle=label)
                 for label, values in (("constant decay", each.constant), ("corrected decay", each.corrected))
             ]
             blocks.append(page.Plot(f"{text}: weight norm", "step", "|theta|", series, zero=True))
-        lr = [forecasts[0].lr[s - 1] for s in steps]
+        lr = [any_lr[s - 1] for s in steps]
         blocks.append(page.Plot("Learning rate", "step", "lr", [page.Series("lr", steps, lr)]))
-        title = f"Forecast: lr {number(self.lr)}, alpha {number(self.alpha)}, {self.schedule}"
+        whose = f"alpha {number(self._alpha)}" if self.optimizer == translations.SCIONC else self.optimizer
+        title = f"Forecast: lr {number(self.lr)}, {whose}, {self.schedule}"
         page.write(
             page.Page(title, "Expected weight norm if updates were independent of the weights.", blocks, {}), self.page
         )
+
+
+def _plain(forecast: predict.Forecast) -> dict[str, list[float]]:
+    return {"constant": forecast.constant.tolist(), "corrected": forecast.corrected.tolist()}
 
 
 def _matching(names: Sequence[str], matches: Sequence[Sequence[predict.Match]]) -> Table:

@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from steadynorm import families, theory
-from steadynorm.equivalents import muon_factor
+from steadynorm import equivalents, families, theory
 from steadynorm.families import Group, alpha_of, betas_of, flag_against, muon_alpha_of, nesterov_of, said
 from steadynorm.monitor.layers import Layer
 from steadynorm.optim.scion import ScionC
 from steadynorm.skipping import decay_of
 from steadynorm.theory import Filter, Overlap
-from steadynorm.theory.updates import newton_schulz_share
 
 _LINEAR = theory.overlap("linear", None)
 
@@ -49,8 +47,8 @@ def muon_update_norm_sq(shape: Sequence[int], group: Group) -> float | None:
     """
     if not {"ns_coefficients", "ns_steps", "adjust_lr_fn"} <= group.keys():
         return None
-    share = newton_schulz_share(*shape, tuple(group["ns_coefficients"]), group["ns_steps"])
-    return muon_factor(group["adjust_lr_fn"] or "original", shape) ** 2 * min(shape) * share
+    iteration = tuple(group["ns_coefficients"]), group["ns_steps"]
+    return equivalents.muon_update_norm_sq(shape, group["adjust_lr_fn"] or "original", iteration)
 
 
 def _scion_update_norm_sq(layer: Layer, group: Group) -> float:

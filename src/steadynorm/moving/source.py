@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from steadynorm import theory
-from steadynorm.equivalents import from_adamw, from_muon
 from steadynorm.families import group_label
 from steadynorm.groups import from_radius
 from steadynorm.moving.official_scion import Rule, rule_of
 from steadynorm.predict import Setting
+from steadynorm.translation import AdamW, Muon
 
 Group = dict[str, Any]
 SCHEDULED = ("lr", "initial_lr", "max_lr", "min_lr")  # what torch's schedulers keep in a group
@@ -72,13 +72,13 @@ class Source:
     def factor(self, setting: Setting) -> float:
         """Our lr / theirs for the same effective lr, that is, the same size of what one gradient does in the end."""
         if self.kind == "AdamW":
-            return from_adamw(1.0, 1.0, setting)[0]
+            return AdamW(1.0, 1.0).scion_lr(setting)
+        if self.kind == "Muon":
+            adjust = self.group["adjust_lr_fn"] or "original"
+            return Muon(1.0, 1.0, float(self.group["momentum"]), self.nesterov, adjust).scion_lr(setting)
         theirs = theory.effective_lr(1.0, self.alpha, nesterov=self.nesterov)
         ours = theory.effective_lr(1.0, setting.alpha, nesterov=setting.nesterov)
-        if self.kind == "Scion":
-            return from_radius(1.0, float(self.group["scale"]) * self.rule.size)["lr"] * theirs / ours
-        adjust = self.group["adjust_lr_fn"] or "original"
-        return from_muon(1.0, 1.0, self.shape, adjust, setting.update_norm_sq)[0] * theirs / ours
+        return from_radius(1.0, float(self.group["scale"]) * self.rule.size)["lr"] * theirs / ours
 
 
 def sources_of(optimizer: Optimizer, names: Mapping[int, str]) -> list[Source]:

@@ -1,0 +1,69 @@
+"""Who won: sentences by intervals, and the comparisons that are declared against what was run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from steadynorm.paper.comparison import COMPARISONS, MEASURES, Comparison, Pair, pairs
+from steadynorm.paper.settings import VIT
+from steadynorm.paper.vit_tables import CONSTANT
+
+ROOT = Path(__file__).parent.parent
+ACCURACY, LOSS = MEASURES
+
+
+def pair(measure, *gaps: float) -> Pair:
+    """Two arms whose seeds differ by these gaps, however far apart the seeds are."""
+    base = tuple(10.0 * (seed + 1) for seed in range(len(gaps)))
+    values = tuple(one + gap for one, gap in zip(base, gaps, strict=True))
+    return Pair("folder", "new", "old", measure, values, base, None, 100)
+
+
+@pytest.mark.parametrize(
+    ("measure", "gaps", "winner", "verdict"),
+    [
+        (ACCURACY, (3.0, 3.1, 2.9), "new", "new wins by 3.00 points."),
+        (ACCURACY, (-3.0, -3.1, -2.9), "old", "old wins by 3.00 points."),
+        (ACCURACY, (0.5, 0.51, 0.49), "new", "new wins by 0.50 points, less than the 1 point that we call equal."),
+        (LOSS, (-0.3, -0.31, -0.29), "new", "new wins by 0.3000 nats."),
+        (LOSS, (0.3, 0.31, 0.29), "old", "old wins by 0.3000 nats."),
+        (ACCURACY, (0.1, -0.1, 0.0), None, "A draw: they differ by less than 1 point."),
+        (ACCURACY, (0.9, 0.0, 0.6), None, "No winner, but new is no worse by more than 1 point."),
+        (ACCURACY, (-0.9, 0.0, -0.6), None, "No winner, but new is no better by more than 1 point."),
+        (LOSS, (-0.018, 0.0, -0.012), None, "No winner, but new is no worse by more than 0.02 nats."),
+        (ACCURACY, (3.0, -3.0, 0.0), None, "Open: 1 point more or less is not ruled out."),
+        (ACCURACY, (3.0,), None, "One seed: no verdict."),
+    ],
+)
+def test_verdict_follows_the_interval(measure, gaps, winner, verdict):
+    found = pair(measure, *gaps)
+    assert (found.winner, found.verdict) == (winner, verdict)
+    assert (found.p <= 0.05) == (winner is not None)
+
+
+def test_every_declared_comparison_was_run():
+    """A misspelled arm would vanish from the page without a word."""
+    for each in COMPARISONS:
+        summary = json.loads((ROOT / "results" / each.folder / "summary.json").read_text(encoding="utf-8"))
+        found = pairs(each, summary)
+        assert [(pair.arm, pair.base) for pair in found] == list(each.against.items())
+        assert all(len(pair.values) == 3 for pair in found)
+
+
+def test_an_arm_that_was_not_run_is_left_out():
+    summary = {
+        "budgets": {"9": 90, "10": 100},
+        "numbers": {"accuracy": {"a": {"10": {"values": [1.0]}, "9": {"values": [5.0]}}}},
+    }
+    summary["numbers"]["accuracy"]["b"] = summary["numbers"]["accuracy"]["a"]
+    [found] = pairs(Comparison("x", "?", {"a": "b", "c": "b"}), summary)
+    assert (found.values, found.steps) == ((1.0,), 100)  # the longest, by number and not by letters
+
+
+def test_notes_name_the_decays_of_the_settings():
+    desk, notes = VIT["desk"], {each.folder: each.question + each.note for each in COMPARISONS}
+    assert (desk.adamc_decay, CONSTANT, desk.norm_decay) == (1.5, 1.5, 2.5)
+    assert f"{desk.adamc_decay:g} times AdamW's decay" in notes["fig-adamc"]
+    assert f"{CONSTANT:g} times Scion's decay" in notes["table-vit"]
+    assert "two and a half times the decay" in notes["fig-scionc"]
