@@ -113,6 +113,21 @@ def test_an_expert_without_gradients_stays_finite_and_stands_still(native, monke
     assert optimizer.skipped_steps() == 0
 
 
+def test_an_expert_of_a_dense_stack_fades():
+    """Without it, what is left of its momentum would carry it to 13 times the norm of the others."""
+    experts = torch.nn.Parameter(of_seed(0, 3, 16, 16))
+    optimizer = sn.ScionC([experts], lr=0.02, lmo="spectral", polar_steps=2, own_time=False)
+    for t in range(220):
+        experts.grad = of_seed(t + 1, 3, 16, 16)
+        if t >= 20:
+            experts.grad[2] = 0
+        before = experts.detach().clone()
+        optimizer.step()
+    decay = 1 - 0.02 * optimizer.weight_decay_of(experts)
+    torch.testing.assert_close(experts[2], decay * before[2])
+    assert (experts[1] - decay * before[1]).norm() > 0.01
+
+
 # --- fading
 
 

@@ -7,9 +7,9 @@ Slices wait. A row of an embedding that no token used, or an expert that no toke
 next gradient: momentum, decay and update alike, as a parameter without a gradient does in torch. Each slice then runs
 in its own time, and the theory holds for each whatever its frequency.
 
-Updates fade. A whole parameter, or a block of a fused one, whose gradients stop keeps decaying, and its update fades
-once the momentum is next to nothing. What is left of the momentum is counted, not measured, so the scale of gradients
-does not matter:
+Updates fade. A whole parameter, a block of a fused one, or a matrix of a stack that does not wait: when its gradients
+stop, it keeps decaying, and its update fades once the momentum is next to nothing. What is left of the momentum is
+counted, not measured, so the scale of gradients does not matter:
 
     left_t = 1 where the gradient is not zero, else keep * left_{t-1},     keep = 1 - alpha
     update = min(1, left_t / FADES_BELOW) u
@@ -27,7 +27,7 @@ FADES_BELOW = 1e-5
 
 
 class Slices(NamedTuple):
-    """The parts of a parameter whose gradients may be zero one by one. Either slices wait or blocks fade."""
+    """The parts of a parameter whose gradients may be zero one by one. Blocks fade where no slices wait."""
 
     waiting_ndim: int = 0  # trailing dimensions of a slice that waits: 1 for rows, 2 for matrices of a stack; 0: none
     blocks: int = 1  # parts along `dim` that fade

@@ -162,9 +162,11 @@ class Scion(SteadyOptimizer):
 
     def slices(self, group: Group, p: Tensor) -> Slices:
         settings = self.settings(group, p)[0]
-        if group["own_time"] and (waiting := settings.lmo.waiting_ndim(p.shape)):
-            return Slices(waiting)
-        return Slices(0, settings.blocks, settings.lmo.blocks_dim)
+        slice_ndim = settings.lmo.waiting_ndim(p.shape)
+        waiting = slice_ndim if group["own_time"] else 0
+        if slice_ndim == 2 and p.ndim == 3 and settings.blocks == 1:  # a stack: its matrices fade if they do not wait
+            return Slices(waiting, len(p), 0)
+        return Slices(waiting, settings.blocks, settings.lmo.blocks_dim)
 
     def check_group(self, group: Group) -> None:
         if "momentum" in group:
