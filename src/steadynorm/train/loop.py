@@ -91,7 +91,11 @@ class Trainer:
         self.recorder = self.writer = None
         if team.leads:
             self.recorder = records.Recorder(
-                config.out / records.FILE, name=name, config=training_part(plain(config)), resume_at=self.step + 1
+                config.out / records.FILE,
+                name=name,
+                config=training_part(plain(config)),
+                resume_at=self.step + 1,
+                layers=records.LAYERS if config.steps > _SHORT * config.monitor_every else None,
             )
             if max(self.recorder.last, 0) < self.step - self.step % config.monitor_every:
                 warnings.warn(
@@ -208,6 +212,7 @@ class Trainer:
 
 
 _FLUSH = 20  # steps between transfers from the device
+_SHORT = 2000  # records; a run that has no more keeps the values of single layers in all of them
 
 
 def _with_role(record: dict[str, Any], monitor: Monitor) -> dict[str, Any]:
