@@ -62,7 +62,7 @@ def test_the_time_left_is_said_once_when_both_runs_are_under_way(tmp_path: Path,
     monkeypatch.setattr(demo.time, "monotonic", lambda: clock[0])
     said: list[str] = []
     demo._watch(runs, [tmp_path / "scion", tmp_path / "scionc"], 600, said.append)  # type: ignore[arg-type]
-    assert said == ["about 10 minutes left at 0.50 s per step"]
+    assert said == ["training Scion and ScionC: about 10 minutes"]
 
 
 def test_a_run_that_fails_is_named_with_its_last_words(tmp_path: Path):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from steadynorm import progress
 from steadynorm.external import correct
 from steadynorm.lmo import LMOS
 from steadynorm.optim import AdamC, Scion, ScionC
@@ -107,13 +108,15 @@ def interleaved(
     """
     seen: dict[str, list[float]] = {name: [_seconds(each)] for name, each in actions.items()}  # to warm up
     total = sum(min(rounds * first, max(LONG, 3 * first)) for (first,) in seen.values())
-    if total > 10:
-        say(f"{len(actions)} contenders, {rounds} rounds: about {max(1, round(total / 60))} min")
+    progress.announce(f"{len(actions)} contenders, {rounds} rounds", total, say)
     seen = {name: [] for name in actions}
-    for _ in range(rounds):
-        for name, each in actions.items():
-            if len(seen[name]) < 3 or sum(seen[name]) < LONG:
-                seen[name].append(_seconds(each))
+    with progress.bars(shown=total > progress.LONG) as bars:
+        task = bars.add_task("timing", total=rounds * len(actions))
+        for _ in range(rounds):
+            for name, each in actions.items():
+                if len(seen[name]) < 3 or sum(seen[name]) < LONG:
+                    seen[name].append(_seconds(each))
+                bars.advance(task)
     return {name: statistics.median(values) for name, values in seen.items()}
 
 
