@@ -172,13 +172,13 @@ sys.exit(main({words!r}))
     [
         ("safetensors", "train gpt --steps 1 --out {out}", "train"),
         ("tyro", "demo", "report,train"),
-        ("tokenizers", "data tokenize {text} --out {out} --tokenizer bpe", "train"),
+        ("tokenizers", "data tokenize {source} --out {out} --tokenizer bpe", "train"),
     ],
 )
 def test_a_missing_package_is_told_with_the_command_that_installs_it(tmp_path, module, words, extra):
     """`steadynorm train` said: No module named 'safetensors'."""
     (tmp_path / "a.txt").write_text("To be or not to be", encoding="utf-8")
-    words = words.format(out=tmp_path / "out", text=tmp_path / "a.txt").split()
+    words = words.format(out=tmp_path / "out", source=tmp_path / "a.txt").split()
     code = WITHOUT.format(module=module, words=words)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", timeout=300)
     remedy = f"install it from your checkout of steadynorm: pip install -e '.[{extra}]'"
