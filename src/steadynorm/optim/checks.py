@@ -60,7 +60,7 @@ def explain_group_errors(optimizer: Optimizer, group: Any) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        if "with/without names" not in str(error):
+        if "param groups should be with/without names" not in str(error):
             raise
         named = "param_names" in optimizer.param_groups[0]
         lmo = ', "lmo": "spectral"' if "lmo" in optimizer.defaults else ""
