@@ -384,7 +384,7 @@ def test_a_group_without_names_or_lmo_is_told_what_to_write():
     adam = sn.AdamC(sn.param_groups(model, output="2", kind="adam"))
     for optimizer, lmo in ((scion, ', "lmo": "spectral"'), (adam, "")):
         groups = len(optimizer.param_groups)
-        wanted = f'the other groups name their parameters; pass {{"params": [("head.weight", p)]{lmo}}}'
+        wanted = f'without names to the optimizer; name them: {{"params": [("head.weight", p)]{lmo}}}'
         with pytest.raises(ValueError, match=re.escape(wanted)):
             optimizer.add_param_group({"params": [late]})
         with pytest.raises(TypeError, match=r"add_param_group takes a dict, not list"):
@@ -393,7 +393,7 @@ def test_a_group_without_names_or_lmo_is_told_what_to_write():
     with pytest.raises(ValueError, match=r'no lmo; .*\{"params": \[\.\.\.\], "lmo": "spectral"\}, or .*sign'):
         scion.add_param_group({"params": [("late", late)]})
     scion.add_param_group({"params": [("late", late)], "lmo": "spectral"})
-    with pytest.raises(ValueError, match="do not name their parameters; leave the names out"):
+    with pytest.raises(ValueError, match="with names to the optimizer; leave the names out"):
         sn.LionC(model.parameters()).add_param_group({"params": [("late", late)]})
 
 

@@ -64,9 +64,8 @@ def explain_group_errors(optimizer: Optimizer, group: Any) -> Iterator[None]:
             raise
         named = "param_names" in optimizer.param_groups[0]
         lmo = ', "lmo": "spectral"' if "lmo" in optimizer.defaults else ""
-        how = f'pass {{"params": [("head.weight", p)]{lmo}}}' if named else "leave the names out"
-        others = "name their parameters" if named else "do not name their parameters"
-        raise ValueError(f"{where}: the other groups {others}; {how}") from None
+        how = f'name them: {{"params": [("head.weight", p)]{lmo}}}' if named else "leave the names out"
+        raise ValueError(f"{where}: {error}; {how}") from None  # in torch's words, which its tests look for
 
 
 def refuse_unused(optimizer: type[Optimizer], params: Any, given: Mapping[str, Any]) -> None:
