@@ -5,6 +5,7 @@ docs/integrations.md lists them for users.
 
 import copy
 import gc
+import re
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
@@ -351,3 +352,58 @@ def test_an_lr_that_a_list_of_groups_would_hide_is_refused_by_scion(cls: Any):
 def test_the_lr_is_not_lost_where_the_groups_of_param_groups_are_a_plain_list():
     with pytest.raises(ValueError, match="would not be used"):
         sn.ScionC(list(sn.param_groups(nn.Linear(4, 4), output=False)), lr=0.02)
+
+
+# --- arguments that are not what was meant
+
+
+@pytest.mark.parametrize("cls", [sn.ScionC, sn.Scion, sn.AdamC, sn.LionC, sn.SGDC, sn.RenormalizedAdamW])
+@pytest.mark.parametrize("model", [nn.Linear(4, 4), model_of()], ids=["module", "sequence of modules"])
+def test_a_model_in_place_of_its_parameters_is_told(cls: Any, model: nn.Module):
+    kind = "" if cls in (sn.ScionC, sn.Scion) else ", kind='adam'"
+    with pytest.raises(TypeError, match=rf"pass {cls.__name__}\(param_groups\(model{kind}\)\)"):
+        cls(model)
+
+
+def test_weight_decay_of_takes_a_name():
+    model = model_of()
+    optimizer = sn.ScionC(sn.param_groups(model, output="2"))
+    assert optimizer.weight_decay_of("2.weight") == optimizer.weight_decay_of(model[2].weight) == pytest.approx(0.004)
+    with pytest.raises(ValueError, match=r"no group has a parameter named '2\.wieght'; did you mean '2\.weight'"):
+        optimizer.weight_decay_of("2.wieght")
+    unnamed = sn.ScionC(model.parameters(), lmo="by-shape")
+    with pytest.raises(ValueError, match="have no names; pass the parameter itself"):
+        unnamed.weight_decay_of("2.weight")
+    with pytest.raises(ValueError, match="no group has this int; pass one of the optimizer's parameters"):
+        unnamed.weight_decay_of(3)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_group_without_names_or_lmo_is_told_what_to_write():
+    late, model = nn.Parameter(torch.ones(4, 4)), model_of()
+    scion = sn.ScionC(sn.param_groups(model, output="2"))
+    adam = sn.AdamC(sn.param_groups(model, output="2", kind="adam"))
+    for optimizer, lmo in ((scion, ', "lmo": "spectral"'), (adam, "")):
+        groups = len(optimizer.param_groups)
+        wanted = f'without names to the optimizer; name them: {{"params": [("head.weight", p)]{lmo}}}'
+        with pytest.raises(ValueError, match=re.escape(wanted)):
+            optimizer.add_param_group({"params": [late]})
+        with pytest.raises(TypeError, match=r"add_param_group takes a dict, not list"):
+            optimizer.add_param_group([late])  # pyright: ignore[reportArgumentType]
+        assert len(optimizer.param_groups) == groups
+    with pytest.raises(ValueError, match=r'no lmo; .*\{"params": \[\.\.\.\], "lmo": "spectral"\}, or .*sign'):
+        scion.add_param_group({"params": [("late", late)]})
+    scion.add_param_group({"params": [("late", late)], "lmo": "spectral"})
+    with pytest.raises(ValueError, match="with names to the optimizer; leave the names out"):
+        sn.LionC(model.parameters()).add_param_group({"params": [("late", late)]})
+
+
+def test_blocks_of_different_sizes_are_told_apart_from_a_number_of_blocks():
+    with pytest.raises(ValueError, match=r"blocks=\[64, 32, 32\]: pass one whole number.*different sizes"):
+        sn.ScionC([nn.Parameter(torch.ones(128, 4))], lmo="spectral", blocks=[64, 32, 32])  # pyright: ignore
+
+
+def test_a_keyword_that_does_not_exist_names_the_one_like_it():
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'steady_norm'; did you mean 'steady_norm_sq'\?$"):
+        sn.ScionC(model_of().parameters(), lmo="by-shape", steady_norm=1.0)  # pyright: ignore
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'xyz'$"):
+        sn.AdamC(model_of().parameters(), xyz=1.0)  # pyright: ignore

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import steadynorm as sn
-from steadynorm.groups import explain, from_radius, param_groups
+from steadynorm.explanation import explain
+from steadynorm.groups import from_radius, param_groups
 from steadynorm.lmo import get
 from steadynorm.polar import Polar
 
@@ -400,9 +401,11 @@ def test_a_weight_of_three_dimensions_in_a_class_of_experts_is_one_matrix_each()
     }
 
 
-@pytest.mark.parametrize("count", [0, 5, 2.0, True])
-def test_blocks_must_divide_the_rows(count: Any) -> None:
-    with pytest.raises(ValueError, match=r"blocks\['0.weight'\]=.* 8 rows of 0\.weight"):
+@pytest.mark.parametrize(
+    ("count", "why"), [(5, "8 rows of 0.weight"), *((bad, "one whole number") for bad in (0, 2.0, True))]
+)
+def test_blocks_must_divide_the_rows(count: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=rf"blocks\['0.weight'\]=.* {why}"):
         param_groups(mlp(), output="4", blocks={"0.weight": count})
 
 
@@ -462,6 +465,10 @@ def test_role_output_answers_the_question_for_the_output_layer() -> None:
     ("options", "message"),
     [
         ({"roles": {"nothing.*": "hidden"}}, r"roles\['nothing\.\*'\] matches no trainable parameter"),
+        ({"roles": {"0.wieght": "hidden"}}, r"matches no trainable parameter; did you mean '0\.weight'"),
+        ({"output": "4.wieght"}, r"output='4\.wieght' is not in Sequential; did you mean '4\.weight'"),
+        ({"blocks": {"0.wieght": 2}}, r"did you mean '0\.weight'"),
+        ({"blocks": {"0.weight": [4, 4]}}, r"blocks\['0\.weight'\]=\[4, 4\]: pass one whole number.*different sizes"),
         ({"roles": {"0.weight": "matrix"}}, r"roles\['0.weight'\]='matrix' is unknown; choose from hidden"),
         ({"roles": {"0.bias": "hidden"}}, r"0\.bias \(8,\) in Linear: 'hidden' .* takes 2 to 2 dimensions"),
         ({"blocks": {"nothing": 3}}, r"blocks\['nothing'\] matches no matrix"),
@@ -484,7 +491,7 @@ def test_bad_input_is_named(options: dict[str, Any], message: str) -> None:
 
 
 def test_blocks_as_a_number_says_a_dict_is_wanted() -> None:
-    with pytest.raises(TypeError, match=r"blocks=3: pass a dict"):
+    with pytest.raises(TypeError, match=r"blocks=3: pass a dict from parameter names or globs to numbers of equal"):
         param_groups(mlp(), output="4", blocks=3)  # pyright: ignore[reportArgumentType]
 
 
@@ -543,7 +550,7 @@ def test_adam_decays_matrices_only_and_corrects_all_but_the_output() -> None:
 
 
 def test_explain_shows_every_parameter_with_rule_and_reason() -> None:
-    lines = explain(param_groups(Transformer(tied=True), weight_decay=None)).splitlines()
+    lines = explain(param_groups(Transformer(tied=True), weight_decay=None), full=True).splitlines()
     assert lines[0].split() == ["parameter", "shape", "role", "lmo", "lr", "decay", "reason"]
     assert len(lines) == 1 + len(list(Transformer(tied=True).parameters()))
     (fused,) = [line for line in lines if line.startswith("blocks.0.qkv.weight")]
@@ -559,6 +566,49 @@ def test_explain_shows_every_parameter_with_rule_and_reason() -> None:
     (output,) = [line for line in lines if line.startswith("wte.weight")]
     assert "constant 0.004" in output
     assert "tied to an embedding" in output
+
+
+class Tower(nn.Module):
+    """Layers of experts, one of which is different, and a fused SwiGLU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.h = nn.ModuleList(nn.ModuleDict({"w1": nn.Linear(8, 8), "w3": nn.Linear(8, 8)}) for _ in range(12))
+        self.h[5]["w1"] = nn.Linear(8, 8, bias=False)
+        self.moe = nn.ModuleList(nn.ModuleList(nn.Linear(8, 4, bias=False) for _ in range(4)) for _ in range(2))
+        self.mlp = nn.ModuleDict({"w12": nn.Linear(8, 12, bias=False)})
+
+
+def test_explain_folds_equal_layers_into_one_line() -> None:
+    groups = param_groups(Tower(), output=False)
+    lines = [line.split()[0] for line in explain(groups).splitlines()[1:]]
+    assert lines == [
+        "h.{0..11}.w1.weight", "h.{0..11}.w3.weight", "moe.{0..1}.{0..3}.weight", "mlp.w12.weight",
+        "h.{0..4,6..11}.w1.bias", "h.{0..11}.w3.bias",
+    ]  # fmt: skip
+    assert len(explain(groups, full=True).splitlines()) == 1 + len(list(Tower().parameters()))
+    groups = param_groups(Tower(), output="h.3.w3")  # what has another rule stands alone
+    assert "h.3.w3.weight" in explain(groups) and "h.{0..2,4..11}.w3.weight" in explain(groups)
+
+
+def test_a_fused_swiglu_that_stays_one_matrix_has_its_note() -> None:
+    groups = param_groups(Tower(), output=False)
+    assert group_of(groups, "mlp.w12.weight")["blocks"] == 1
+    assert "gate and up fused: one matrix unless blocks= says more" in groups.why["mlp.w12.weight"]
+    assert "fused" not in groups.why["h.0.w1.weight"]
+    halves = param_groups(Tower(), output=False, blocks={"*.w12.weight": 2})
+    assert group_of(halves, "mlp.w12.weight")["blocks"] == 2
+
+
+def test_explain_takes_an_optimizer_and_says_what_it_does_not_take() -> None:
+    optimizer = sn.ScionC(param_groups(mlp(), output="4"))
+    assert explain(optimizer) == explain(optimizer.param_groups)
+    wrong = (mlp(), nn.Linear(2, 2), mlp().parameters(), 3)
+    for each in wrong:
+        with pytest.raises(
+            TypeError, match=r"explain takes groups or an optimizer, not .*; pass param_groups\(model\)"
+        ):
+            explain(each)  # pyright: ignore[reportArgumentType]
 
 
 def test_explain_takes_an_optimizers_groups_and_shows_all_but_the_reason() -> None:

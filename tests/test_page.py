@@ -455,7 +455,7 @@ def test_blocks_that_do_not_fit_are_named(light, block, message):
 
 def test_missing_plotly_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    with pytest.raises(ImportError, match=r"pip install 'steadynorm\[report\]'"):
+    with pytest.raises(ImportError, match=r"checkout of steadynorm: pip install -e '\.\[report\]'"):
         page.render(Page("t", "", []))
 
 

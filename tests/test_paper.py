@@ -145,7 +145,7 @@ def test_listing_names_every_experiment(capsys: pytest.CaptureFixture[str]):
 
 def test_an_unknown_experiment_names_the_known(capsys: pytest.CaptureFixture[str]):
     assert main(["paper", "run", "fig-nothing"]) == 2
-    assert "the nearest are fig-" in capsys.readouterr().err
+    assert "did you mean 'fig-" in capsys.readouterr().err
 
 
 def test_a_verdict_is_one_of_three():

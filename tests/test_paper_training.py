@@ -451,7 +451,7 @@ def test_missing_data_is_told_before_anything_starts(
 
 def test_bad_words_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["paper", "run", "table-vitt"]) == 2
-    assert "the nearest are table-vit" in capsys.readouterr().err
+    assert "did you mean 'table-vit'" in capsys.readouterr().err
     assert main(["paper", "run", "table-vit", "--only", "Sgd", "--dry-run"]) == 2
     assert "the arms of table-vit are AdamW" in capsys.readouterr().err
     assert main(["paper", "run", "table-vit", "--seeds", "0"]) == 2

@@ -488,6 +488,26 @@ def test_layers_are_kept_ever_more_rarely_and_everything_else_always(tmp_path, l
         )
 
 
+def test_a_resumed_recorder_keeps_the_layers_of_the_same_steps(tmp_path):
+    """Which steps keep them follows from the file, wherever the run was killed."""
+
+    def write(path, steps, **more):
+        with records.Recorder(path, name="x", config={}, layers=10, created="now", **more) as recorder:
+            for step in steps:
+                recorder.write({"step": step, 'a, "layers": {': 1.0, "layers": {"fc": {"norm": step}}})
+
+    write(tmp_path / "whole", range(1, 201))
+    whole = (tmp_path / "whole").read_bytes()
+    assert whole.count(b'"norm"') < 60
+    for killed, saved in ((25, 20), (27, 27), (150, 101)):
+        path = tmp_path / str(killed)
+        write(path, range(1, killed + 1))
+        write(path, range(saved + 1, 201), resume_at=saved + 1)
+        assert path.read_bytes() == whole
+    with pytest.raises(RecordError, match="layers=0 must be a whole number"):
+        records.Recorder(tmp_path / "none", name="x", config={}, layers=0)
+
+
 def test_records_and_page_of_a_long_run_of_many_layers_stay_small(tmp_path):
     """A monitor of 144 layers wrote 619 MB in 20,000 steps."""
     rng = np.random.default_rng(0)

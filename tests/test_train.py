@@ -115,6 +115,42 @@ def test_a_run_that_dies_goes_on_as_if_it_had_not(
     np.testing.assert_equal(columns(made.out), columns(unbroken))
 
 
+def layered(out: Path) -> list[int]:
+    """The steps whose records keep the values of single layers."""
+    run = records.read(out)
+    return run.steps[np.isfinite(next(iter(run.layers.values()))["norm"])].tolist()
+
+
+def test_a_long_run_thins_its_layers_and_resumes_with_the_same_steps(
+    shards: Path, tmp_path: Path, unbroken: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """`train gpt-124m-fineweb-edu` would write gigabytes, nearly all of it values of single layers."""
+    assert layered(unbroken) == list(range(1, 25))  # short: all of them
+    monkeypatch.setattr(loop, "_SHORT", 20)
+    monkeypatch.setattr(records, "LAYERS", 5)
+    whole, killed = (config(shards, tmp_path / name) for name in ("whole", "killed"))
+    assert loop.train(whole, quiet=True).finished
+    assert layered(whole.out) == [*range(1, 10), 11, 13, 16, 19, 23]
+    assert columns(whole.out)["weight_norm"] == columns(unbroken)["weight_norm"]
+    original = loop.Trainer._update
+
+    def dies(self: loop.Trainer, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        if self.step == 18:
+            raise StopHereError
+        return original(self, batch)
+
+    monkeypatch.setattr(loop.Trainer, "_update", dies)
+    with pytest.raises(StopHereError):
+        loop.train(killed, quiet=True)
+    monkeypatch.setattr(loop.Trainer, "_update", original)
+    assert loop.train(killed, quiet=True).finished
+    assert layered(killed.out) == layered(whole.out)
+    np.testing.assert_equal(columns(killed.out), columns(whole.out))
+    every_other = config(shards, tmp_path / "sparse", monitor_every=2)  # 12 records: short
+    loop.train(every_other, quiet=True)
+    assert layered(every_other.out) == list(range(2, 25, 2))
+
+
 def launch(made: Config) -> subprocess.Popen[bytes]:
     """The run in a process of its own."""
     code = (

@@ -106,6 +106,30 @@ def test_muons_two_optimizers_record_one_gradient_norm_clipped_or_not(tmp_path: 
     assert norms[1] == pytest.approx(norms[0], rel=1e-5)
 
 
+def test_muons_two_optimizers_record_their_norms_by_role(tmp_path: Path):
+    """Muon has the hidden matrices, AdamW the rest: the report compares measured and forecast norms by role."""
+    made = tiny(tmp_path, optim=Optim("muon", lr=0.02, output_lr=1e-3))
+    loop.train(made, quiet=True)
+    run = records.read(made.out)
+    roles = [key.partition("/")[2] for key in run.columns if key.startswith("weight_norm/")]
+    assert {"hidden", "output"} <= set(roles)
+    for key, quantity in zip(records.SPLIT, ("norm", "forecast"), strict=True):
+        by_role = sum(run.columns[f"{key}/{role}"] ** 2 for role in roles)
+        assert np.sqrt(by_role) == pytest.approx(run.columns[key], rel=1e-6)
+        hidden = [each[quantity] for each in run.layers.values() if np.isfinite(each["spectral"]).any()]
+        assert run.columns[f"{key}/hidden"] == pytest.approx(np.sqrt(sum(np.square(each) for each in hidden)), rel=1e-6)
+
+
+def test_norms_of_one_role_in_two_optimizers_combine_as_roots_of_sums_of_squares():
+    record = {"weight_norm": 5.0, "weight_norm/vectors": 3.0, "forecast_norm": None, "grad_norm": 3.0}
+    other = {"weight_norm": 12.0, "weight_norm/vectors": 4.0, "weight_norm/output": 2.0, "forecast_norm": 1.0}
+    loop._join(record, other | {"grad_norm": 4.0, "lr": 7.0}, clipped=False)
+    assert record == {
+        "weight_norm": 13.0, "weight_norm/vectors": 5.0, "weight_norm/output": 2.0, "forecast_norm": None,
+        "grad_norm": 5.0, "layers": {},
+    }  # fmt: skip
+
+
 class Compiled(nn.Module):
     """As torch.compile's module: it does not show what it wraps."""
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from steadynorm import schedule, theory
+    from steadynorm.explanation import explain
     from steadynorm.external import correct, uncorrect
-    from steadynorm.groups import explain, from_radius, param_groups
+    from steadynorm.groups import from_radius, param_groups
     from steadynorm.monitor import Monitor
     from steadynorm.moving import Converted, convert
     from steadynorm.optim import SGDC, AdamC, LionC, RenormalizedAdamW, Scion, ScionC
@@ -42,8 +43,9 @@ __all__ = [
 ]
 
 _MODULES = {
+    "explanation": ("explain",),
     "external": ("correct", "uncorrect"),
-    "groups": ("explain", "from_radius", "param_groups"),
+    "groups": ("from_radius", "param_groups"),
     "monitor": ("Monitor",),
     "moving": ("Converted", "convert"),
     "optim": ("SGDC", "AdamC", "LionC", "RenormalizedAdamW", "Scion", "ScionC"),

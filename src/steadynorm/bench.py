@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from steadynorm import progress
 from steadynorm.external import correct
 from steadynorm.lmo import LMOS
 from steadynorm.optim import AdamC, Scion, ScionC
@@ -109,12 +110,14 @@ def interleaved(
     seen: dict[str, list[float]] = {name: [seconds] if seconds > LONG else [] for name, seconds in first.items()}
     repeated = [name for name, seconds in first.items() if seconds <= LONG]
     total = sum(min(rounds * first[name], max(LONG, 3 * first[name])) for name in repeated)
-    if total > 10:
-        say(f"{len(repeated)} contenders, {rounds} rounds: about {max(1, round(total / 60))} min")
-    for _ in range(rounds):
-        for name in repeated:
-            if len(seen[name]) < 3 or sum(seen[name]) < LONG:
-                seen[name].append(_seconds(actions[name]))
+    progress.announce(f"{len(repeated)} contenders, {rounds} rounds", total, say)
+    with progress.bars(shown=total > progress.LONG) as bars:
+        task = bars.add_task("timing", total=rounds * len(repeated))
+        for _ in range(rounds):
+            for name in repeated:
+                if len(seen[name]) < 3 or sum(seen[name]) < LONG:
+                    seen[name].append(_seconds(actions[name]))
+                bars.advance(task)
     return {name: statistics.median(values) for name, values in seen.items()}
 
 

@@ -5,18 +5,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from steadynorm import progress, records, report, simulate, theory
+from steadynorm.progress import Say
 
 OPTIMIZERS = ("scion", "scionc")
 # A page needs no more; the recipe's own records and evaluations would take a minute longer.
 BRIEFLY = ("--monitor-every", "5", "--eval-every", "230", "--task.eval-tokens", "32768")
-_STEPS_TO_JUDGE = 50  # of both runs together, before the time left is told
 _OUTPUT = "embedding.weight"  # tied: the output layer
 SYSTEMS = (
     ("vector of 512", "bias", (512,)),
@@ -58,9 +58,6 @@ class Summary(NamedTuple):
     excess_output: float
 
 
-Say = Callable[[str], object]
-
-
 def train(folder: Path, steps: int, extra: Sequence[str] = (), *, say: Say = lambda line: None) -> list[Path]:
     """Train both at once, on one core each, resuming what was interrupted; `say` is told how long it will take."""
     folders = [folder / name for name in OPTIMIZERS]
@@ -87,35 +84,21 @@ def _one_thread() -> Mapping[str, str]:
 
 
 def _watch(processes: Sequence[subprocess.Popen[bytes]], folders: Sequence[Path], steps: int, say: Say) -> None:
-    done, first, told = 0, None, False
-    with progress.bar(steps * len(folders), "training Scion and ScionC") as tell:
+    done = 0
+    with progress.bar(steps * len(folders), "training Scion and ScionC", say=say) as tell:
         while True:
             ended = [each.poll() for each in processes]
             for code, out in zip(ended, folders, strict=True):
                 if code:
                     last = (out / "log.txt").read_text(errors="replace", encoding="utf-8").strip().splitlines()[-1:]
                     raise RuntimeError(f"{out}: training failed ({' '.join(last)}); see {out / 'log.txt'}")
-            now = sum(records.last_step(out / records.FILE) for out in folders)
-            tell(now - done)
-            done = now
-            if first is None and all(records.last_step(out / records.FILE) > 0 for out in folders):
-                first = now, time.monotonic()  # both are past their start
-            elif first is not None and not told and now - first[0] >= _STEPS_TO_JUDGE:
-                told = True
-                say(estimate(now - first[0], time.monotonic() - first[1], steps * len(folders) - now))
+            at = [records.last_step(out / records.FILE) for out in folders]
+            if all(at):  # before both are under way, their pace is not known
+                tell(sum(at) - done)
+                done = sum(at)
             if None not in ended:
                 return
             time.sleep(0.5)
-
-
-def estimate(steps: int, seconds: float, left: int) -> str:
-    """Return how long the steps that are left will take at the rate of those seen.
-
-    >>> estimate(40, 8.0, 2000), estimate(40, 0.4, 100)
-    ('about 7 minutes left', 'about 1 minute left')
-    """
-    minutes = max(1, round(left * seconds / steps / 60))
-    return f"about {minutes} minute{'s' if minutes > 1 else ''} left"
 
 
 def summarise(folder: Path) -> Summary:

@@ -5,10 +5,9 @@ module, name, shape -> role -> group. Every trainable parameter is in exactly on
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
 from steadynorm.roles import (
@@ -23,7 +22,6 @@ from steadynorm.roles import (
     role_of,
     row_blocks,
 )
-from steadynorm.skipping import is_skipped
 from steadynorm.theory import weight_decay_for
 
 Output = nn.Module | nn.Parameter | str  # one layer: itself, its weight, or the dotted name of either
@@ -96,7 +94,7 @@ def param_groups(
             `get_output_embeddings()`, `get_classifier()`, a weight tied to an embedding or Hugging Face's names for
             heads; else an error asks.
         output_bias: "corrected" like other vectors, or "constant" with the decay lambda_0.
-        blocks: {parameter name or glob: number of blocks of the outputs}, instead of what names and shapes tell.
+        blocks: {parameter name or glob: number of equal blocks of the outputs}, instead of what names and shapes tell.
         roles: {parameter name or glob: role}, before any other rule: hidden, stacked (matrices), both also with
             "-transposed" (stored d_in x d_out), conv, vector, embedding or output.
         alpha, steady_norm_sq: as in ScionC (0.1, 1.1875); not used by "adam".
@@ -148,20 +146,28 @@ def param_groups(
         raise ValueError(f"{type(model).__name__} has no trainable parameter: nothing to group")
     for placed in trainable:
         check_supported(placed)
-    check_patterns("roles", roles, trainable, "trainable parameter")
+    check_patterns("roles", roles, trainable, "trainable parameter", "roles")
     outputs = find_outputs(model, everything, output, roles)
     found = [(placed, *role_of(placed, roles, outputs, strict=scion)) for placed in trainable]
     matrices = [(placed, role) for placed, role, _ in found if scion and ROLES[role][0] in BLOCKED]
-    check_patterns("blocks", blocks, [placed for placed, _ in matrices], "matrix with the spectral lmo")
+    candidates = [placed for placed, _ in matrices]
+    check_patterns("blocks", blocks, candidates, "matrix with the spectral lmo", "numbers of equal blocks")
     groups = _gather(found, rules, {placed.name: row_blocks(placed, role, blocks) for placed, role in matrices})
     groups.made, groups.given = made, frozenset(key for key, value in given.items() if value is not None)
     return groups
 
 
 def settled(params: Any, settings: Mapping[str, Any], optimizer: str, kind: str = "adam") -> Any:
-    """What an optimizer was given to train: groups of `param_groups` take the settings they were not given from it.
+    """Fill settings left unset in `param_groups` from the optimizer's arguments; return other parameters as they are.
 
-    ValueError if they were made for optimizers of another kind."""
+    Raise TypeError for a model in place of its parameters, ValueError for groups made for another kind of optimizer.
+    """
+    if isinstance(params, nn.Module):
+        how = "" if kind == "scion" else f", kind={kind!r}"
+        raise TypeError(
+            f"{optimizer} takes parameters, not the model; pass {optimizer}(param_groups(model{how})), which groups "
+            f"{type(params).__name__}'s by role"
+        )
     if not isinstance(params, ParamGroups):
         return params
     if params.made.keywords["kind"] != kind:
@@ -214,70 +220,6 @@ def _adam_rules(lr: float, output_lr: float, decay: float) -> Rules:
     vector = {"name": "vector", "lr": lr, "weight_decay": 0.0, "corrected": True}
     output = {"name": "output", "lr": output_lr, "weight_decay": decay, "corrected": False}
     return dict.fromkeys(ROLES, matrix) | {"vector": vector, "output-bias": vector, "output": output}
-
-
-def explain(groups: Iterable[Mapping[str, Any]]) -> str:
-    """A plain-text table: which parameter got which rule, and why.
-
-    Decay reads "corrected, C^2 = ..." (computed anew from lr, alpha and C^2 at every step), "corrected, ... at peak lr"
-    or "corrected, steady_norm_sq = ..." (Adam, and what `correct` corrects), "constant ..." or "none".
-
-    Args:
-        groups: what `param_groups` returned; or `optimizer.param_groups`, which has no reasons to show.
-
-    Returns:
-        A line of titles, then a line for each parameter.
-
-    >>> model = nn.Linear(4, 2, bias=False)
-    >>> print(explain(param_groups(model, output=model)))
-    parameter  shape  role    lmo   lr   decay           reason
-    weight     2x4    output  sign  0.2  constant 0.004  output layer, by output=
-    """
-    why, ties = getattr(groups, "why", None), getattr(groups, "ties", {})
-    table = [["parameter", "shape", "role", "lmo", "lr", "decay", "reason"]]
-    for index, group in enumerate(groups):
-        role, lmo = str(group.get("name", f"group {index}")), str(group.get("lmo", "-"))
-        lr = f"{float(group['lr']):g}" if "lr" in group else "-"
-        for name, parameter in _named(index, group):
-            shown = f"{name} (also {', '.join(ties[name])})" if ties.get(name) else name
-            shape = "x".join(map(str, parameter.shape)) or "scalar"
-            constant = (
-                {"corrected": False, "weight_decay": group["base_weight_decay"]} if is_skipped(group, parameter) else {}
-            )
-            decay = _decay_text({**group, **constant})
-            table.append([shown, shape, role, lmo, lr, decay, (why or {}).get(name, "given by hand")])
-    return aligned(table if why is not None else [row[:-1] for row in table])
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells as text, columns of one width.
-
-    >>> print(aligned([["a", "shape"], ["longer", "2x4"]]))
-    a       shape
-    longer  2x4
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-
-
-def _named(index: int, group: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name and tensor: pairs before an optimizer takes the group, `param_names` after."""
-    params = [group["params"]] if isinstance(group["params"], torch.Tensor) else list(group["params"])
-    names = group.get("param_names") or [f"group {index}, parameter {i}" for i in range(len(params))]
-    for name, entry in zip(names, params, strict=True):
-        yield entry if isinstance(entry, tuple) else (name, entry)
-
-
-def _decay_text(group: Mapping[str, Any]) -> str:
-    decay = group.get("weight_decay")
-    if decay is None:
-        return f"corrected, C^2 = {group['steady_norm_sq']:g}" if "steady_norm_sq" in group else "the optimizer's"
-    if not group.get("corrected"):
-        return f"constant {decay:g}" if decay else "none"
-    if not (base := group.get("base_weight_decay", decay)):  # decay is today's, once it is trained
-        return "none"
-    target = group.get("steady_norm_sq")
-    return f"corrected, {base:g} at peak lr" if target is None else f"corrected, steady_norm_sq = {target:g}"
 
 
 def from_radius(lr: float, radius: float) -> dict[str, float]:

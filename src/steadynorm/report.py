@@ -6,7 +6,7 @@
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from steadynorm import page, records
+from steadynorm.progress import bar
 from steadynorm.records import QUANTITIES, Quantity, Run
 
 _RUN_POINTS = 60_000  # records drawn, all runs together
@@ -78,20 +79,20 @@ def report(
     *,
     title: str | None = None,
     max_points: int = 2000,
+    progress: bool = False,
 ) -> Path:
     """Write the page that compares these runs; returns its path.
 
     A run is a record file, the folder that holds it, or a `Run`. `max_points` bounds the records drawn of each; with many
-    runs or columns fewer are drawn, so that the page stays light. If `out` is a folder, the page is its `report.html`.
+    runs or columns fewer are drawn, so that the page stays light. If `out` is a folder, the page is its `report.html`. `progress`: show how far reading is.
     """
     given = [paths_or_runs] if isinstance(paths_or_runs, str | Path | Run) else list(paths_or_runs)
     if not given:
         raise ValueError("report: no runs given; pass the folder of a run, or several")
     points = min(max_points, max(100, _RUN_POINTS // len(given)))
-    read = unique_names(
-        [records.thin(run, points) if isinstance(run, Run) else records.read(run, max_points=points) for run in given]
-    )
-    read = [records.split_norms(run) for run in read]
+    with bar(len(given), "reading runs", shown=progress) as tell:
+        read = [_read(run, points, tell) for run in given]
+    read = [records.split_norms(run) for run in unique_names(read)]
     columns = sum(len(run.columns) for run in read)
     runs = [records.thin(run, max(50, _VALUES // max(columns, 1))) for run in read]
     order = records.layer_order(runs)
@@ -101,6 +102,12 @@ def report(
     made = page.Page(title or _title(runs), _subtitle(runs), blocks, _downloads(runs, layered))
     out = Path(out)
     return page.write(made, out / "report.html" if out.is_dir() else out)
+
+
+def _read(run: str | Path | Run, points: int, tell: Callable[[int], object]) -> Run:
+    found = records.thin(run, points) if isinstance(run, Run) else records.read(run, max_points=points)
+    tell(1)
+    return found
 
 
 def unique_names(runs: Sequence[Run]) -> list[Run]:

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from steadynorm.suggestions import suggest
+
 # role: (lmo, least dimensions, most dimensions)
 ROLES = {
     "hidden": ("spectral", 2, 2),
@@ -36,6 +38,7 @@ _EXPERT_NAME = re.compile(r"expert|gate_up|(gate|up|down)_proj|(^|[._])(moe|w[12
 _EXPERT_CLASS = re.compile(r"experts?$", re.I)
 _FUSED_NAME = re.compile(r"(qkv|c_attn|in_proj|query_key_value)[^.]*(\.weight)?$", re.I)
 _GATE_UP_NAME = re.compile(r"gate_up_proj(\.weight)?$", re.I)
+_SWIGLU_NAME = re.compile(r"(^|[._])w1[23](\.weight)?$", re.I)  # DINOv2's SwiGLU, and experts
 
 
 @dataclass(frozen=True)
@@ -167,7 +170,8 @@ def row_blocks(placed: Placed, role: str, blocks: Mapping[str, int]) -> tuple[in
         d_out, d_in, side = d_in, d_out, "column"
     if (pattern := placed.first_match(blocks)) is not None:
         count = blocks[pattern]
-        if type(count) is not int or count < 1 or d_out % count:
+        check_block_count(f"blocks[{pattern!r}]", count)
+        if d_out % count:
             raise ValueError(f"blocks[{pattern!r}]={count!r} does not divide the {d_out} {side}s of {placed.name}")
         return count, f"; blocks[{pattern!r}]"
     groups = getattr(placed.owners[0], "groups", 1) if placed.held_by(*_CONVOLUTIONS, *_TRANSPOSED) else 1
@@ -177,6 +181,8 @@ def row_blocks(placed: Placed, role: str, blocks: Mapping[str, int]) -> tuple[in
         if getattr(placed.owners[0], "is_concatenated", True) is False or d_out % 2:
             return 1, f"; gate and up are not two halves of the {side}s: one matrix"
         return 2, f"; fused gate, up: 2 {side} blocks"
+    if _SWIGLU_NAME.search(placed.name):  # which rows are the gate's is known to the model's forward alone
+        return 1, "; by its name gate and up fused: one matrix unless blocks= says more"
     fused = _FUSED_NAME.search(placed.name)
     if fused is None:
         return 1, ""
@@ -229,7 +235,10 @@ def _output_weight(item: Any, source: str, model: nn.Module, everything: list[Pl
     if isinstance(item, str):
         named: dict[str, Any] = {name: placed.parameter for placed in everything for name in placed.names}
         named |= dict(model.named_modules(remove_duplicate=False))
-        item = ({uncompiled(name): value for name, value in named.items()} | named).get(item)
+        named = {uncompiled(name): value for name, value in named.items()} | named
+        if item not in named:
+            raise ValueError(f"{where} is not in {type(model).__name__}; {suggest(item, map(uncompiled, named))}")
+        item = named[item]
     if isinstance(item, nn.Module):
         matrices = {name: parameter for name, parameter in item.named_parameters() if parameter.ndim >= 2}
         if len(matrices) != 1:
@@ -247,12 +256,22 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{name}={value!r} is unknown; choose from {', '.join(choices)}")
 
 
-def check_patterns(option: str, patterns: Mapping[str, Any], candidates: list[Placed], what: str) -> None:
+def check_patterns(option: str, patterns: Mapping[str, Any], candidates: list[Placed], what: str, values: str) -> None:
     if not isinstance(patterns, Mapping):
-        raise TypeError(f"{option}={patterns!r}: pass a dict from parameter names or globs")
+        raise TypeError(f"{option}={patterns!r}: pass a dict from parameter names or globs to {values}")
     for pattern in patterns:
         if not any(placed.first_match([pattern]) for placed in candidates):
-            raise ValueError(f"{option}[{pattern!r}] matches no {what}; use a name from model.named_parameters()")
+            known = (uncompiled(name) for placed in candidates for name in placed.names)
+            remedy = suggest(pattern, known) or "there is none; leave it out"
+            raise ValueError(f"{option}[{pattern!r}] matches no {what}; {remedy}")
+
+
+def check_block_count(where: str, count: Any) -> None:
+    if type(count) is not int or count < 1:
+        raise ValueError(
+            f"{where}={count!r}: pass one whole number, into how many equal blocks the outputs are cut (fused q, k, v: 3); "
+            "blocks of different sizes are not supported: leave 1, or make each a parameter of its own"
+        )
 
 
 def check_supported(placed: Placed) -> None:

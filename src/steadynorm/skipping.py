@@ -6,14 +6,14 @@ constant one. So the optimizer applies each decay itself, whatever its implement
 and checkpoints stay as they are.
 """
 
-import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadynorm.families import Group
+from steadynorm.suggestions import suggest
 
 UNCORRECTED = "uncorrected"
 _OF_A_PART = ("params", "param_names", "weight_decay")  # what the two parts of a group do not share
@@ -178,21 +178,7 @@ def _named(pattern: str, names: Mapping[Tensor, list[str]]) -> set[Tensor]:
     found = {p for p, its in names.items() if Placed(p, tuple(its), ()).first_match(either)}  # pyright: ignore[reportArgumentType]
     if not found:
         known = {name for its in names.values() for name in its}
-        known |= {name.rpartition(".")[0] for name in known} - {""}
-        remedy = (
-            f"did you mean {_listed(difflib.get_close_matches(pattern, sorted(known), 3, 0.0))}?"
-            if known
-            else "give the optimizer model.named_parameters(), or correct() the model"
-        )
+        known |= {name.rpartition(".")[0] for name in known}
+        remedy = suggest(pattern, known) or "give the optimizer model.named_parameters(), or correct() the model"
         raise ValueError(f"correct: skip names {pattern!r}, which no group has; {remedy}")
     return found
-
-
-def _listed(names: Iterable[str]) -> str:
-    """Join quoted names by commas and a last "or".
-
-    >>> _listed(["a"]), _listed(["a", "b", "c"])
-    ("'a'", "'a', 'b' or 'c'")
-    """
-    *first, last = map(repr, names)
-    return f"{', '.join(first)} or {last}" if first else last

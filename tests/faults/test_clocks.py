@@ -102,10 +102,11 @@ def said_by_display(steps: list[tuple[int, float]], monkeypatch: pytest.MonkeyPa
 
 def test_the_time_left_counts_from_the_first_step_seen(monkeypatch: pytest.MonkeyPatch):
     """A resumed run: 500 steps were done before, and loading took 100 seconds; then a step takes one second."""
-    said = said_by_display([(520, 100.0), (540, 120.0), (560, 140.0)], monkeypatch)
+    said = said_by_display([(520, 100.0), (530, 110.0), (540, 120.0), (560, 140.0)], monkeypatch)
     assert said[0] == "run: step 520/1000  loss 1"
-    assert said[1].endswith("  460 s left")
-    assert said[2].endswith("  440 s left")
+    assert said[1] == "run: step 530/1000  loss 1  about 8 minutes left"  # as soon as it is known
+    assert said[2] == "run: step 560/1000  loss 1  about 7 minutes left"  # then a line every 15 seconds
+    assert len(said) == 3
 
 
 @pytest.mark.parametrize("jump", [-1e9, -50.0, 0.0, 1e9])

@@ -36,7 +36,7 @@ def groups_of(name: str, **options: Any) -> Any:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_table_of_a_real_architecture(name: str):
-    table = sn.explain(groups_of(name)) + "\n"
+    table = sn.explain(groups_of(name), full=True) + "\n"
     path = GOLDEN / f"{name}.txt"
     if os.environ.get("STEADYNORM_WRITE_GOLDEN"):
         path.write_text(table, encoding="utf-8")

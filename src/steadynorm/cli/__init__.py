@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-_MISSING = "the command line needs more packages: pip install 'steadynorm[report,train]'"
+from steadynorm.extras import describe_missing
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,7 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         if os.environ.get("STEADYNORM_TRACEBACK"):
             raise
-        print(f"steadynorm: error: {error}", file=sys.stderr)
+        said = describe_missing(error) if isinstance(error, ImportError) else error
+        print(f"steadynorm: error: {said}", file=sys.stderr)
         return 2
 
 
@@ -37,19 +38,14 @@ def _run(argv: Sequence[str]) -> int:
 
         print(f"steadynorm {__version__}")
         return 0
-    try:
-        import tyro
+    import tyro
 
-        from steadynorm.cli.commands import command_of, execute
-        from steadynorm.cli.subcommands import spelled_out
+    from steadynorm.cli.commands import command_of, execute
+    from steadynorm.cli.subcommands import spelled_out
 
-        argv = spelled_out(argv)
-        commands = command_of(argv)
-    except ImportError as error:
-        print(f"steadynorm: {error}; {_MISSING}", file=sys.stderr)
-        return 2
+    argv = spelled_out(argv)
     command = tyro.cli(
-        commands,
+        command_of(argv),
         prog="steadynorm",
         description="Corrected decoupled weight decay: the norm stays where you put it.",
         args=argv or ["--help"],

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from tyro.conf import Positional
 
-from steadynorm import paper
+from steadynorm import paper, progress
 from steadynorm.cli.subcommands import one_of
 from steadynorm.paper import carrying, null, pool
 from steadynorm.paper.experiment import Context, Experiment
@@ -80,11 +80,14 @@ class PaperNull:
         for name in ("experiment", "claim", "holds, %"):
             table.add_column(name, justify="right" if "%" in name else "left")
         leaning = 0
-        for folder in folders:
-            name, context = carrying.context_of(folder)
-            for each in null.shares(paper.get(name), context, self.draws):
-                leaning += each.share > null.MOST
-                table.add_row(each.experiment, each.claim, f"{100 * each.share:.1f}" + " !" * (each.share > null.MOST))
+        with progress.bar(len(folders), "judging noise") as tell:
+            for folder in folders:
+                name, context = carrying.context_of(folder)
+                for each in null.shares(paper.get(name), context, self.draws):
+                    leaning += each.share > null.MOST
+                    mark = " !" * (each.share > null.MOST)
+                    table.add_row(each.experiment, each.claim, f"{100 * each.share:.1f}{mark}")
+                tell(1)
         Console().print(table)
         print(f"{leaning} of {table.row_count} claims hold in more than {100 * null.MOST:g} % of draws")
         return 1 if leaning else 0

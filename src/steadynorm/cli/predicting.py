@@ -337,7 +337,7 @@ class Simulate:
         ]
         with progress.bar(steps * len(systems), "simulating") as tell:
             seen = simulate.run(systems, steps, seeds=self.seeds, seed=self.seed, progress=tell)
-        rows = []
+        rows: list[dict[str, float]] = []
         for each, prediction, trajectory in zip(settings, predictions, seen, strict=True):
             measured = trajectory.settled(norm=True)
             row = {
@@ -347,7 +347,12 @@ class Simulate:
                 "exact": math.sqrt(prediction.exact.steady_norm_sq),
                 "paper": math.sqrt(prediction.paper.formula_norm_sq),
             }
-            rows.append(row | (self._response(each, prediction) if self.response else {}))
+            rows.append(row)
+        if self.response:
+            with progress.bar(len(rows), "following one gradient") as tell:
+                for row, each, prediction in zip(rows, settings, predictions, strict=True):
+                    row |= self._response(each, prediction)
+                    tell(1)
         if self.json:
             print(json.dumps(rows, indent=1))
             return

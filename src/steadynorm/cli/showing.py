@@ -79,7 +79,7 @@ class Report:
         """Write the page and say where it is."""
         from steadynorm import report
 
-        print(f"page: {report.report(self.runs, self.out, title=self.title)}")
+        print(f"page: {report.report(self.runs, self.out, title=self.title, progress=True)}")
 
 
 @dataclass(frozen=True)

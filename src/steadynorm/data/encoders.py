@@ -84,6 +84,8 @@ def make_encoder(tokenizer: PathLike, *, end_of_text: str | None = None) -> Enco
     try:
         definition = path.read_text(encoding="utf-8")
         _backend(definition)
+    except ImportError:
+        raise
     except Exception as error:  # tokenizers raises Exception itself
         raise DataError(f"{path}: not a tokenizer.json of the `tokenizers` library ({error})") from error
     return _described(path.name, definition, end_of_text)

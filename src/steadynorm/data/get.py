@@ -20,6 +20,7 @@ from typing import Protocol
 from steadynorm.data.files import DataError, cache_dir, download, publish, unpack
 from steadynorm.data.sotu import sotu
 from steadynorm.files import PathLike, full_disk, is_full, lock, make_folder, sha256, write_json
+from steadynorm.progress import to_stderr
 
 MANIFEST = "complete.json"
 _WORK, _DOWNLOADS = ".work", ".downloads"
@@ -100,6 +101,8 @@ class Package:
             raise DataError(f"{self.command[0]} is not installed")
         folder = work / "package"
         folder.mkdir()
+        if progress:
+            to_stderr(f"{self.label}: this can take minutes")
         try:
             done = subprocess.run(
                 [program, *self.command[1:], str(folder)],

@@ -13,7 +13,7 @@ import re
 import shutil
 import signal
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
@@ -99,7 +99,10 @@ def tokenize_files(
         pieces = [unit for file in files for unit in units(file, text_key)]
         work = _Work(out, prefix, key, shard_tokens, held_out)
         texts = (text for unit in pieces for text in documents(unit, text_key))
-        encoder = work.encoder or work.begin(_choose(tokenizer, vocab_size, end_of_text, texts))
+        size = min(_TRAIN_CHARS, sum(unit.size for unit in pieces))
+        with bars.bar(size, "training a BPE", shown=progress and tokenizer == "bpe", size=True) as advance:
+            counted = _counted(texts, advance)
+            encoder = work.encoder or work.begin(_choose(tokenizer, vocab_size, end_of_text, counted))
         left = pieces[work.unit :]
         with bars.bar(sum(unit.size for unit in pieces), "tokenising", shown=progress, size=True) as advance:
             advance(sum(unit.size for unit in pieces[: work.unit]))
@@ -167,6 +170,12 @@ def _choose(tokenizer: PathLike, vocab_size: int | None, end_of_text: str | None
         if tokenizer == "bpe"
         else make_encoder(tokenizer, end_of_text=end_of_text)
     )
+
+
+def _counted(texts: Iterator[str], advance: Callable[[int], object]) -> Iterator[str]:
+    for text in texts:
+        yield text
+        advance(len(text))
 
 
 def _limited(texts: Iterator[str]) -> Iterator[str]:

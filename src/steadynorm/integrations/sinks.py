@@ -45,7 +45,9 @@ def to_wandb(run: Any = None, *, prefix: str = "steadynorm") -> Sink:
     return sink
 
 
-def to_folder(folder: str | Path, *, config: Mapping[str, Any] | None = None, layers: int | None = 100) -> Sink:
+def to_folder(
+    folder: str | Path, *, config: Mapping[str, Any] | None = None, layers: int | None = files.LAYERS
+) -> Sink:
     """Keep records in a folder that `steadynorm report folder` shows.
 
     A folder holds one run. If it holds records already, they are continued when the monitor was resumed
@@ -64,34 +66,25 @@ def to_folder(folder: str | Path, *, config: Mapping[str, Any] | None = None, la
     ...     files.read(folder).columns["lr"].tolist()
     [0.1, 0.2]
     """
-    if layers is not None and layers < 1:
-        raise ValueError(f"to_folder: layers={layers} must be a whole number of at least 1, or None for every record")
     path = Path(folder) / files.FILE
     held: list[files.Recorder] = []
-    detailed = 0  # the last step with layers
 
     def sink(records: Sequence[Record]) -> None:
-        nonlocal detailed
         if not records:
             return
         first = records[0]["step"]
         if not (held and held[0].last < first and held[0].reopen()):  # the first time, or steps come again
-            held[:] = [_recorder(path, config or {}, records)]
-            detailed = 0
+            held[:] = [_recorder(path, config or {}, records, layers)]
         if isinstance(records, Records):
             _WRITERS[path.resolve()] = records.source
         with held[0] as recorder:
             for record in records:
-                if layers is None or record["step"] - detailed >= max(1, record["step"] // layers):
-                    detailed = record["step"]
-                else:
-                    record = {key: value for key, value in record.items() if key != "layers"}
                 recorder.write(record)
 
     return sink
 
 
-def _recorder(path: Path, config: Mapping[str, Any], records: Sequence[Record]) -> files.Recorder:
+def _recorder(path: Path, config: Mapping[str, Any], records: Sequence[Record], layers: int | None) -> files.Recorder:
     """A new file, or the one of the run that these records continue."""
     first, resume_at = records[0]["step"], None
     if path.exists():
@@ -104,4 +97,4 @@ def _recorder(path: Path, config: Mapping[str, Any], records: Sequence[Record]) 
                 "choose another folder, delete this one, or resume that run: monitor.load_state_dict(<its state_dict>)"
             )
         resume_at = first
-    return files.Recorder(path, name=path.parent.name, config=config, resume_at=resume_at)
+    return files.Recorder(path, name=path.parent.name, config=config, resume_at=resume_at, layers=layers)

@@ -35,6 +35,7 @@ from steadynorm.monitor.spectral import SpectralNorms, products_per_record, spec
 from steadynorm.optim.base import SteadyOptimizer
 from steadynorm.optim.idle import Slices, extremes
 from steadynorm.optim.layout import layout_of, local
+from steadynorm.records.roles import ROLE_LABELS
 from steadynorm.skipping import decay_of
 
 
@@ -168,6 +169,12 @@ class Monitor:
         records, self._records = Records(self._records), []
         records.resumed, records.source = self.steps > self._watched, self._source
         return records
+
+    @property
+    def roles(self) -> list[str]:
+        """The roles that its parameters play, as records call them: hidden, output, embedding, vectors."""
+        played = {layer.part_of for layer in self._plan.layers if layer.parameter.numel()}
+        return [role for role in ROLE_LABELS if role in played]
 
     def close(self) -> None:
         """Detach from the optimizer; records taken so far can still be had."""

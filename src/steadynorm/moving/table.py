@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch.optim import Optimizer
 
 from steadynorm import theory
-from steadynorm.groups import aligned
+from steadynorm.explanation import aligned
 from steadynorm.moving.source import MOMENTUM, Group, Source
 
 _TITLES = ("parameter", "shape", "rule", "lr", "decay", "steady rms", "state")

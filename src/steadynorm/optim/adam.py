@@ -19,6 +19,7 @@ from steadynorm.optim.checks import (
     check_lr,
     check_one,
     check_range,
+    explain_group_errors,
     is_known,
     refuse_unknown,
     refuse_unused,
@@ -95,7 +96,7 @@ class AdamC(torch.optim.AdamW):
         check_finite: bool = False,
         **unknown: Never,
     ):
-        refuse_unknown(type(self).__name__, unknown)
+        refuse_unknown(type(self), unknown)
         own = {"lr": lr, "weight_decay": weight_decay}
         params = settled(params, own, type(self).__name__)
         refuse_unused(type(self), params, own)
@@ -118,7 +119,8 @@ class AdamC(torch.optim.AdamW):
     def add_param_group(self, param_group: Group) -> None:
         """Add a group as torch does, with the correction's keys and its state made; on an error nothing changes."""
         self.defaults.update(self.__dict__.pop("_extra_defaults", {}))  # torch has set its own by now
-        super().add_param_group(param_group)
+        with explain_group_errors(self, param_group):
+            super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
             refuse_scion_groups(group)

@@ -15,7 +15,14 @@ from steadynorm.groups import settled
 from steadynorm.optim import distributed
 from steadynorm.optim.agreement import Member
 from steadynorm.optim.buckets import Bucket, Parts, Rule, Work, finite_gradients, no_products, run
-from steadynorm.optim.checks import NonFiniteGradientError, check_dense_gradients, check_lr, check_one, refuse_unused
+from steadynorm.optim.checks import (
+    NonFiniteGradientError,
+    check_dense_gradients,
+    check_lr,
+    check_one,
+    explain_group_errors,
+    refuse_unused,
+)
 from steadynorm.optim.idle import WHOLE, Slices
 from steadynorm.optim.layout import is_dtensor, layout_of
 from steadynorm.optim.loading import load_exactly
@@ -82,7 +89,8 @@ class SteadyOptimizer(Optimizer, ABC):
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a group as torch does, with its settings checked and its state made; on an error nothing changes."""
-        super().add_param_group(param_group)
+        with explain_group_errors(self, param_group):
+            super().add_param_group(param_group)
         index, group = len(self.param_groups) - 1, self.param_groups[-1]
         try:
             for k, p in enumerate(group["params"]):

@@ -2,7 +2,8 @@
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from numbers import Real
 from typing import Any, Never
 
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 from steadynorm.families import Group, group_label
 from steadynorm.groups import ParamGroups
 from steadynorm.optim.parameters import name_of
+from steadynorm.suggestions import suggest
 
 
 def check_dense_gradients(optimizer: Optimizer) -> None:
@@ -36,18 +38,34 @@ class NonFiniteGradientError(ValueError):
         )
 
 
-def refuse_unknown(class_name: str, unknown: dict[str, Never]) -> None:
-    """TypeError for keywords that do not exist; `momentum` gets the reason.
-
-    >>> refuse_unknown("ScionC", {})
-    """
+def refuse_unknown(optimizer: type[Optimizer], unknown: dict[str, Never]) -> None:
+    """Raise TypeError for a keyword that does not exist, with those that are like it; for `momentum`, with the reason."""
     if "momentum" in unknown:
         raise TypeError(
-            f"{class_name} has no momentum=: Scion's and torch's mean opposite things; "
+            f"{optimizer.__name__} has no momentum=: Scion's and torch's mean opposite things; "
             "pass alpha=<weight of the new gradient>, that is 1 - torch's momentum"
         )
     if unknown:
-        raise TypeError(f"{class_name} got an unexpected keyword argument {next(iter(unknown))!r}")
+        name = next(iter(unknown))
+        near = suggest(name, inspect.signature(optimizer).parameters, least=0.6)
+        raise TypeError(f"{optimizer.__name__} got an unexpected keyword argument {name!r}" + (near and f"; {near}"))
+
+
+@contextmanager
+def explain_group_errors(optimizer: Optimizer, group: Any) -> Iterator[None]:
+    """Around torch's `add_param_group`: say what to write where it is no group, or named as the others are not."""
+    where = f"{type(optimizer).__name__}.add_param_group"
+    if not isinstance(group, dict):
+        raise TypeError(f'{where} takes a dict, not {type(group).__name__}; pass {{"params": [...]}} with its settings')
+    try:
+        yield
+    except ValueError as error:
+        if "param groups should be with/without names" not in str(error):
+            raise
+        named = "param_names" in optimizer.param_groups[0]
+        lmo = ', "lmo": "spectral"' if "lmo" in optimizer.defaults else ""
+        how = f'name them: {{"params": [("head.weight", p)]{lmo}}}' if named else "leave the names out"
+        raise ValueError(f"{where}: {error}; {how}") from None  # in torch's words, which its tests look for
 
 
 def refuse_unused(optimizer: type[Optimizer], params: Any, given: Mapping[str, Any]) -> None:

@@ -72,7 +72,7 @@ class LionC(RelativelyCorrected):
         mesh: Any = None,
         **unknown: Never,
     ):
-        refuse_unknown(type(self).__name__, unknown)
+        refuse_unknown(type(self), unknown)
         defaults: Group = {
             "lr": lr,
             "betas": betas,

@@ -1,4 +1,4 @@
-"""Can a parameter be trained, does it still fit its state, and what is it called in errors?"""
+"""Can a parameter be trained, does it still fit its state, which one is meant, and what is it called in errors?"""
 
 from collections.abc import Sequence
 
@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from steadynorm.families import Group, group_label
 from steadynorm.roles import TRAINABLE
+from steadynorm.suggestions import suggest
 
 
 def check_parameter(p: Tensor, name: str) -> None:
@@ -42,6 +43,24 @@ def check_unchanged(
 
 def _described(x: Tensor) -> str:
     return f"{tuple(x.shape)} {x.dtype} on {x.device}"
+
+
+def find_parameter(optimizer: Optimizer, wanted: Tensor | str, method: str) -> tuple[Group, Tensor]:
+    """Return a parameter, given itself or by its name, with its group; raise ValueError if no group has it."""
+    names: list[str] = []
+    for group in optimizer.param_groups:
+        own = group.get("param_names") or [None] * len(group["params"])
+        for name, p in zip(own, group["params"], strict=True):
+            if p is wanted or (isinstance(wanted, str) and name == wanted):
+                return group, p
+        names += filter(None, own)
+    what, remedy = f"this {type(wanted).__name__}", "pass one of the optimizer's parameters, or its name"
+    if isinstance(wanted, str):
+        what = f"a parameter named {wanted!r}"
+        remedy = suggest(wanted, names) or "their parameters have no names; pass the parameter itself"
+    elif isinstance(wanted, Tensor):
+        what = f"this parameter of shape {tuple(wanted.shape)}"
+    raise ValueError(f"{type(optimizer).__name__}.{method}: no group has {what}; {remedy}")
 
 
 def name_of(group: Group, k: int) -> str:

@@ -94,7 +94,7 @@ class RenormalizedAdamW(SteadyOptimizer):
         maximize: bool = False,
         **unknown: Never,
     ):
-        refuse_unknown(type(self).__name__, unknown)
+        refuse_unknown(type(self), unknown)
         defaults: Group = {
             "lr": lr,
             "betas": betas,

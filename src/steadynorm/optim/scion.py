@@ -15,7 +15,9 @@ from steadynorm.optim.base import Group, SteadyOptimizer, full_precision
 from steadynorm.optim.buckets import Batch, Bucket, Parts, Scalars, most_elements
 from steadynorm.optim.checks import check_lr, check_range, refuse_unknown
 from steadynorm.optim.idle import Slices
+from steadynorm.optim.parameters import find_parameter
 from steadynorm.polar import Polar
+from steadynorm.roles import check_block_count
 from steadynorm.theory import matrix_sides
 from steadynorm.theory.steady import check_reachable, eta_of
 from steadynorm.theory.updates import UPDATES, newton_schulz_share
@@ -138,7 +140,7 @@ class Scion(SteadyOptimizer):
         mesh: Any = None,
         **unknown: Never,
     ):
-        refuse_unknown(type(self).__name__, unknown)
+        refuse_unknown(type(self), unknown)
         defaults = _defaults(
             lr, alpha, lmo, nesterov, blocks, polar, polar_steps, momentum_dtype, own_time, check_finite, maximize
         )
@@ -170,15 +172,15 @@ class Scion(SteadyOptimizer):
 
     def check_group(self, group: Group) -> None:
         if "momentum" in group:
-            refuse_unknown(type(self).__name__, {"momentum": group["momentum"]})
+            refuse_unknown(type(self), {"momentum": group["momentum"]})
         if group["lmo"] is None:
             raise ValueError(
-                "no lmo; use steadynorm.param_groups(model), which picks one per role, or set lmo= in the group. "
-                "lmo='by-shape' goes by shape alone and sends embeddings to spectral"
+                "no lmo; use steadynorm.param_groups(model), which picks one per role, or put one in the group: "
+                f'{{"params": [...], "lmo": "spectral"}}, or {", ".join(name for name in lmos.LMOS if name != "spectral")}. '
+                "'by-shape' goes by shape alone and sends embeddings to spectral"
             )
         check_range("alpha", group["alpha"], most=1.0)
-        if type(group["blocks"]) is not int:
-            raise ValueError(f"blocks={group['blocks']!r} must be a whole number")
+        check_block_count("blocks", group["blocks"])
         if group["momentum_dtype"] is not None and group["momentum_dtype"] not in _DTYPES:
             raise ValueError(
                 f"momentum_dtype={group['momentum_dtype']!r} is unknown; choose one of {', '.join(_DTYPES)}"
@@ -246,7 +248,7 @@ class ScionC(Scion):
         mesh: Any = None,
         **unknown: Never,
     ):
-        refuse_unknown(type(self).__name__, unknown)
+        refuse_unknown(type(self), unknown)
         defaults = _defaults(
             lr, alpha, lmo, nesterov, blocks, polar, polar_steps, momentum_dtype, own_time, check_finite, maximize
         )
@@ -257,7 +259,7 @@ class ScionC(Scion):
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a group, with either a target or a constant decay."""
-        if param_group.get("weight_decay") is not None:
+        if isinstance(param_group, dict) and param_group.get("weight_decay") is not None:
             if param_group.get("steady_norm_sq") is not None:
                 label = group_label(len(self.param_groups), param_group)
                 raise ValueError(
@@ -285,14 +287,9 @@ class ScionC(Scion):
     def weight_decay(self, group: Group, lr: float, bucket: Bucket) -> float:
         return self._weight_decay(group, lr, bucket.settings, bucket.shape)
 
-    def weight_decay_of(self, p: Tensor) -> float:
-        """lambda_t that a step would use for this parameter now."""
-        group = next((group for group in self.param_groups if any(p is q for q in group["params"])), None)
-        if group is None:
-            raise ValueError(
-                f"{type(self).__name__}.weight_decay_of: no group has this parameter of shape {tuple(p.shape)}; "
-                "pass one of the optimizer's"
-            )
+    def weight_decay_of(self, parameter: Tensor | str) -> float:
+        """Return the lambda_t that a step would use now for this parameter, given itself or by its name in the groups."""
+        group, p = find_parameter(self, parameter, "weight_decay_of")
         return self._weight_decay(group, float(group["lr"]), self.settings(group, p)[0], tuple(p.shape))
 
     def _weight_decay(self, group: Group, lr: float, settings: ScionSettings, shape: tuple[int, ...]) -> float:

@@ -67,7 +67,7 @@ class SGDC(RelativelyCorrected):
         maximize: bool = False,
         **unknown: Never,
     ):
-        refuse_unknown(type(self).__name__, unknown)
+        refuse_unknown(type(self), unknown)
         defaults: Group = {
             "lr": lr,
             "alpha": alpha,
@@ -88,7 +88,7 @@ class SGDC(RelativelyCorrected):
 
     def check_group(self, group: Group) -> None:
         if "momentum" in group:
-            refuse_unknown(type(self).__name__, {"momentum": group["momentum"]})
+            refuse_unknown(type(self), {"momentum": group["momentum"]})
         check_range("alpha", group["alpha"], most=1.0)
         super().check_group(group)
 

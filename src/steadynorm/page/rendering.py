@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from steadynorm.extras import remedy
 from steadynorm.files import atomic_write, make_folder
 from steadynorm.page.blocks import STYLES, Block, Cell, HeatMap, Page, Plot, Series, Table, Text
 from steadynorm.page.coincidence import covering
@@ -323,5 +324,5 @@ def _plotly() -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
-        raise ImportError("a page embeds plotly, which is not installed; pip install 'steadynorm[report]'") from None
+        raise ImportError(f"a page embeds plotly, which is not installed; {remedy('plotly')}") from None
     return get_plotlyjs()

@@ -1,7 +1,5 @@
 """The figures and tables of the paper as named experiments: what is run, how it is drawn, what came out."""
 
-import difflib
-
 from steadynorm.paper import gpt, learning_rates, momentum, norms, ours, vit_tables
 from steadynorm.paper.carrying import Done, Means, carry_out
 from steadynorm.paper.experiment import Claim, Context, Experiment, Outcome
@@ -9,6 +7,7 @@ from steadynorm.paper.overlap import OVERLAP
 from steadynorm.paper.random_system import RANDOM_SYSTEM
 from steadynorm.paper.steady_state import STEADY_STATE
 from steadynorm.paper.training import Training
+from steadynorm.suggestions import suggest
 
 # In the order of `paper run all`: what costs little and is asked for by others comes first.
 EXPERIMENTS: dict[str, Experiment | Training] = {
@@ -55,17 +54,14 @@ __all__ = [
 
 
 def get(name: str) -> Experiment | Training:
-    """The experiment of this name, or an error that names the nearest.
+    """Return the experiment of this name; raise ValueError with the nearest names if there is none.
 
     >>> get("fig-overlap").name
     'fig-overlap'
     >>> get("fig-scion")
     Traceback (most recent call last):
-    ValueError: no experiment is called 'fig-scion'; the nearest are fig-scionc, fig-muon, fig-scionc-constant; all: steadynorm paper list
+    ValueError: no experiment is called 'fig-scion'; did you mean 'fig-scionc', 'fig-muon' or 'fig-scionc-constant'? All: steadynorm paper list
     """
     if name not in EXPERIMENTS:
-        near = difflib.get_close_matches(name, EXPERIMENTS, 3, 0.0)
-        raise ValueError(
-            f"no experiment is called {name!r}; the nearest are {', '.join(near)}; all: steadynorm paper list"
-        )
+        raise ValueError(f"no experiment is called {name!r}; {suggest(name, EXPERIMENTS)} All: steadynorm paper list")
     return EXPERIMENTS[name]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import steadynorm
-from steadynorm import page, records
+from steadynorm import page, progress, records
 from steadynorm.data import get
 from steadynorm.files import lock, make_folder, read_json, write_json
 from steadynorm.paper import keeping, pool
@@ -56,7 +56,10 @@ def carry_out(
     with lock(context.folder, busy=busy):
         before = check_folder(context.folder, experiment.name)
         failed: Mapping[Path, str] = {}
-        if isinstance(experiment, Training):
+        if isinstance(experiment, Experiment):
+            if not before and not context.quick:
+                progress.announce(experiment.name, experiment.seconds[context.scale])
+        else:
             plan = experiment.plan(context)
             failed = _train(plan, means)
             _keep(experiment, context, plan, means.pool)
@@ -164,9 +167,11 @@ def dry_run(plan: Plan, means: Means) -> list[str]:
 
 
 def _train(plan: Plan, means: Means) -> dict[Path, str]:
-    todo = [job for job in jobs(plan, means).values() if not pool.finished(job.config)]
+    todo = [job.config for job in jobs(plan, means).values() if not pool.finished(job.config)]
     if todo:
         check_data(plan, means)
+        seconds = sum(plan.setting.seconds(config.steps) for config in todo)
+        progress.announce(f"{len(todo)} runs to train", seconds / min(means.jobs, len(todo)))
     return pool.train_all(list(jobs(plan, means).values()), means.jobs, one_thread=plan.setting.scale == "desk")
 
 

@@ -12,6 +12,7 @@ from steadynorm.records.schema import FILE, SCHEMA, VERSION, RecordError
 
 HEADER_LIMIT = 1 << 24  # bytes; a foreign file may have no newline at all
 STEP = re.compile(rb'\{"step": ?(\d{1,18})[,}]')  # what Recorder writes: the step comes first
+LAYERED = b', "layers": {'  # in a line that has values of single layers; a quote inside a name would be escaped
 _NOT_JSON = (ValueError, RecursionError)  # what json.loads raises
 _CRC = re.compile(rb', "crc": (\d{1,10})\}\s*')  # the end of a line that Recorder wrote
 

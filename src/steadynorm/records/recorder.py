@@ -11,8 +11,10 @@ from typing import Any, Self
 import numpy as np
 
 from steadynorm.files import atomic_write, make_folder, told
-from steadynorm.records.lines import end_of_lines, read_header, sealed, steps
+from steadynorm.records.lines import LAYERED, end_of_lines, read_header, sealed, steps
 from steadynorm.records.schema import SCHEMA, VERSION, RecordError, flatten
+
+LAYERS = 100  # how closely a long run keeps the values of single layers, see Recorder
 
 
 class Recorder:
@@ -20,6 +22,10 @@ class Recorder:
 
     `resume_at=k` keeps what an existing file holds of steps < k and goes on from there; without it an existing file
     is an error. `created` is the ISO time in the header: now, unless an older run is written anew.
+
+    `layers` thins the values of single layers, which make up most of a record: gaps between the steps that keep them stay
+    below 1/layers of the step number. Which steps these are follows from the file, so a resumed run keeps the same ones.
+    None keeps them in every record. All other values are always kept.
 
     >>> import tempfile
     >>> from steadynorm.records import read
@@ -39,9 +45,13 @@ class Recorder:
         config: Mapping[str, Any],
         resume_at: int | None = None,
         created: str | None = None,
+        layers: int | None = None,
     ):
+        if layers is not None and layers < 1:
+            raise RecordError(f"layers={layers} must be a whole number of at least 1, or None for every record")
         self.path = Path(path)
-        self._last = -1
+        self._layers = layers
+        self._last, self._last_layered = -1, 0
         self._left: tuple[int, int, int] | None = None  # the file when it was closed
         plain = _plain(config, "config")
         make_folder(self.path.parent)
@@ -73,18 +83,23 @@ class Recorder:
         line: dict[str, Any] = {"step": int(step)}
         for key, value in record.items():
             if key == "layers":
-                line[key] = {
-                    str(layer): {
-                        str(q): _number(v, f"step {step}: layers[{layer!r}][{q!r}]") for q, v in values.items()
+                if self._keeps_layers(int(step)):
+                    line[key] = {
+                        str(layer): {
+                            str(q): _number(v, f"step {step}: layers[{layer!r}][{q!r}]") for q, v in values.items()
+                        }
+                        for layer, values in value.items()
                     }
-                    for layer, values in value.items()
-                }
             elif key == "crc":
                 raise RecordError(f"{self.path}: step {step}: crc is the checksum of a line; give it another name")
             elif key != "step":
                 line[str(key)] = _number(value, f"step {step}: {key}")
         _append(self._file, _line(line), self.path)
         self._last = int(step)
+        self._last_layered = self._last if "layers" in line else self._last_layered
+
+    def _keeps_layers(self, step: int) -> bool:
+        return self._layers is None or step - self._last_layered >= max(1, step // self._layers)
 
     def sync(self) -> None:
         """Until what was written is on the disk: before a checkpoint that goes on from it."""
@@ -127,6 +142,7 @@ class Recorder:
                 if step >= resume_at:
                     return
                 self._last = step
+                self._last_layered = step if LAYERED in line else self._last_layered
                 yield seal(line)
                 if step == resume_at - 1:  # what follows is written again, whatever it is
                     return

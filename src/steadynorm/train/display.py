@@ -36,9 +36,10 @@ class Display:
         note = "  ".join(f"{key} {value:.4g}" for key, value in shown.items() if value is not None)
         self._progress.update(self._task, completed=step, note=note)
         if not self._live and not self._quiet and (now - self._said >= _EVERY or step == self._steps):
-            self._said = now
             done, gone = step - self._first, now - self._began
-            left = f"  {(self._steps - step) * gone / done:.0f} s left" if done > 0 and gone > 0 else ""
+            known = done > 0 and gone > 0
+            self._said = now if known else self._said  # the next line, which has the time left, comes soon
+            left = f"  about {progress.duration((self._steps - step) * gone / done)} left" if known else ""
             self.say(f"{self._name}: step {step}/{self._steps}  {note}{left}")
 
     def say(self, text: str) -> None:

@@ -91,7 +91,11 @@ class Trainer:
         self.recorder = self.writer = None
         if team.leads:
             self.recorder = records.Recorder(
-                config.out / records.FILE, name=name, config=training_part(plain(config)), resume_at=self.step + 1
+                config.out / records.FILE,
+                name=name,
+                config=training_part(plain(config)),
+                resume_at=self.step + 1,
+                layers=records.LAYERS if config.steps > _SHORT * config.monitor_every else None,
             )
             if max(self.recorder.last, 0) < self.step - self.step % config.monitor_every:
                 warnings.warn(
@@ -177,7 +181,7 @@ class Trainer:
 
     def _flush(self, loss: Tensor, evaluated: dict[str, float]) -> None:
         """Records of the steps since the last time; a loss that is not finite ends the run before anything is saved."""
-        taken, *others = (monitor.measure() for monitor in self.parts.monitors)
+        taken, *others = ([_with_role(each, monitor) for each in monitor.measure()] for monitor in self.parts.monitors)
         for more in others:  # muon's second optimizer
             for record, other in zip(taken, more, strict=True):
                 _join(record, other, clipped=self.config.clip is not None)
@@ -208,16 +212,24 @@ class Trainer:
 
 
 _FLUSH = 20  # steps between transfers from the device
+_SHORT = 2000  # records; a run that has no more keeps the values of single layers in all of them
+
+
+def _with_role(record: dict[str, Any], monitor: Monitor) -> dict[str, Any]:
+    """Add "weight_norm/hidden" and so on where a monitor leaves it out because its parameters all play one role."""
+    roles = monitor.roles
+    return record | ({f"{key}/{roles[0]}": record[key] for key in records.SPLIT} if len(roles) == 1 else {})
 
 
 def _join(record: dict[str, Any], other: dict[str, Any], *, clipped: bool) -> None:
-    """Two optimizers' records of one step: norms add up, layers are all of them.
+    """Put two optimizers' records of one step into the first: norms combine, also those by role, and layers are united.
 
     clipped: both have the gradient norm of all parameters, which clipping found.
     """
-    for key in ("weight_norm", "forecast_norm") if clipped else ("weight_norm", "grad_norm", "forecast_norm"):
-        one, two = record.get(key), other.get(key)
-        record[key] = None if one is None or two is None else math.hypot(one, two)
+    norms = records.SPLIT if clipped else (*records.SPLIT, "grad_norm")
+    for key in (key for key in {**record, **other} if key.partition("/")[0] in norms):
+        parts = [each[key] for each in (record, other) if key in each]
+        record[key] = None if None in parts else math.hypot(*parts)
     record["layers"] = {**record.get("layers", {}), **other.get("layers", {})}
 
 

@@ -1,0 +1,121 @@
+"""What takes long says so when it starts: once, on stderr, where no bar shows it."""
+
+from pathlib import Path
+
+import pytest
+
+from steadynorm import bench, paper, progress, records
+from steadynorm.cli import main
+from steadynorm.paper import carrying, pool
+from steadynorm.paper.experiment import Context
+from steadynorm.paper.training import Training
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+@pytest.fixture
+def everything_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "LONG", -1.0)
+    monkeypatch.setattr(progress, "_ENOUGH", 0.0)
+
+
+def said_at(clock: list[float], total: int, *amounts: tuple[float, int]) -> list[str]:
+    said: list[str] = []
+    with progress.bar(total, "work", say=said.append) as tell:
+        for now, amount in amounts:
+            clock[0] = now
+            tell(amount)
+    return said
+
+
+def test_the_time_is_said_once_as_soon_as_two_seconds_of_work_have_told_it(clock: list[float]):
+    assert said_at(clock, 1000, (0.0, 10), (1.9, 50), (2.0, 50), (3.0, 50)) == ["work: about 20 seconds"]
+
+
+def test_what_was_done_before_tells_nothing_of_the_pace(clock: list[float]):
+    """900 were resumed after a minute of loading; then one takes a second."""
+    assert said_at(clock, 1000, (60.0, 900), (70.0, 10)) == ["work: about 2 minutes"]
+
+
+def test_what_is_over_soon_is_not_announced(clock: list[float]):
+    assert said_at(clock, 100, (0.0, 10), (2.0, 40), (4.0, 50)) == []
+
+
+@pytest.mark.parametrize("jump", [-1e9, 0.0])
+def test_a_clock_that_stands_still_or_jumps_back_says_nothing(clock: list[float], jump: float):
+    assert said_at(clock, 100, (50.0, 10), (50.0 + jump, 40)) == []
+
+
+def test_without_a_terminal_stderr_is_told_unless_nothing_is_shown(
+    everything_is_long: None, capsys: pytest.CaptureFixture[str]
+):
+    for shown in (True, False):
+        with progress.bar(10, "work", shown=shown) as tell:
+            tell(5)
+            tell(5)
+    captured = capsys.readouterr()
+    assert captured.err.startswith("work: about ") and captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_commands_that_may_take_long_say_so(
+    everything_is_long: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """`simulate` ran for 71 seconds without a word where there was no terminal."""
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.txt").write_text(name * 100, encoding="utf-8")
+        with records.Recorder(tmp_path / name / records.FILE, name=name, config={}) as recorder:
+            recorder.write({"step": 1, "loss": 1.0})
+    runs, texts = ([str(tmp_path / f"{name}{end}") for name in "abc"] for end in ("", ".txt"))
+    commands = {
+        "simulating": ["simulate", "--shape", "8", "--half-lives", "1", "--alpha", "0.5", "1.0"],
+        "following one gradient": ["simulate", "--shape", "8", "--half-lives", "1", "--alpha", "0.5", "1.0", "--response"],
+        "reading runs": ["report", *runs, "--out", str(tmp_path / "page.html")],
+        "tokenising": ["data", "tokenize", *texts, "--out", str(tmp_path / "out"), "--tokenizer", "bytes",
+                       "--validation-tokens", "10", "--workers", "1"],
+    }  # fmt: skip
+    for label, words in commands.items():
+        assert main(words) == 0
+        assert f"{label}: about " in capsys.readouterr().err
+
+
+def test_an_experiment_says_how_long_its_runs_take_before_it_starts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt(capsys.readouterr().err)
+
+    monkeypatch.setattr(pool, "train_all", stop)
+    experiment = paper.get("fig-nanogpt")
+    assert isinstance(experiment, Training)
+    context, means = Context(tmp_path / "out"), carrying.Means(tmp_path / "pool", jobs=2)
+    runs, seconds = carrying.estimate([experiment.plan(context)])
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        carrying.carry_out(experiment, context, means)
+    assert str(stopped.value) == f"{runs} runs to train: about {progress.duration(seconds / 2)}\n"
+
+
+def test_a_simulated_experiment_says_how_long_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(carrying, "judge", stop)
+    experiment = paper.get("fig-steady-state")
+    with pytest.raises(KeyboardInterrupt):
+        carrying.carry_out(experiment, Context(tmp_path / "out"))
+    assert capsys.readouterr().err.startswith("fig-steady-state: about ")
+
+
+def test_a_benchmark_says_how_long_its_rounds_take(monkeypatch: pytest.MonkeyPatch):
+    times = iter([4.0, 1.0, *[4.0, 1.0] * 5])
+    monkeypatch.setattr(bench, "_seconds", lambda action: next(times))
+    said: list[str] = []
+    assert bench.interleaved({"a": int, "b": int}, 5, said.append) == {"a": 4.0, "b": 1.0}
+    assert said == ["2 contenders, 5 rounds: about 25 seconds"]
