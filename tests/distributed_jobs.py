@@ -296,7 +296,7 @@ def four(folder: Path) -> dict[str, Any]:
     cases = [(kind, "ScionC") for kind in ("ddp", "fsdp", "hsdp", "tp columns", "2-d", "fsdp over tp")]
     return {
         "layouts": layouts([*cases, ("hsdp", "LionC")], ["hsdp"]),
-        "monitored": monitored([("hsdp", "ScionC"), ("2-d", "ScionC"), ("fsdp", "RenormalizedAdamW")]),
+        "monitored": monitored([("2-d", "ScionC")]),
         "bytes": momentum_bytes(),
         "saved": save(folder, ("ddp", "fsdp")),
     }

@@ -146,6 +146,10 @@ MUTANTS = (
     idle("what is left of the momentum never comes back", "torch.where(nonzero, 1.0, left * keep", "torch.where(nonzero, left, left * keep"),
     idle("slices without a gradient move on", "return (self.largest != 0) | (self.smallest != 0)", "return torch.ones_like(self.largest, dtype=torch.bool)"),
     idle("gradients near the largest number are taken in", "max / 2\n", "max\n"),
+    scion("an expert of a dense stack moves for ever", "return Slices(waiting, len(p), 0)", "return Slices(waiting)", "test_idle.py::test_an_expert_of_a_dense_stack_fades"),
+    Mutant("optim/relative.py", "        watch(self.param_groups[-1])\n", "", "an own optimizer's guessed peak is not watched", ("test_decay_choices.py",)),
+    Mutant("optim/relative.py", "    correction.warn_of_replaced(optimizer)\n", "", "a replaced peak is not reported", ("test_decay_choices.py",)),
+    Mutant("optim/relative.py", "        if LARGEST not in saved:\n", "        if False:\n", "a run that is joined late is judged", ("test_decay_choices.py",)),
     # polar
     polar("no restart in the Gram form", "        gram = _symmetric(y, y.mT)\n        q = _first", "        gram = start = _symmetric(y, y.mT) if k == 0 else _symmetric(_symmetric(q, start), q)\n        q = _first"),
     polar("an odd step of the Gram form goes last", "alone = left in (1, 3)", "alone = left == 1"),

@@ -713,7 +713,17 @@ def test_grad_scaler_skips_on_inf_and_else_changes_nothing(entry: Entry):
         torch.testing.assert_close(params[name], plain[name], rtol=1e-6, atol=1e-6)
 
 
-@entries(slow=("ScionC nesterov", "ScionC exact", "AdamC foreach", "SGDC nesterov", "SGDC trace"))  # seconds each
+@entries(
+    slow=(
+        "Scion",
+        "ScionC nesterov",
+        "ScionC exact",
+        "AdamC foreach",
+        "SGDC nesterov",
+        "SGDC trace",
+        "RenormalizedAdamW",
+    )
+)  # seconds each
 def test_compiled_step_equals_eager_and_stops_compiling(entry: Entry):
     """While lr, alpha and C^2 change: one compilation (torch's AdamW: two, Muon: three), none after the third step."""
     params, plain = entry.params(), entry.params()

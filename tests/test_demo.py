@@ -33,9 +33,6 @@ def test_both_runs_are_trained_and_summarised(tmp_path: Path):
     assert one.hidden[1] ** 2 == pytest.approx(everything**2 - output**2, rel=1e-5)
     assert (one.name, two.name) == ("scion", "scionc")
     assert two.excess_output < two.excess_hidden  # the output layer pushes outward from the first steps
-    before = (folders[0] / records.FILE).read_bytes()
-    demo.train(tmp_path, 20, TINY)  # finished runs are left alone
-    assert (folders[0] / records.FILE).read_bytes() == before
 
 
 def test_the_time_left_is_said_once_when_both_runs_are_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -38,6 +38,7 @@ def test_an_example_runs(script: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed package")
+@pytest.mark.slow
 def test_the_fsdp2_example_runs_under_torchrun(tmp_path: Path):
     """Both processes see one weight norm, and each has half of the momentum."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}

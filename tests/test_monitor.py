@@ -112,12 +112,14 @@ def test_spectral_norm_within_a_percent_of_svd_while_training(every):
         x = noise((32, 64), t)
         nn.functional.cross_entropy(model(x), (x @ teacher).argmax(-1)).backward()
         optimizer.step()
-        exact[t + 1] = [LMOS["spectral"].norm(model[k].weight.detach()).item() for k in (0, 2)]
+        if (t + 1) % max(every, 10) == 0:
+            exact[t + 1] = [LMOS["spectral"].norm(model[k].weight.detach()).item() for k in (0, 2)]
     records = monitor.measure()
     assert len(records) == 300 // every
-    for each in records:
-        found = [each["layers"][f"{k}.weight"]["spectral"] for k in (0, 2)]
-        assert found == pytest.approx(exact[each["step"]], rel=0.01)
+    for row in records:
+        if row["step"] in exact:
+            measured = [row["layers"][f"{k}.weight"]["spectral"] for k in (0, 2)]
+            assert measured == pytest.approx(exact[row["step"]], rel=0.01)
 
 
 def test_following_a_turning_matrix_from_record_to_record():
@@ -438,7 +440,7 @@ def test_alignment_that_cannot_be_worked_out_is_none_and_not_zero(make, size):
 # --- no waiting, one transfer
 
 
-@pytest.mark.parametrize("which", range(9))
+@pytest.mark.parametrize("which", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 9))])
 def test_monitored_step_on_fake_cuda_tensors_copies_nothing_between_devices(which, monkeypatch):
     monkeypatch.setattr(buckets, "MAX_ELEMENTS", 200)
     with FakeTensorMode(allow_non_fake_inputs=True):

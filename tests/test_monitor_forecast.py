@@ -188,7 +188,10 @@ RANDOM = {
 }
 
 
-@pytest.mark.parametrize("name", RANDOM)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in ("ScionC", "AdamW") else [pytest.mark.slow]) for name in RANDOM],
+)
 def test_random_gradients_have_no_excess_alignment(name):
     """48 independent layers: the mean within three standard errors of zero, expected alignment far outside of them."""
     make, options = RANDOM[name]

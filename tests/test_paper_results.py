@@ -15,7 +15,13 @@ ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "paper"
 FOLDERS = sorted(filter(carrying.is_kept, ROOT.glob("results/*")))
 
-LONG = {"fig-nanogpt", "fig-output-layer", "fig-steady-state-paper"}  # seconds each: forecasts of very many steps
+LONG = {
+    "fig-nanogpt",
+    "fig-output-layer",
+    "fig-scionc",
+    "fig-scionc-constant",
+    "fig-steady-state-paper",
+}  # seconds each: forecasts of very many steps
 
 
 @pytest.fixture(scope="module")

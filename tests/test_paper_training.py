@@ -351,6 +351,7 @@ def test_one_that_fails_stops_no_other(tmp_path: Path, trained: tuple[Path, carr
     assert (tmp_path / "out" / "records" / "a-6-s0" / records.FILE).exists()
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_and_ends_alike(tmp_path: Path):
     """SIGTERM to the command itself: it stops its run, which saves; the same command finishes it."""
     config = replace(TINY.at(TINY.scionc(), 800, 0), save_every=100, eval_every=200, out=tmp_path / "run")

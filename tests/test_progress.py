@@ -33,8 +33,8 @@ def said_at(clock: list[float], total: int, *amounts: tuple[float, int]) -> list
     return said
 
 
-def test_the_time_is_said_once_as_soon_as_two_seconds_of_work_have_told_it(clock: list[float]):
-    assert said_at(clock, 1000, (0.0, 10), (1.9, 50), (2.0, 50), (3.0, 50)) == ["work: about 20 seconds"]
+def test_the_time_is_said_once_as_soon_as_four_seconds_of_work_have_told_it(clock: list[float]):
+    assert said_at(clock, 1000, (0.0, 10), (3.9, 100), (4.0, 100), (6.0, 50)) == ["work: about 20 seconds"]
 
 
 def test_what_was_done_before_tells_nothing_of_the_pace(clock: list[float]):

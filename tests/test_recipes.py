@@ -215,7 +215,7 @@ def test_the_nanogpt_takes_two_steps(tmp_path: Path, layers: int):
     assert len(run.layers) == 1 + 6 * layers
 
 
-@pytest.mark.parametrize("name", ["scionc", "adamw"])
+@pytest.mark.parametrize("name", ["scionc", pytest.param("adamw", marks=pytest.mark.slow)])
 def test_the_full_vit_takes_two_steps(tmp_path: Path, name: OptimizerName):
     generator = np.random.default_rng(0)
     for split in ("train", "val"):

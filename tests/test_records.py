@@ -508,6 +508,7 @@ def test_a_resumed_recorder_keeps_the_layers_of_the_same_steps(tmp_path):
         records.Recorder(tmp_path / "none", name="x", config={}, layers=0)
 
 
+@pytest.mark.slow
 def test_records_and_page_of_a_long_run_of_many_layers_stay_small(tmp_path):
     """A monitor of 144 layers wrote 619 MB in 20,000 steps."""
     rng = np.random.default_rng(0)

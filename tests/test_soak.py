@@ -35,6 +35,7 @@ def test_the_learning_rate_goes_up_and_down():
     assert soak.cycle(soak.CYCLE // 2) == pytest.approx(0.3)
 
 
+@pytest.mark.slow
 def test_a_soak_that_is_ended_early_keeps_to_its_forecast_and_is_written_down(tmp_path):
     def ended(step: int) -> None:
         if step == 1210:

@@ -230,7 +230,12 @@ def test_sigterm_saves_and_ends_clean(shards: Path, tmp_path: Path, unbroken: Pa
     assert same(made.out, unbroken)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+QUICK = ("adamc", "lionc", "muon-corrected")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in OPTIMIZERS]
+)
 def test_every_optimizer_trains_and_resumes(shards: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch):
     lr = {"sgdc": 0.5, "scionc": 0.02, "scion": 0.02, "muon": 0.02, "muon-corrected": 0.02}.get(name, 3e-3)
     made = config(

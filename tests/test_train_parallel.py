@@ -181,8 +181,8 @@ def from_middle(source: Path, out: Path) -> Path:
 @pytest.mark.parametrize(
     ("mode", "resumed"),
     [
-        ("ddp", 1),
         ("fsdp", 2),
+        pytest.param("ddp", 1, marks=pytest.mark.slow),
         pytest.param("ddp", 2, marks=pytest.mark.slow),
         pytest.param("fsdp", 1, marks=pytest.mark.slow),
     ],
@@ -281,6 +281,7 @@ def last_weights(out: Path, scratch: Path) -> dict[str, torch.Tensor]:
     return torch.load(scratch)["model"]
 
 
+@pytest.mark.slow
 def test_a_batch_that_cannot_be_shared_is_told_by_all(tmp_path: Path):
     ended = subprocess.run(
         [*command(tmp_path / "run", processes=2), "--batch", "3"],
