@@ -274,6 +274,34 @@ def test_step_with_lr_zero_is_not_the_end_of_a_warmup() -> None:
         decays(optimizer, lr)  # warnings are errors here
 
 
+@pytest.mark.parametrize("order", ["corrected, then loaded", "loaded, then corrected"])
+def test_joined_run_with_an_lr_written_by_hand_does_not_take_it_for_the_peak(order: str) -> None:
+    """At the end of a schedule it would decay a hundred times too much."""
+    old, joined = adamw(), adamw()
+    old.param_groups[0]["lr"] = LR / 100
+    step(old)
+    if order == "corrected, then loaded":
+        correct(joined)
+        joined.load_state_dict(through_disk(old)[0])
+    else:
+        joined.load_state_dict(through_disk(old)[0])
+        with refused(joined, r"correct: group 0: the run is under way and its lr=0\.001 is below lr=0\.1.*peak_lr="):
+            correct(joined)
+        correct(joined, peak_lr=LR)
+    assert decays(joined, LR / 100) == pytest.approx([DECAY / 100])
+
+
+def test_checkpoint_that_replaces_skipped_parameters_warns() -> None:
+    def skipping(position: int) -> Optimizer:
+        params = [weight(), weight()]
+        return correct(adamw({"params": params}), skip=params[position])
+
+    optimizer = skipping(1)
+    with pytest.warns(UserWarning, match=r"the checkpoint's uncorrected=\[0\] replaces the \[1\] given to correct"):
+        optimizer.load_state_dict(through_disk(skipping(0))[0])
+    skipping(1).load_state_dict(through_disk(skipping(1))[0])  # warnings are errors here
+
+
 # ---------------------------------------------------------------- the same in our own optimizers
 
 OWN = (sn.AdamC, sn.LionC, sn.SGDC)

@@ -802,3 +802,13 @@ def test_names_in_a_compiled_model_may_be_those_of_the_model(output: str) -> Non
     assert group_of(groups, "_orig_mod.0.weight")["blocks"] == 2
     inside = nn.Sequential(torch.compile(nn.Linear(4, 4)), nn.Linear(4, 2))  # pyright: ignore[reportArgumentType]
     assert by_group(param_groups(inside, output="0"))["output"] == ["0._orig_mod.weight"]
+
+
+def test_constant_decay_beside_a_target_or_in_every_group_of_scionc_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    with pytest.raises(ValueError, match=r"param_groups: weight_decay=0\.1 makes the decay constant.*give one"):
+        sn.param_groups(model, output="1", weight_decay=0.1, steady_norm_sq=2.0)
+    groups = sn.param_groups(model, output="1", weight_decay=0.1)
+    with pytest.raises(ValueError, match=r"ScionC: every group has a constant weight_decay.*or use Scion"):
+        sn.ScionC(groups)
+    sn.Scion(groups)

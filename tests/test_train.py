@@ -429,3 +429,10 @@ def test_where_a_run_lies_is_not_part_of_what_it_trains(shards: Path, tmp_path: 
     assert one == two
     assert "optim" in one
     assert json.dumps(one)
+
+
+def test_recipe_without_its_data_is_refused_and_the_folder_can_be_used_again(shards: Path, tmp_path: Path):
+    made = config(shards, tmp_path / "run", steps=2)
+    with pytest.raises(ValueError, match=r"vocabulary of 64 tokens and needs its data: pass --task.data"):
+        loop.train(replace(made, task=replace(made.task, data=None)), quiet=True)
+    assert loop.train(made, quiet=True).finished

@@ -74,6 +74,7 @@ def correct(
     for index, (group, peak) in enumerate(zip(groups, _peaks(peak_lr, len(groups)), strict=True)):
         try:
             keys = {**group_keys(group, family, peak_lr=peak), **target}
+            _check_guess(optimizer, group, keys)
             if reference_momentum is not None and (family.word is None or family.word in group):
                 keys["initial_momentum"] = family.reference(group, reference_momentum)
             exact_kernel({**group, **keys}, family)
@@ -94,6 +95,7 @@ def correct(
         else:
             groups[index]["corrected"] = False
     choices = {"peak_lr": peak_lr, "steady_norm_sq": steady_norm_sq, "initial_momentum": reference_momentum}
+    choices[UNCORRECTED] = skip
     correction = Correction(family, [key for key, choice in choices.items() if choice is not None])
     correction.note(optimizer.param_groups)
     _attach(optimizer, correction)
@@ -179,6 +181,17 @@ def _target_keys(family: Family, steady_norm_sq: float | None, overlap: str) -> 
         raise ValueError(f"correct: steady_norm_sq={steady_norm_sq} must be positive and finite")
     family.require_target()
     return {"steady_norm_sq": float(steady_norm_sq), "overlap": overlap}
+
+
+def _check_guess(optimizer: Optimizer, group: Group, keys: Group) -> None:
+    """Raise ValueError if the peak was guessed from the lr of a run under way, which a hand-written loop has decayed."""
+    made_with = float(optimizer.defaults.get("lr", 0.0))
+    known = keys["peak_lr_given"] or any(group.get(key) is not None for key in ("max_lr", "initial_lr"))
+    if optimizer.state and not known and keys.get("steady_norm_sq") is None and keys["peak_lr"] < made_with:
+        raise ValueError(
+            f"the run is under way and its lr={keys['peak_lr']:g} is below lr={made_with:g}, with which the optimizer was "
+            "made, so the peak cannot be guessed; pass peak_lr=<the schedule's maximum>"
+        )
 
 
 def _peaks(peak_lr: float | Sequence[float] | None, groups: int) -> list[float | None]:

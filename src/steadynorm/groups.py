@@ -130,6 +130,11 @@ def param_groups(
     lr = _checked("lr", (1e-2 if scion else 1e-3) if lr is None else lr)
     output_lr = _checked("output_lr", (20 * lr if scion else lr) if output_lr is None else output_lr)
     decay = None if weight_decay is None else _checked("weight_decay", weight_decay)
+    if scion and decay is not None and steady_norm_sq is not None:
+        raise ValueError(
+            f"param_groups: weight_decay={decay:g} makes the decay constant, and steady_norm_sq={steady_norm_sq:g} asks for a "
+            "corrected one; give one"
+        )
     if scion:
         alpha, target = (
             default if value is None else float(value) for value, default in ((alpha, 0.1), (steady_norm_sq, 1.1875))

@@ -221,7 +221,10 @@ class Predict:
     def _print_forecasts(self, console: Console, forecasts: Mapping[str, predict.Forecast]) -> None:
         for name, forecast in forecasts.items():
             console.print(
-                f"\n{name}: weight norm over {self.steps} steps, {self.schedule}, warmup {self.warmup}", highlight=False
+                f"\n{name}: weight norm over {self.steps} steps, {self.schedule}, warmup {self.warmup}, from weights of RMS "
+                f"{number(self.start_rms)} (--start-rms)",
+                highlight=False,
+                soft_wrap=True,
             )
             for label, values in (("constant decay ", forecast.constant), ("corrected decay", forecast.corrected)):
                 ends = f"middle {number(values[len(values) // 2])}, end {number(values[-1])}"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
+BYTE_VOCAB = 257  # bytes, and one for the end of a text
 _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")  # looked for in a tokenizer.json, in this order
 
 
@@ -75,7 +76,7 @@ def make_encoder(tokenizer: PathLike, *, end_of_text: str | None = None) -> Enco
         end_of_text: the token put before each document; by default the usual names are looked for.
     """
     if tokenizer == "bytes":
-        return Encoder("bytes", 257, 256)
+        return Encoder("bytes", BYTE_VOCAB, 256)
     path = get("gpt2-bpe") if tokenizer == "gpt2" else Path(tokenizer)
     if path.is_dir():
         return _described("gpt2", _gpt2(path), end_of_text)

@@ -11,6 +11,7 @@ from torch.optim.optimizer import ParamsT
 from steadynorm import lmo as lmos
 from steadynorm import theory
 from steadynorm.families import group_label
+from steadynorm.groups import ParamGroups
 from steadynorm.optim.base import Group, SteadyOptimizer, full_precision
 from steadynorm.optim.buckets import Batch, Bucket, Parts, Scalars, most_elements
 from steadynorm.optim.checks import check_lr, check_range, refuse_unknown
@@ -254,6 +255,13 @@ class ScionC(Scion):
         )
         if weight_decay:
             raise ValueError(_constant_for_all(weight_decay, float(lr), alpha, nesterov))
+        if isinstance(params, ParamGroups) and all(
+            "lmo" in group and group["weight_decay"] is not None for group in params
+        ):
+            raise ValueError(
+                f"{type(self).__name__}: every group has a constant weight_decay, so nothing would be corrected; leave "
+                "weight_decay out of param_groups, or use Scion"
+            )
         defaults |= {"weight_decay": weight_decay, "steady_norm_sq": steady_norm_sq, "overlap": overlap}
         SteadyOptimizer.__init__(self, params, defaults, mesh)
 

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from steadynorm import machine, records
 from steadynorm.files import lock, make_folder, read_json, write_json
 from steadynorm.monitor import Monitor, log_records
+from steadynorm.progress import to_stderr
 from steadynorm.train import checkpoint, optimizers, parallel, tasks
 from steadynorm.train.config import Config, plain, training_part
 from steadynorm.train.display import Display
@@ -88,6 +89,8 @@ class Trainer:
         self.flushed = self.step, self.seconds  # records reach up to here
         name = config.name or config.out.name
         self.display = Display(config.steps, name, quiet)
+        if self.step and team.leads and not quiet:
+            to_stderr(f"{name}: resumed after step {self.step}")
         self.recorder = self.writer = None
         if team.leads:
             self.recorder = records.Recorder(
@@ -248,7 +251,8 @@ def _with_known_bf16(config: Config, team: Team) -> Config:
 def _keep_config(config: Config) -> None:
     """config.json of the folder; an existing one must train the same."""
     path, now = config.out / "config.json", plain(config)
-    if path.exists():
+    has_begun = (config.out / records.FILE).exists() or checkpoint.found(config.out / "checkpoints")
+    if path.exists() and has_begun:  # else what wrote it was refused before its first step
         try:
             before = read_json(path)
         except ValueError as error:

@@ -46,7 +46,7 @@ def _scion(model: nn.Module, optim: Optim, mesh: Any) -> Optimizer:
         output_weight_decay=optim.output_weight_decay,
         output_bias=optim.output_bias,
         alpha=optim.alpha,
-        steady_norm_sq=target,
+        steady_norm_sq=target if corrected else None,
         weight_decay=None if corrected else decay,
         nesterov=optim.nesterov,
     )

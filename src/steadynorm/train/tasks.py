@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from steadynorm.data import get, images, shards
 from steadynorm.data.augment import Augment, Evaluate, generator_for, mixup, normalize
+from steadynorm.data.encoders import BYTE_VOCAB
 from steadynorm.data.files import DataError
 from steadynorm.data.tokenize import sotu_shards
 from steadynorm.models import GPT, SimpleViT
@@ -63,6 +64,11 @@ class GptTask:
         if self.task.length > self.task.model.context:
             raise ValueError(f"length={self.task.length} exceeds the model's context={self.task.model.context}")
         if self.task.data is None:
+            if self.task.model.vocab != BYTE_VOCAB:
+                raise ValueError(
+                    f"this recipe has a vocabulary of {self.task.model.vocab} tokens and needs its data: pass --task.data "
+                    f"SHARDS (see steadynorm data --help); the embedded text is bytes, {BYTE_VOCAB} tokens"
+                )
             (train, self.validation), checksums = sotu_shards(), {}
         else:
             train, self.validation = (shards.shard_paths(self.task.data, split) for split in ("train", "val"))
