@@ -67,6 +67,7 @@ def test_a_broken_formula_is_killed_and_a_harmless_change_survives(capsys, monke
     assert capsys.readouterr().out == "1 of 1 mutants killed\n"
 
 
+@pytest.mark.slow
 def test_tests_that_fail_anyway_prove_nothing(monkeypatch, tmp_path):
     """They, and tests that are not there, are told before any mutant is tried."""
     nowhere = Mutant("schedule.py", FORMULA, "1 - done", "cosine is a line", ("test_schedule.py::test_not_there",))

@@ -100,6 +100,7 @@ def test_steady_state_has_the_papers_three_panels():
     assert [kind.shape for kind in setting.kinds] == [(1024,), (384, 384), (384, 1536)]
 
 
+@pytest.mark.slow
 def test_random_system_claims_hold_at_three_scales(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setitem(random_system.ETAS, "desk", (1e-1, 1e-2, 1e-3))
     done = paper.carry_out(paper.get("fig-random-system"), paper.Context(tmp_path, seeds=16))

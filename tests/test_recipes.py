@@ -193,7 +193,7 @@ def test_the_cosine_is_the_papers():
 
 def two_steps(config: Config, out: Path) -> records.Run:
     """Train in fp32: a CPU without bf16 instructions takes minutes for a bf16 step of this size."""
-    small = replace(config, out=out, steps=2, batch=2, micro_batch=1, bf16=False, compile=False, tensorboard=False)
+    small = replace(config, out=out, steps=2, batch=1, micro_batch=1, bf16=False, compile=False, tensorboard=False)
     result = loop.train(small, quiet=True)
     assert result.finished
     return records.read(out)

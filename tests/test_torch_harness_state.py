@@ -14,6 +14,8 @@ from torch.testing._internal.common_optimizers import OptimizerInfo
 from torch_matrix import all_inputs, assert_same_state, every, every_and_corrected, model_of, problem, train
 from torch_optims import CORRECTED, LR, NEEDS
 
+pytestmark = pytest.mark.slow  # the contract table has the same themes; this is torch's own matrix of them
+
 # --- saving and loading
 
 

@@ -181,7 +181,7 @@ def from_middle(source: Path, out: Path) -> Path:
 @pytest.mark.parametrize(
     ("mode", "resumed"),
     [
-        ("fsdp", 2),
+        pytest.param("fsdp", 2, marks=pytest.mark.slow),
         pytest.param("ddp", 1, marks=pytest.mark.slow),
         pytest.param("ddp", 2, marks=pytest.mark.slow),
         pytest.param("fsdp", 1, marks=pytest.mark.slow),
@@ -198,6 +198,11 @@ def test_two_processes_see_the_losses_of_one_and_each_can_go_on_from_the_other(
     source = alone if resumed == 2 else tmp_path / "two"
     found = run(from_middle(source, tmp_path / "resumed"), processes=resumed, mode=mode if resumed == 2 else "ddp")
     np.testing.assert_allclose(losses(found), losses(single), rtol=1e-2)
+
+
+def test_a_run_of_one_process_goes_on_sharded_over_two(alone: Path, tmp_path: Path):
+    found = run(from_middle(alone, tmp_path / "resumed"), processes=2, mode="fsdp")
+    np.testing.assert_allclose(losses(found), losses(records.read(alone)), rtol=1e-2)
 
 
 @pytest.mark.slow

@@ -251,8 +251,7 @@ def _with_known_bf16(config: Config, team: Team) -> Config:
 def _keep_config(config: Config) -> None:
     """config.json of the folder; an existing one must train the same."""
     path, now = config.out / "config.json", plain(config)
-    has_begun = (config.out / records.FILE).exists() or checkpoint.found(config.out / "checkpoints")
-    if path.exists() and has_begun:  # else what wrote it was refused before its first step
+    if path.exists():
         try:
             before = read_json(path)
         except ValueError as error:
@@ -260,7 +259,10 @@ def _keep_config(config: Config) -> None:
                 f"{error}; restore it from a copy, or remove it alone if the folder is of this very configuration"
             ) from None
         old, new = (records.flatten(training_part(each)) for each in (before, now))
-        if differing := sorted(key for key in {*old, *new} if old.get(key) != new.get(key)):
+        # Without records or checkpoints, what wrote the file was refused before its first step.
+        has_begun = (config.out / records.FILE).exists() or checkpoint.found(config.out / "checkpoints")
+        differing = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
+        if differing and has_begun:
             changes = ", ".join(f"{key} {old.get(key)!r} -> {new.get(key)!r}" for key in differing[:5])
             raise ValueError(f"{config.out} holds a run with another configuration ({changes}); choose another --out")
     write_json(path, now)
