@@ -36,7 +36,7 @@ def test_both_runs_are_trained_and_summarised(tmp_path: Path):
 
 
 def test_the_time_left_is_said_once_when_both_runs_are_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Start-up is not counted: 20 steps took the 10 seconds after both had begun, and 1140 are left."""
+    """Start-up is not counted: 20 steps of each took the 10 seconds after both had begun, and 580 of each are left."""
     at, clock = {"scion": 0, "scionc": 0}, [0.0]
     progress = iter([("scion", 20, 100.0), ("scionc", 20, 100.0), ("scion", 40, 110.0), ("scionc", 40, 110.0)])
 
@@ -59,7 +59,7 @@ def test_the_time_left_is_said_once_when_both_runs_are_under_way(tmp_path: Path,
     monkeypatch.setattr(demo.time, "monotonic", lambda: clock[0])
     said: list[str] = []
     demo._watch(runs, [tmp_path / "scion", tmp_path / "scionc"], 600, said.append)  # type: ignore[arg-type]
-    assert said == ["training Scion and ScionC: about 10 minutes"]
+    assert said == ["training Scion and ScionC: about 5 minutes"]
 
 
 def test_a_run_that_fails_is_named_with_its_last_words(tmp_path: Path):

@@ -92,10 +92,11 @@ def _watch(processes: Sequence[subprocess.Popen[bytes]], folders: Sequence[Path]
                 if code:
                     last = (out / "log.txt").read_text(errors="replace", encoding="utf-8").strip().splitlines()[-1:]
                     raise RuntimeError(f"{out}: training failed ({' '.join(last)}); see {out / 'log.txt'}")
-            at = [records.last_step(out / records.FILE) for out in folders]
-            if all(at):  # before both are under way, their pace is not known
-                tell(sum(at) - done)
-                done = sum(at)
+            # The slower run tells the pace: each writes its records some twenty steps at a time.
+            now = len(folders) * min(records.last_step(out / records.FILE) for out in folders)
+            if now > 0:
+                tell(now - done)
+                done = now
             if None not in ended:
                 return
             time.sleep(0.5)
