@@ -35,6 +35,8 @@ KEYS = (
     UNCORRECTED,
 )
 
+_SCHEDULED = ("max_lr", "initial_lr")  # a group's largest lr in the words of OneCycle and of torch's other schedulers
+
 
 def corrected_weight_decay(group: Group, family: Family, kernel: theory.Overlap | None = None) -> float:
     """lambda_t of one group, from its keys alone: floats in, a float out; ValueError where lr lambda_t exceeds 1.
@@ -76,11 +78,16 @@ def group_keys(group: Group, family: Family, *, peak_lr: float | None = None) ->
     if peak_lr is not None:
         keys.update(peak_lr=float(peak_lr), peak_lr_given=True)
     elif "peak_lr" not in keys:
-        guess = next(group[key] for key in ("max_lr", "initial_lr", "lr") if group.get(key) is not None)
+        guess = next(group[key] for key in (*_SCHEDULED, "lr") if group.get(key) is not None)
         keys.update(peak_lr=float(guess), peak_lr_given=False)
     if keys.setdefault("peak_lr_given", True) and not (keys["peak_lr"] > 0 and math.isfinite(keys["peak_lr"])):
         raise ValueError(f"peak_lr={keys['peak_lr']} must be positive and finite")
     return keys
+
+
+def says_peak(group: Group) -> bool:
+    """Return whether a group names its peak, or a scheduler did; else its lr is all there is to guess from."""
+    return any(group.get(key) is not None for key in ("peak_lr", *_SCHEDULED))
 
 
 def drop_capturable(groups: Iterable[Group]) -> None:
@@ -160,7 +167,7 @@ class Correction:
     def _keys_of_added(self, index: int, group: Group) -> Group:
         """The keys of a group that came after correct(). Its lr may be anything by now, so it has to bring a peak."""
         try:
-            if all(group.get(key) is None for key in ("peak_lr", "max_lr", "initial_lr")):
+            if not says_peak(group):
                 raise ValueError("it was added after correct() and says no peak; put peak_lr=<its largest lr> in it")
             return group_keys(group, self.family)
         except ValueError as error:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from steadynorm import theory
 from steadynorm.predict import Setting
-from steadynorm.theory.updates import UPDATES, newton_schulz_share
+from steadynorm.theory.updates import NEWTON_SCHULZ, UPDATES, newton_schulz_share
 
 MUON_ADJUST = ("original", "match_rms_adamw")
-MUON_ITERATION = ((3.4445, -4.775, 2.0315), 5)  # torch.optim.Muon's default ns_coefficients and ns_steps
+MUON_ITERATION = (NEWTON_SCHULZ, 5)  # torch.optim.Muon's default ns_coefficients and ns_steps
 
 
 def equivalents(setting: Setting) -> dict[str, dict[str, float | str | bool]]:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from steadynorm.decay import KEYS, Correction, exact_kernel, group_keys, refuse_idle_target
+from steadynorm.decay import KEYS, Correction, exact_kernel, group_keys, refuse_idle_target, says_peak
 from steadynorm.families import FAMILIES, Family, Group, family_of, group_label, unwrapped
 from steadynorm.peak import LARGEST, watch
 from steadynorm.skipping import UNCORRECTED, find_skipped, output_weights
@@ -186,8 +186,8 @@ def _target_keys(family: Family, steady_norm_sq: float | None, overlap: str) -> 
 def _check_guess(optimizer: Optimizer, group: Group, keys: Group) -> None:
     """Raise ValueError if the peak was guessed from the lr of a run under way, which a hand-written loop has decayed."""
     made_with = float(optimizer.defaults.get("lr", 0.0))
-    known = keys["peak_lr_given"] or any(group.get(key) is not None for key in ("max_lr", "initial_lr"))
-    if optimizer.state and not known and keys.get("steady_norm_sq") is None and keys["peak_lr"] < made_with:
+    guessed = not (keys["peak_lr_given"] or says_peak(group))
+    if optimizer.state and guessed and keys.get("steady_norm_sq") is None and keys["peak_lr"] < made_with:
         raise ValueError(
             f"the run is under way and its lr={keys['peak_lr']:g} is below lr={made_with:g}, with which the optimizer was "
             "made, so the peak cannot be guessed; pass peak_lr=<the schedule's maximum>"

@@ -34,12 +34,12 @@ import torch
 from torch import Tensor
 
 from steadynorm.machine import matmul_dtype
+from steadynorm.theory.updates import NEWTON_SCHULZ
 
 METHODS = ("express", "newton-schulz", "svd")
 
 Quintic: TypeAlias = tuple[float, float, float]  # p(s) = a s + b s^3 + c s^5
 
-_NEWTON_SCHULZ: Quintic = (3.4445, -4.7750, 2.0315)  # Muon's: fast at first, never settles
 _LOWER = 1e-3  # the composition need not be optimal for smaller relative singular values than this
 _WORST = 0.11  # nor for so small ones that the worst error would exceed this (measured: best for 4 and 5 steps)
 _SAFETY = 1.01  # room for bf16 rounding above 1
@@ -290,7 +290,7 @@ def coefficients(method: str, steps: int, lower: float | None = None) -> tuple[Q
     if not (isinstance(steps, int) and 1 <= steps <= 50):
         raise ValueError(f"polar_steps={steps!r} must be a whole number from 1 to 50")
     if method == "newton-schulz":
-        return (_NEWTON_SCHULZ,) * steps
+        return (NEWTON_SCHULZ,) * steps
     if lower is not None and not 0 < lower < 1:
         raise ValueError(f"polar: lower={lower} is outside (0, 1)")
     return _compose(steps, _lower_bound(steps) if lower is None else lower)[0]
