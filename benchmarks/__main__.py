@@ -20,7 +20,8 @@ from benchmarks import monitor, simulation
 from benchmarks.memory import memory_of_a_step
 from benchmarks.pages import fill
 from benchmarks.peers import peers
-from steadynorm import bench, correct, machine
+from steadynorm import correct, machine
+from steadynorm.lab import bench
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 
 from steadynorm import lmo as lmos
-from steadynorm.optim import distributed
 from steadynorm.optim.buckets import Bucket
-from steadynorm.optim.layout import Box, Layout
 from steadynorm.optim.scion import SCION_PARTS, ScionSettings
+from steadynorm.optim.sharding import exchange as distributed
+from steadynorm.optim.sharding.layout import Box, Layout
 from steadynorm.polar import Polar
 
 Shape = tuple[int, ...]

@@ -26,7 +26,7 @@ import steadynorm as sn
 from benchmarks import cost_model
 from benchmarks.pages import fill
 from steadynorm import lmo
-from steadynorm.bench import VIT_S16, parameters
+from steadynorm.lab.bench import VIT_S16, parameters
 
 SECONDS = 900
 HERE = Path(__file__).parent

@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from steadynorm import ScionC, bench
+from steadynorm import ScionC
+from steadynorm.lab import bench
 
 
 def memory_of_a_step(dtype: str) -> dict[str, float]:

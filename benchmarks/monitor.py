@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 import steadynorm as sn
-from steadynorm.models.gpt import GPT, GPTConfig
+from steadynorm.lab.models.gpt import GPT, GPTConfig
 
 DESK = GPTConfig(layers=4, width=128, heads=4, vocab=256, context=256)
 BATCH = 8  # sequences: 2048 bytes a step

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from steadynorm.bench import Contender
+from steadynorm.lab.bench import Contender
 
 
 def _pytorch_optimizer() -> list[Contender]:

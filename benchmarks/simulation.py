@@ -5,7 +5,7 @@ import time
 
 import torch
 
-from steadynorm import simulate
+from steadynorm.lab import simulate
 
 SIDE, ALPHA, LR, DECAY = 384, 0.1, 0.05, 0.4  # eta = 0.02: settled after some hundred steps
 

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from steadynorm.data.augment import Augment, Evaluate, generator_for, mixup, normalize
-from steadynorm.data.get import get
-from steadynorm.data.images import Cifar10, read_rgb
-from steadynorm.data.randaugment import OPERATIONS, brightness, contrast
+from steadynorm.lab.data.augment import Augment, Evaluate, generator_for, mixup, normalize
+from steadynorm.lab.data.datasets import get
+from steadynorm.lab.data.images import Cifar10, read_rgb
+from steadynorm.lab.data.randaugment import OPERATIONS, brightness, contrast
 
 SHEETS = {
     "geometry": ("Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY", "Cutout"),

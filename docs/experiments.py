@@ -23,11 +23,12 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from steadynorm import page, paper
-from steadynorm.paper import carrying
-from steadynorm.paper.comparison import COMPARISONS, Comparison, Pair, pairs
-from steadynorm.paper.experiment import LEAST, VERDICTS, Claim, Outcome
-from steadynorm.paper.statistics import CONFIDENCE, holm
+from steadynorm.lab import paper
+from steadynorm.lab.paper import runner as carrying
+from steadynorm.lab.paper.comparison import COMPARISONS, Comparison, Pair, pairs
+from steadynorm.lab.paper.experiment import LEAST, VERDICTS, Claim, Outcome
+from steadynorm.lab.paper.statistics import CONFIDENCE, holm
+from steadynorm.report import page
 
 ROOT = Path(__file__).parent.parent
 COLOURS = ("#1d4ed8", "#c2410c", "#15803d", "#7e22ce", "#0e7490", "#b91c1c", "#a16207", "#475569")

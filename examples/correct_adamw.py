@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import steadynorm as sn
-from steadynorm.data.sotu import sotu
+from steadynorm.lab.data.sotu import sotu
 
 steps = int(sys.argv[1]) if len(sys.argv) > 1 else 1500
 text = torch.frombuffer(bytearray("".join(each.text for each in sotu()[-40:]).encode()), dtype=torch.uint8).long()

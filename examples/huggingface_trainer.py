@@ -10,9 +10,9 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 import steadynorm as sn
-from steadynorm.data.sotu import sotu
 from steadynorm.integrations.huggingface import MonitorCallback
-from steadynorm.integrations.sinks import to_folder
+from steadynorm.lab.data.sotu import sotu
+from steadynorm.records.sinks import to_folder
 
 steps = int(sys.argv[1]) if len(sys.argv) > 1 else 200
 folder = sys.argv[2] if len(sys.argv) > 2 else "runs/huggingface_trainer"

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import steadynorm as sn
-from steadynorm.data.sotu import sotu
-from steadynorm.integrations.sinks import to_folder
+from steadynorm.lab.data.sotu import sotu
+from steadynorm.records.sinks import to_folder
 
 steps = int(sys.argv[1]) if len(sys.argv) > 1 else 300
 folder = sys.argv[2] if len(sys.argv) > 2 else "runs/scionc_transformer"

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from steadynorm.paper.settings import GPT, VIT, Setting
-from steadynorm.train.config import Config
-from steadynorm.train.loop import train
+from steadynorm.lab.paper.settings import GPT, VIT, Setting
+from steadynorm.lab.train.config import Config
+from steadynorm.lab.train.loop import train
 
 HERE = Path(__file__).parent
 ADAM = [(lr, decay) for lr in (0.002, 0.005, 0.01) for decay in (0.1, 0.5, 2.0)]

@@ -5,21 +5,21 @@
 
 from pathlib import Path
 
-from steadynorm import paper
 from steadynorm.files import read_json, write_json
-from steadynorm.paper import carrying
+from steadynorm.lab import paper
+from steadynorm.lab.paper import runner
 
 HERE = Path(__file__).parent
 
 
 def judge(folder: Path) -> None:
     """Claims, numbers and missing runs; command, commit and versions stay those of the runs."""
-    name, context = carrying.context_of(folder)
-    outcome, facts = carrying.judge(paper.get(name), context)
+    name, context = runner.context_of(folder)
+    outcome, facts = runner.judge(paper.get(name), context)
     new = {"missing": facts["missing"], "claims": [each.plain() for each in outcome.claims], "numbers": outcome.summary}
-    write_json(folder / carrying.SUMMARY, read_json(folder / carrying.SUMMARY) | new)
+    write_json(folder / runner.SUMMARY, read_json(folder / runner.SUMMARY) | new)
 
 
 if __name__ == "__main__":
-    for folder in sorted(filter(carrying.is_kept, HERE.iterdir())):
+    for folder in sorted(filter(runner.is_kept, HERE.iterdir())):
         judge(folder)

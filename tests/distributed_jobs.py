@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import steadynorm as sn
-from steadynorm.bench import VIT_S16
+from steadynorm.lab.bench import VIT_S16
 
 # name: shape, lmo, blocks. Sizes that do not divide by 2 or 4, fewer rows than ranks, several of one shape.
 SHAPES: dict[str, tuple[tuple[int, ...], str, int]] = {

@@ -3,16 +3,16 @@
 from mutants_table import Mutant, of_file
 
 # fmt: off
-gpt = of_file("models/gpt.py", "test_models.py")
-vit = of_file("models/vit.py", "test_models.py")
-loss = of_file("models/loss.py", "test_models.py")
-augment = of_file("data/augment.py", "test_augment.py")
-randaugment = of_file("data/randaugment.py", "test_augment.py")
-shards = of_file("data/shards.py", "test_shards.py")
-recipes = of_file("train/recipes.py", "test_recipes.py")
-statistics = of_file("paper/statistics.py", "test_paper_statistics.py")
-measures = of_file("paper/measures.py", "test_paper_statistics.py")
-comparison = of_file("paper/comparison.py", "test_paper_comparison.py")
+gpt = of_file("lab/models/gpt.py", "test_models.py")
+vit = of_file("lab/models/vit.py", "test_models.py")
+loss = of_file("lab/models/loss.py", "test_models.py")
+augment = of_file("lab/data/augment.py", "test_augment.py")
+randaugment = of_file("lab/data/randaugment.py", "test_augment.py")
+shards = of_file("lab/data/shards.py", "test_shards.py")
+recipes = of_file("lab/train/recipes.py", "test_recipes.py")
+statistics = of_file("lab/paper/statistics.py", "test_paper_statistics.py")
+measures = of_file("lab/paper/metrics.py", "test_paper_statistics.py")
+comparison = of_file("lab/paper/comparison.py", "test_paper_comparison.py")
 TOLD = "test_paper_null.py::test_best_lrs_are_told_from_best_effective_lrs"
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -76,9 +76,9 @@ MUTANTS: tuple[Mutant, ...] = (
     statistics("open claims hold together", "all(bound.kept for", "any(bound.kept for"),
     statistics("Holm's correction left out", "level / (len(chances) - rank)", "level"),
     statistics("top of the parabola at the best point", "return middle_left + left / (left - right) * (middle_right - middle_left), True", "return b, True"),
-    Mutant("paper/null.py", "noise.value + bound.bound", "noise.value", "noise around a truth that keeps the bound", ("test_paper_null.py::test_noise_supports_no_claim[fig-adamc-betas]",)),
-    Mutant("paper/learning_rates.py", "(-2 * (1 - least), found.bend)", "(2 * (1 - least), found.bend)", "the exponent of the best lr upside down", (TOLD,)),
-    Mutant("paper/learning_rates.py", "(2 * math.log(2), found.bend)", "(-2 * math.log(2), found.bend)", "any effective lr is within a factor of 2", (TOLD,)),
+    Mutant("lab/paper/null.py", "noise.value + bound.bound", "noise.value", "noise around a truth that keeps the bound", ("test_paper_null.py::test_noise_supports_no_claim[fig-adamc-betas]",)),
+    Mutant("lab/paper/experiments/learning_rates.py", "(-2 * (1 - least), found.bend)", "(2 * (1 - least), found.bend)", "the exponent of the best lr upside down", (TOLD,)),
+    Mutant("lab/paper/experiments/learning_rates.py", "(2 * math.log(2), found.bend)", "(-2 * math.log(2), found.bend)", "any effective lr is within a factor of 2", (TOLD,)),
     comparison("the larger loss wins", "self.measure.sign * self.gap.value > 0", "self.gap.value > 0"),
     comparison("any difference is a victory", "not abs(self.gap.value) > self.reach", "not abs(self.gap.value) > 0"),
     comparison("worse taken for no worse", "better - self.reach > -measure.margin", "better + self.reach > -measure.margin"),

@@ -34,11 +34,11 @@ class Maker(NamedTuple):
 momentum = of_file("theory/momentum.py", "test_theory_kernels.py", "test_theory_forecast.py")
 kernels = of_file("theory/kernels.py", "test_theory_kernels.py")
 steady = of_file("theory/steady.py", "test_theory_steady.py")
-forecast = of_file("theory/forecast.py", "test_theory_forecast.py")
-decay = of_file("decay.py", "test_decay.py")
-external = of_file("external.py", "test_decay.py")
-skipping = of_file("skipping.py", "test_decay_skip.py")
-families = of_file("families.py", "test_decay.py", "test_decay_choices.py")
+forecast = of_file("theory/trajectory.py", "test_theory_forecast.py")
+decay = of_file("decay/correction.py", "test_decay.py")
+external = of_file("decay/foreign.py", "test_decay.py")
+skipping = of_file("decay/skip.py", "test_decay_skip.py")
+families = of_file("decay/families.py", "test_decay.py", "test_decay_choices.py")
 lmo = of_file("lmo.py", "test_lmo.py")
 idle = of_file("optim/idle.py", "test_idle.py")
 updates = of_file("theory/updates.py", "test_lmo.py")
@@ -49,21 +49,21 @@ scion = of_file("optim/scion.py", TWIN)
 lion = of_file("optim/lion.py", "test_optim.py::test_lionc_equals_its_twin")
 renormalized = of_file("optim/renormalized.py", "test_optim.py::test_renormalized_adamw_equals_its_twin")
 schedule = of_file("schedule.py", "test_schedule.py")
-translation = of_file("translation.py", "test_predict.py")
+translation = of_file("conversion/translation.py", "test_predict.py")
 scheduler = of_file("scheduler.py", "test_schedule.py")
-roles = of_file("roles.py", "test_groups.py")
-groups = of_file("groups.py", "test_groups.py")
+roles = of_file("groups/roles.py", "test_groups.py")
+groups = of_file("groups/builder.py", "test_groups.py")
 SLOWLY = "test_monitor.py::test_spectral_norm_within_a_percent_of_svd_on_a_slowly_changing_matrix"
 FORECAST = "test_monitor_forecast.py::test_forecast_and_expected_alignment_are_the_theorys"
-measures = of_file("monitor/measures.py", SLOWLY)
+measures = of_file("monitor/norms.py", SLOWLY)
 spectral = of_file("monitor/spectral.py", SLOWLY)
 record = of_file("monitor/record.py", FORECAST)
-course = of_file("monitor/forecast.py", FORECAST)
-convert = of_file("moving/convert.py")
+course = of_file("monitor/track.py", FORECAST)
+convert = of_file("conversion/converter.py")
 STEPS = "test_distributed.py::test_every_layout_takes_the_steps_of_a_single_process[four-32]"
 MOVED = "test_distributed.py::test_state_dicts_go_between_layouts_as_they_are"
-shards = of_file("optim/distributed.py", STEPS)
-layout = of_file("optim/layout.py", STEPS)
+shards = of_file("optim/sharding/exchange.py", STEPS)
+layout = of_file("optim/sharding/layout.py", STEPS)
 
 DIES = "test_train.py::test_a_run_that_dies_goes_on_as_if_it_had_not"
 
@@ -114,7 +114,7 @@ MUTANTS = (
     skipping("what a step writes into a part is lost", "for key in changed if key not in _OF_A_PART", "for key in changed if False"),
     skipping("split checkpoints are put together in the wrong order", "ids[position in skipped]", "ids[position >= sizes[0]]"),
     decay("a checkpoint without a skip undoes it", "known.get(UNCORRECTED) and not group.get(UNCORRECTED)", "False", "test_decay_skip.py"),
-    Mutant("peak.py", '_FAR * group["peak_lr"]', '0.0 * group["peak_lr"]', "a peak that is never approached goes unnoticed", ("test_decay_choices.py",)),
+    Mutant("decay/peak.py", '_FAR * group["peak_lr"]', '0.0 * group["peak_lr"]', "a peak that is never approached goes unnoticed", ("test_decay_choices.py",)),
     decay("OneCycle's own peak not taken", 'group["peak_lr"] = float(group["max_lr"])', 'group["peak_lr"] = float(group["peak_lr"])'),
     decay("a base of zero leaves the decay as it was", "        if group[\"base_weight_decay\"] == 0:\n            return 0.0\n", "        if group[\"base_weight_decay\"] == 0:\n            return None\n"),
     external("a copy loses its correction", "copyreg.dispatch_table.setdefault(type(optimizer), _apart)", "_ = copyreg"),
@@ -147,9 +147,9 @@ MUTANTS = (
     idle("slices without a gradient move on", "return (self.largest != 0) | (self.smallest != 0)", "return torch.ones_like(self.largest, dtype=torch.bool)"),
     idle("gradients near the largest number are taken in", "max / 2\n", "max\n"),
     scion("an expert of a dense stack moves for ever", "return Slices(waiting, len(p), 0)", "return Slices(waiting)", "test_idle.py::test_an_expert_of_a_dense_stack_fades"),
-    Mutant("optim/relative.py", "        watch(self.param_groups[-1])\n", "", "an own optimizer's guessed peak is not watched", ("test_decay_choices.py",)),
-    Mutant("optim/relative.py", "    correction.warn_of_replaced(optimizer)\n", "", "a replaced peak is not reported", ("test_decay_choices.py",)),
-    Mutant("optim/relative.py", "        if LARGEST not in saved:\n", "        if False:\n", "a run that is joined late is judged", ("test_decay_choices.py",)),
+    Mutant("optim/peak_relative.py", "        watch(self.param_groups[-1])\n", "", "an own optimizer's guessed peak is not watched", ("test_decay_choices.py",)),
+    Mutant("optim/peak_relative.py", "    correction.warn_of_replaced(optimizer)\n", "", "a replaced peak is not reported", ("test_decay_choices.py",)),
+    Mutant("optim/peak_relative.py", "        if LARGEST not in saved:\n", "        if False:\n", "a run that is joined late is judged", ("test_decay_choices.py",)),
     # polar
     polar("no restart in the Gram form", "        gram = _symmetric(y, y.mT)\n        q = _first", "        gram = start = _symmetric(y, y.mT) if k == 0 else _symmetric(_symmetric(q, start), q)\n        q = _first"),
     polar("an odd step of the Gram form goes last", "alone = left in (1, 3)", "alone = left == 1"),
@@ -193,7 +193,7 @@ MUTANTS = (
     Mutant("optim/sgd.py", "m.mul_(1 - alpha).add_(share)", "m.add_(share)", "SGD's momentum never forgets", ("test_optim.py::test_sgdc_equals_its_twin",)),
     Mutant("optim/adam.py", "        own_correction(self, ADAM)(self)", "        own_correction(self, ADAM)", "AdamC without its correction", ("test_optim.py::test_adamc_equals_its_twin",)),
     Mutant("optim/adam.py", "        for p, _ in withheld:\n            p.grad = None", "        for p, _ in withheld:\n            p.grad = p.grad", "AdamC steps along non-finite gradients", ("test_contract.py::test_non_finite_gradient_skips_that_parameter_only",)),
-    Mutant("optim/relative.py", 'if "base_weight_decay" not in saved:', "if False:", "a plain checkpoint's decay is not the base", ("test_optim.py::test_plain_adamw_checkpoint_continues_in_adamc",)),
+    Mutant("optim/peak_relative.py", 'if "base_weight_decay" not in saved:', "if False:", "a plain checkpoint's decay is not the base", ("test_optim.py::test_plain_adamw_checkpoint_continues_in_adamc",)),
     Mutant("optim/loading.py", "placed_like(values[key], fresh) if key in values else fresh", "fresh", "resuming loses the momentum", ("test_contract.py::test_resumed_run_equals_unbroken_run",)),
     Mutant("optim/loading.py", "            group.setdefault(key, value)", "            pass", "a checkpoint without the peak lr loses it", ("test_optim.py::test_plain_adamw_checkpoint_continues_in_adamc",)),
     # schedules
@@ -231,7 +231,7 @@ MUTANTS = (
     Mutant("monitor/motion.py", "_lr(group), alpha(group), nesterov=nesterov_of(group))", "_lr(group), alpha(group))", "effective lr in records without Nesterov's factor", (FORECAST,)),
     Mutant("monitor/motion.py", '_lr(group) / (alpha_of(group) if group["trace"] else 1.0)', "_lr(group)", "effective lr of a trace is that of an average", ("test_monitor_forecast.py::test_effective_lr_of_sgd_with_and_without_a_trace",)),
     course("momentum of a young Adam taken for an old one's", "self.count if young else None", "None", "test_monitor_forecast.py::test_momentum_of_a_young_adam_holds_as_many_gradients_as_it_has_seen"),
-    Mutant("equivalents.py", "0.2 * math.sqrt(max(rows, columns))", "0.2 * max(rows, columns)", "size of Muon's adjusted update", ("test_monitor_forecast.py::test_size_of_muons_update_is_known",)),
+    Mutant("conversion/equivalents.py", "0.2 * math.sqrt(max(rows, columns))", "0.2 * max(rows, columns)", "size of Muon's adjusted update", ("test_monitor_forecast.py::test_size_of_muons_update_is_known",)),
     Mutant("monitor/monitor.py", "u = theta * (1 - eta) - after", "u = theta - after", "decay counted as update", ("test_monitor.py::test_alignment_equals_copies_of_the_weights",)),
     Mutant("monitor/monitor.py", '            each.load(state["power"])', "            each.load({})", "resumed monitor forgets its power vectors", ("test_monitor_forecast.py::test_resumed_run_continues_as_the_unbroken",)),
     # many processes
@@ -243,40 +243,40 @@ MUTANTS = (
     shards("an owner sends its matrix to everyone", "return layout.replicated and max(counts) * layout.ranks > 2 * sum(counts)", "return False", "test_bench.py::test_few_matrices_are_gathered_from_shards"),
     layout("sums of shards not added up", "            dist.all_reduce(x, group=process_group(self.group))\n", "            pass\n", STEPS.replace("four-32", "two-36")),
     layout("FSDP2 over tensor parallel cut in the wrong order", 'key=lambda k: "Strided" in type(placements[k]).__name__)', "key=lambda k: 0)"),
-    Mutant("optim/agreement.py", "            agreed |= {id(member.p): flag.bool() for member, flag", "            agreed |= {id(member.p): found.get(id(member.p), flag).bool() for member, flag", "each rank judges its own shard alone", (STEPS,)),
-    Mutant("optim/sharded_state.py", "return (given.full_tensor() if is_dtensor(value) else value).to(", "return (0 * given.full_tensor() if is_dtensor(value) else value).to(", "sharded momentum lost where it is loaded whole", (MOVED,)),
-    Mutant("optim/sharded_state.py", "local(fresh).copy_(layout.mine.of(value))", "local(fresh).copy_(0 * layout.mine.of(value))", "whole momentum lost where it is loaded in shards", (MOVED,)),
+    Mutant("optim/sharding/consensus.py", "            agreed |= {id(member.p): flag.bool() for member, flag", "            agreed |= {id(member.p): found.get(id(member.p), flag).bool() for member, flag", "each rank judges its own shard alone", (STEPS,)),
+    Mutant("optim/sharding/placement.py", "return (given.full_tensor() if is_dtensor(value) else value).to(", "return (0 * given.full_tensor() if is_dtensor(value) else value).to(", "sharded momentum lost where it is loaded whole", (MOVED,)),
+    Mutant("optim/sharding/placement.py", "local(fresh).copy_(layout.mine.of(value))", "local(fresh).copy_(0 * layout.mine.of(value))", "whole momentum lost where it is loaded in shards", (MOVED,)),
     # planning, moving over, simulation
-    Mutant("predict.py", "square = exact * setting.update_norm_sq", "square = exact", "predicted norm without U^2", ("test_predict.py",)),
-    Mutant("predict.py", "math.sqrt(square / math.prod(setting.shape))", "math.sqrt(square)", "predicted RMS is the norm", ("test_predict.py",)),
-    Mutant("predict.py", "for each in (decay, decay * ratios)", "for each in (decay, decay)", "planned run not corrected", ("test_predict.py",)),
-    Mutant("predict.py", "before.paper.formula_norm_sq, lr, alpha", "before.exact.steady_norm_sq, lr, alpha", "paper's matching decay keeps another norm", ("test_predict.py",)),
+    Mutant("prediction.py", "square = exact * setting.update_norm_sq", "square = exact", "predicted norm without U^2", ("test_predict.py",)),
+    Mutant("prediction.py", "math.sqrt(square / math.prod(setting.shape))", "math.sqrt(square)", "predicted RMS is the norm", ("test_predict.py",)),
+    Mutant("prediction.py", "for each in (decay, decay * ratios)", "for each in (decay, decay)", "planned run not corrected", ("test_predict.py",)),
+    Mutant("prediction.py", "before.paper.formula_norm_sq, lr, alpha", "before.exact.steady_norm_sq, lr, alpha", "paper's matching decay keeps another norm", ("test_predict.py",)),
     convert("lr taken over as it is", "same = source.factor(setting) * source.peak", "same = source.peak", "test_moving.py::test_scionc_from_adamw_keeps_half_life_effective_lr_and_steady_rms"),
     convert("momentum not taken over", "new.state[source.parameter][key].copy_(old)", "new.state[source.parameter][key].copy_(0 * old)", "test_moving.py::test_adamc_goes_on_from_adamw_bit_for_bit_while_lr_is_constant"),
-    Mutant("equivalents.py", "ours = lr * muon_factor(adjust, shape) * math.sqrt(min(shape) / unit)", "ours = lr * muon_factor(adjust, shape)", "Muon's lr without the ratio of sizes", ("test_moving.py::test_scion_goes_on_from_muon",)),
-    Mutant("equivalents.py", '"weight_decay": eta / lr,\n', '"weight_decay": decay,\n', "Muon's decay not by its own lr", ("test_predict.py",)),
-    Mutant("equivalents.py", "lr = step * math.sqrt(setting.update_norm_sq / math.prod(setting.shape))", "lr = step", "AdamW's lr is not an RMS", ("test_predict.py",)),
+    Mutant("conversion/equivalents.py", "ours = lr * muon_factor(adjust, shape) * math.sqrt(min(shape) / unit)", "ours = lr * muon_factor(adjust, shape)", "Muon's lr without the ratio of sizes", ("test_moving.py::test_scion_goes_on_from_muon",)),
+    Mutant("conversion/equivalents.py", '"weight_decay": eta / lr,\n', '"weight_decay": decay,\n', "Muon's decay not by its own lr", ("test_predict.py",)),
+    Mutant("conversion/equivalents.py", "lr = step * math.sqrt(setting.update_norm_sq / math.prod(setting.shape))", "lr = step", "AdamW's lr is not an RMS", ("test_predict.py",)),
     translation("Lion's effective lr without its root", "self.lr * math.sqrt(theory.lion_gain(*self.betas))", "self.lr * theory.lion_gain(*self.betas)"),
     translation("Muon's lr translated without its momentum", "return same_step * self.effective_lr / ours", "return same_step"),
     translation("half-life lost in translation", "decay = tuned.lr * tuned.weight_decay / lr", "decay = tuned.weight_decay"),
     translation("Muon's weights forecast by their norm", "muon_update_norm_sq(shape, self.adjust) / math.prod(shape)", "muon_update_norm_sq(shape, self.adjust)"),
     translation("tuned run not corrected", "for each in (decay, decay * ratios)", "for each in (decay, decay)"),
-    Mutant("equivalents.py", " * newton_schulz_share(shape[0], shape[1], *iteration)", "", "Muon's updates as long as exact polar factors", ("test_monitor_forecast.py::test_size_of_muons_update_is_known",)),
-    Mutant("moving/official_scion.py", "math.sqrt(math.prod(shape[2:])) / taps)", "1.0)", "published convolution taken to be as large as ours", ("test_moving.py::test_the_published_scion_goes_on_exactly",)),
-    Mutant("simulate.py", "addcmul_(u, -lr[step] / length)", "addcmul_(u, -lr[step])", "simulated updates not of unit length", ("test_simulate.py",)),
-    Mutant("simulate.py", "torch.lerp(m, g.expand_as(m), a) if first", "m.clone() if first", "simulated Nesterov is plain momentum", ("test_simulate.py",)),
-    Mutant("simulate.py", "m.mul_(1 - a).add_(g) if", "m.mul_(1 - a).add_(a * g) if", "simulated trace is an average", ("test_simulate.py",)),
-    Mutant("simulate.py", "theta *= 1 - rate * weight_decay", "theta *= 1 - 2 * rate * weight_decay", "random system decays twice", ("test_simulate.py",)),
-    Mutant("simulate.py", "(1 - alpha) * m + alpha * g if momentum", "m.clone() if momentum", "response of a gradient without Nesterov", ("test_simulate.py",)),
+    Mutant("conversion/equivalents.py", " * newton_schulz_share(shape[0], shape[1], *iteration)", "", "Muon's updates as long as exact polar factors", ("test_monitor_forecast.py::test_size_of_muons_update_is_known",)),
+    Mutant("conversion/official_scion.py", "math.sqrt(math.prod(shape[2:])) / taps)", "1.0)", "published convolution taken to be as large as ours", ("test_moving.py::test_the_published_scion_goes_on_exactly",)),
+    Mutant("lab/simulate.py", "addcmul_(u, -lr[step] / length)", "addcmul_(u, -lr[step])", "simulated updates not of unit length", ("test_simulate.py",)),
+    Mutant("lab/simulate.py", "torch.lerp(m, g.expand_as(m), a) if first", "m.clone() if first", "simulated Nesterov is plain momentum", ("test_simulate.py",)),
+    Mutant("lab/simulate.py", "m.mul_(1 - a).add_(g) if", "m.mul_(1 - a).add_(a * g) if", "simulated trace is an average", ("test_simulate.py",)),
+    Mutant("lab/simulate.py", "theta *= 1 - rate * weight_decay", "theta *= 1 - 2 * rate * weight_decay", "random system decays twice", ("test_simulate.py",)),
+    Mutant("lab/simulate.py", "(1 - alpha) * m + alpha * g if momentum", "m.clone() if momentum", "response of a gradient without Nesterov", ("test_simulate.py",)),
     # training
-    Mutant("train/state.py", '    torch.set_rng_state(rest["rng"])', '    _ = rest["rng"]', "resuming loses the random state", ("test_train_wiring.py",)),
-    Mutant("train/state.py", '    parts.task.go_to(rest["data"])', '    _ = rest["data"]', "resuming starts the data again", (DIES,)),
-    Mutant("train/state.py", 'return Progress(rest["step"],', 'return Progress(rest["step"] - 1,', "resuming loses a step", (DIES,)),
-    Mutant("train/state.py", "        scheduler.load_state_dict(state)", "        _ = state", "resuming starts the schedule again", (DIES,)),
-    Mutant("train/loop.py", "part) / len(parts)", "part)", "micro-batches add up instead of averaging", ("test_train_wiring.py",)),
-    Mutant("train/loop.py", 'extra["grad_norm"] = ', 'extra["clipped"] = ', "gradient norm after clipping", ("test_train.py::test_clipping_records_the_norm_before_it",)),
-    Mutant("train/optimizers.py", "theory.momentum_gain(alpha(step), nesterov=optim.nesterov) / start", "start / theory.momentum_gain(alpha(step), nesterov=optim.nesterov)", "the third arm's target upside down", ("test_train.py::test_the_third_arm_leaves_the_momentum_factor_out_of_the_decay",)),
-    Mutant("train/optimizers.py", "betas = (1 - optim.alpha, optim.betas[1])", "betas = optim.betas", "Lion's beta1 is not 1 - alpha", ("test_train_wiring.py",)),
-    Mutant("train/optimizers.py", "momentum=1 - optim.alpha", "momentum=optim.alpha", "Muon's momentum is alpha", ("test_train_wiring.py",)),
+    Mutant("lab/train/run_state.py", '    torch.set_rng_state(rest["rng"])', '    _ = rest["rng"]', "resuming loses the random state", ("test_train_wiring.py",)),
+    Mutant("lab/train/run_state.py", '    parts.task.go_to(rest["data"])', '    _ = rest["data"]', "resuming starts the data again", (DIES,)),
+    Mutant("lab/train/run_state.py", 'return Progress(rest["step"],', 'return Progress(rest["step"] - 1,', "resuming loses a step", (DIES,)),
+    Mutant("lab/train/run_state.py", "        scheduler.load_state_dict(state)", "        _ = state", "resuming starts the schedule again", (DIES,)),
+    Mutant("lab/train/loop.py", "part) / len(parts)", "part)", "micro-batches add up instead of averaging", ("test_train_wiring.py",)),
+    Mutant("lab/train/loop.py", 'extra["grad_norm"] = ', 'extra["clipped"] = ', "gradient norm after clipping", ("test_train.py::test_clipping_records_the_norm_before_it",)),
+    Mutant("lab/train/optimizers.py", "theory.momentum_gain(alpha(step), nesterov=optim.nesterov) / start", "start / theory.momentum_gain(alpha(step), nesterov=optim.nesterov)", "the third arm's target upside down", ("test_train.py::test_the_third_arm_leaves_the_momentum_factor_out_of_the_decay",)),
+    Mutant("lab/train/optimizers.py", "betas = (1 - optim.alpha, optim.betas[1])", "betas = optim.betas", "Lion's beta1 is not 1 - alpha", ("test_train_wiring.py",)),
+    Mutant("lab/train/optimizers.py", "momentum=1 - optim.alpha", "momentum=optim.alpha", "Muon's momentum is alpha", ("test_train_wiring.py",)),
 )
 # fmt: on

@@ -8,9 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
-from steadynorm.data import randaugment as ra
-from steadynorm.data.augment import Augment, Evaluate, crop_box, generator_for, mixup, normalize
-from steadynorm.data.randaugment import OPERATIONS, RandAugment
+from steadynorm.lab.data import randaugment as ra
+from steadynorm.lab.data.augment import Augment, Evaluate, crop_box, generator_for, mixup, normalize
+from steadynorm.lab.data.randaugment import OPERATIONS, RandAugment
 
 FACTORS = (0.1, 0.64, 1.0, 1.36, 1.9)
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from benchmarks import cost_model
-from steadynorm import bench
 from steadynorm import lmo as lmos
 from steadynorm.cli import main
-from steadynorm.optim import distributed
+from steadynorm.lab import bench
 from steadynorm.optim.scion import SCION_PARTS, ScionSettings
+from steadynorm.optim.sharding import exchange as distributed
 from steadynorm.polar import Polar
 
 

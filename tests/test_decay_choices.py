@@ -26,7 +26,8 @@ from test_decay import (
 from torch.optim import Optimizer, lr_scheduler
 
 import steadynorm as sn
-from steadynorm import correct, peak, theory, uncorrect
+from steadynorm import correct, theory, uncorrect
+from steadynorm.decay import peak
 from steadynorm.monitor.motion import is_decoupled
 
 

@@ -22,7 +22,7 @@ from torch.optim import Optimizer, lr_scheduler
 
 import steadynorm as sn
 from steadynorm import correct
-from steadynorm.decay import KEYS
+from steadynorm.decay.correction import KEYS
 from steadynorm.monitor.motion import weight_decay_of
 
 

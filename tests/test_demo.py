@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from steadynorm import demo, records
+from steadynorm import records
 from steadynorm.cli import main
+from steadynorm.lab import demo
 
 TINY = [
     "--task.model.layers",

@@ -19,8 +19,8 @@ from torch import nn
 
 import steadynorm as sn
 from steadynorm.cli import main
-from steadynorm.train.config import Optim
-from steadynorm.train.recipes import GPT_124M, GPT_DESK
+from steadynorm.lab.train.config import Optim
+from steadynorm.lab.train.recipes import GPT_124M, GPT_DESK
 
 ROOT = Path(__file__).parents[1]
 WIDTHS = {"desktop": 1280, "phone": 390}

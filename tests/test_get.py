@@ -21,11 +21,12 @@ import pytest
 from PIL import Image
 from test_tokenize import crashing
 
-from steadynorm.data import files, sotu
-from steadynorm.data import get as module
-from steadynorm.data.files import DataError, download, unpack
-from steadynorm.data.get import DATA_SETS, Address, DataSet, Embedded, Package, get
 from steadynorm.files import lock, read_json
+from steadynorm.lab.data import datasets as module
+from steadynorm.lab.data import download as files
+from steadynorm.lab.data import sotu
+from steadynorm.lab.data.datasets import DATA_SETS, Address, DataSet, Embedded, Package, get
+from steadynorm.lab.data.download import DataError, download, unpack
 
 A, B = b"first file" * 1000, b"second"
 TINY = {"a.bin": hashlib.sha256(A).hexdigest(), "b.bin": hashlib.sha256(B).hexdigest()}

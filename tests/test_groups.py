@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import steadynorm as sn
-from steadynorm.explanation import explain
-from steadynorm.groups import from_radius, param_groups
+from steadynorm.groups.builder import from_radius, param_groups
+from steadynorm.groups.explanation import explain
 from steadynorm.lmo import get
 from steadynorm.polar import Polar
 

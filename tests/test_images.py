@@ -12,9 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
-from steadynorm.data.augment import Augment, Evaluate
-from steadynorm.data.files import DataError
-from steadynorm.data.images import (
+from steadynorm.lab.data.augment import Augment, Evaluate
+from steadynorm.lab.data.download import DataError
+from steadynorm.lab.data.images import (
     Cifar10,
     ImageFolder,
     ImageLoader,

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from steadynorm import machine
+from steadynorm.lab.train import tasks
+from steadynorm.lab.train.config import Config
+from steadynorm.lab.train.loop import train
+from steadynorm.lab.train.recipes import RECIPES
 from steadynorm.polar import Polar
-from steadynorm.train import tasks
-from steadynorm.train.config import Config
-from steadynorm.train.loop import train
-from steadynorm.train.recipes import RECIPES
 
 CPU = torch.device("cpu")
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from steadynorm import AdamC, ScionC, param_groups
+from steadynorm.lab.models import GPT, GPTConfig, SimpleViT, ViTConfig
+from steadynorm.lab.models.gpt import norm, rotary_angles, rotate
+from steadynorm.lab.models.loss import linear_cross_entropy
+from steadynorm.lab.models.vit import position_table
 from steadynorm.lmo import LMOS
-from steadynorm.models import GPT, GPTConfig, SimpleViT, ViTConfig
-from steadynorm.models.gpt import norm, rotary_angles, rotate
-from steadynorm.models.loss import linear_cross_entropy
-from steadynorm.models.vit import position_table
 
 SMALL_GPT = GPTConfig(layers=2, width=24, heads=3, vocab=32, context=12)
 SIZES: dict[str, Any] = {"image": 12, "patch": 4, "width": 24, "depth": 2, "heads": 3, "mlp": 40, "classes": 7}

@@ -12,8 +12,8 @@ from torch import nn
 
 import steadynorm as sn
 from steadynorm import theory
-from steadynorm.monitor.forecast import Course, Start, Stride
 from steadynorm.monitor.motion import MOTIONS, muon_update_norm_sq
+from steadynorm.monitor.track import Course, Start, Stride
 
 T = 60
 RATIO = [(t + 1) / 10 if t < 10 else 0.55 + 0.45 * math.cos(math.pi * (t - 9) / 50) for t in range(T)]

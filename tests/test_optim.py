@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import steadynorm as sn
 from steadynorm import theory
-from steadynorm.decay import KEYS
+from steadynorm.decay.correction import KEYS
 from steadynorm.optim import buckets
 
 FP64 = torch.float64

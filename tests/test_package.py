@@ -14,7 +14,8 @@ import pytest
 
 import steadynorm
 from steadynorm import extras
-from steadynorm.cli import commands, main, training
+from steadynorm.cli import commands, main
+from steadynorm.cli import train as training
 from steadynorm.lmo import LMOS
 from steadynorm.theory.updates import UPDATES
 
@@ -69,7 +70,7 @@ with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
         "import steadynorm; dir(steadynorm); steadynorm.__version__",
         "from steadynorm import schedule; schedule.cosine(10)(3)",
         "from steadynorm import theory; theory.steady_norm_sq(0.01, 0.08, 0.1)",
-        "import steadynorm.theory.updates, steadynorm.report, steadynorm.records, steadynorm.page",
+        "import steadynorm.theory.updates, steadynorm.report.content, steadynorm.records, steadynorm.report.page",
         *(
             COMMAND.format(words=words.split())
             for words in (
@@ -140,7 +141,7 @@ def test_wheel_holds_the_package_and_its_data_only(built):
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert {name for name in names if ".dist-info/" not in name} == expected
-    assert {"steadynorm/py.typed", "steadynorm/page/page.css"} <= expected
+    assert {"steadynorm/py.typed", "steadynorm/report/page/page.css"} <= expected
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert wheel.stat().st_size < 4_000_000  # most of it the State of the Union addresses
 
@@ -232,7 +233,7 @@ sys.exit(main(["train", "gpt", "--steps", "1"]))
 """
 
 
-@pytest.mark.parametrize("module", ["tyro", "torch", "torch.nn", "steadynorm.train.config"])
+@pytest.mark.parametrize("module", ["tyro", "torch", "torch.nn", "steadynorm.lab.train.config"])
 def test_ctrl_c_while_importing_ends_without_a_traceback(module):
     code = INTERRUPTED.format(module=module)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", timeout=300)
@@ -253,7 +254,7 @@ def test_descriptions_in_the_list_of_commands_are_the_commands_own():
 
 
 def test_a_run_stopped_before_its_first_evaluation_ends_without_a_semicolon(monkeypatch, capsys):
-    from steadynorm.train import loop
+    from steadynorm.lab.train import loop
 
     monkeypatch.setattr(loop, "train", lambda config: SimpleNamespace(final={}, finished=False, steps=37))
     training.train(SimpleNamespace(out="runs/gpt"))  # pyright: ignore[reportArgumentType]

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steadynorm import page
-from steadynorm.page import HeatMap, Page, Plot, Series, Table, Text, rendering
+from steadynorm.report import page
+from steadynorm.report.page import HeatMap, Page, Plot, Series, Table, Text, rendering
 
 EVIL = "<script>alert(1)</script>"
 X = np.arange(50)
@@ -464,7 +464,7 @@ def test_script_end_inside_code_is_broken_up():
 
 
 def test_contrast_is_sufficient_in_both_themes():
-    css = files("steadynorm.page").joinpath("page.css").read_text("utf-8")
+    css = files("steadynorm.report.page").joinpath("page.css").read_text("utf-8")
 
     def luminance(colour):
         part = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]

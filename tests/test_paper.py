@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steadynorm import paper, records, simulate
+from steadynorm import records
 from steadynorm.cli import main
-from steadynorm.paper import overlap, random_system, simulated, steady_state
+from steadynorm.lab import paper, simulate
+from steadynorm.lab.paper import simulated
+from steadynorm.lab.paper.experiments import overlap_kernel as overlap
+from steadynorm.lab.paper.experiments import random_system, steady_state
 
 
 def small(monkeypatch: pytest.MonkeyPatch) -> None:

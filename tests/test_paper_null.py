@@ -5,13 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from steadynorm import paper
 from steadynorm.cli import main
-from steadynorm.paper import carrying, learning_rates, null, statistics, vit_tables
-from steadynorm.paper.experiment import Claim, Context, claim
-from steadynorm.paper.measures import ACCURACY
-from steadynorm.paper.statistics import Finding, at_least, at_most, estimate, parabola_peak
-from steadynorm.paper.training import Runs, Training
+from steadynorm.lab import paper
+from steadynorm.lab.paper import null, statistics
+from steadynorm.lab.paper import runner as carrying
+from steadynorm.lab.paper.experiment import Claim, Context, claim
+from steadynorm.lab.paper.experiments import learning_rates, vit_tables
+from steadynorm.lab.paper.metrics import ACCURACY
+from steadynorm.lab.paper.statistics import Finding, at_least, at_most, estimate, parabola_peak
+from steadynorm.lab.paper.trained import Runs, Training
 
 FOLDERS = sorted(filter(carrying.is_kept, (Path(__file__).parent.parent / "results").glob("*")))
 FAST, FULL = 500, 20_000  # of 500 draws, a claim that holds in 10 % has more than 25 (5 %) with a chance of 99.99 %

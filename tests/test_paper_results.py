@@ -8,8 +8,8 @@ from types import ModuleType
 import pytest
 from alike import difference, svg_difference, text_difference
 
-from steadynorm import paper
-from steadynorm.paper import carrying
+from steadynorm.lab import paper
+from steadynorm.lab.paper import runner as carrying
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "paper"
@@ -100,7 +100,7 @@ def test_a_picture_differs_by_a_point_moved_or_missing_and_not_by_rounding_or_it
 
 
 def test_every_kind_of_block_is_drawn(generator: ModuleType):
-    from steadynorm import page
+    from steadynorm.report import page
 
     series = [
         page.Series("s", [1, 2, 3], [1.0, 2.0, 3.0], error=[0.1] * 3, style=style, toggle=style)

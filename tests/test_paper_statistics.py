@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadynorm.paper import measures
-from steadynorm.paper import statistics as stats
-from steadynorm.paper.experiment import MissingRunsError, claim
-from steadynorm.paper.statistics import Estimate, Finding
+from steadynorm.lab.paper import metrics as measures
+from steadynorm.lab.paper import statistics as stats
+from steadynorm.lab.paper.experiment import MissingRunsError, claim
+from steadynorm.lab.paper.statistics import Estimate, Finding
 from steadynorm.records import Run
 
 PAIRS = st.lists(st.tuples(st.floats(-100, 100), st.floats(-100, 100)), min_size=2, max_size=6)

@@ -17,18 +17,24 @@ import numpy as np
 import pytest
 import tyro
 
-from steadynorm import paper, records, theory
+from steadynorm import records, theory
 from steadynorm.cli import main
 from steadynorm.cli.commands import command_of
 from steadynorm.files import lock
-from steadynorm.models import GPTConfig
-from steadynorm.paper import carrying, commands, keeping, measures, norms, pool, settings, training
-from steadynorm.paper.drawing import measured
-from steadynorm.paper.experiment import Context, Outcome, claim
-from steadynorm.paper.statistics import at_most, difference
-from steadynorm.paper.training import Runs, Training
-from steadynorm.train.config import Config, Gpt, plain, training_part
-from steadynorm.train.recipes import RECIPES
+from steadynorm.lab import paper
+from steadynorm.lab.models import GPTConfig
+from steadynorm.lab.paper import commands, pool, settings
+from steadynorm.lab.paper import metrics as measures
+from steadynorm.lab.paper import runner as carrying
+from steadynorm.lab.paper import slim_records as keeping
+from steadynorm.lab.paper import trained as training
+from steadynorm.lab.paper.experiment import Context, Outcome, claim
+from steadynorm.lab.paper.experiments import norm_stability as norms
+from steadynorm.lab.paper.plots import measured
+from steadynorm.lab.paper.statistics import at_most, difference
+from steadynorm.lab.paper.trained import Runs, Training
+from steadynorm.lab.train.config import Config, Gpt, plain, training_part
+from steadynorm.lab.train.recipes import RECIPES
 
 TRAININGS = [each for each in paper.EXPERIMENTS.values() if isinstance(each, Training)]
 STEPS = 6
@@ -357,7 +363,7 @@ def test_a_killed_run_goes_on_and_ends_alike(tmp_path: Path):
     config = replace(TINY.at(TINY.scionc(), 800, 0), save_every=100, eval_every=200, out=tmp_path / "run")
     job = "from tests_job import job, pool; print(pool.train_all([job], 1))"
     (tmp_path / "tests_job.py").write_text(
-        "import pickle, pathlib\nfrom steadynorm.paper import pool\n"
+        "import pickle, pathlib\nfrom steadynorm.lab.paper import pool\n"
         f"job = pool.Job(*pickle.loads(pathlib.Path({str(tmp_path / 'job')!r}).read_bytes()))\n",
         encoding="utf-8",
     )

@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from steadynorm import page, paper
-from steadynorm.data import get
-from steadynorm.models import GPTConfig, ViTConfig
-from steadynorm.paper import carrying, pool, settings
-from steadynorm.paper.experiment import Context
-from steadynorm.paper.training import Training
-from steadynorm.train.config import Gpt, Vit
-from steadynorm.train.loop import train
+from steadynorm.lab import paper
+from steadynorm.lab.data import datasets as get
+from steadynorm.lab.models import GPTConfig, ViTConfig
+from steadynorm.lab.paper import pool, settings
+from steadynorm.lab.paper import runner as carrying
+from steadynorm.lab.paper.experiment import Context
+from steadynorm.lab.paper.trained import Training
+from steadynorm.lab.train.config import Gpt, Vit
+from steadynorm.lab.train.loop import train
+from steadynorm.report import page
 
 pytestmark = [
     pytest.mark.slow,

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 import steadynorm as sn
-from steadynorm import equivalents, predict, theory, translation
+from steadynorm import prediction as predict
+from steadynorm import theory
 from steadynorm.cli import main
-from steadynorm.predict import Plan, Setting
-from steadynorm.translation import AdamW, Lion, Muon, Tuned
+from steadynorm.conversion import equivalents, translation
+from steadynorm.conversion.translation import AdamW, Lion, Muon, Tuned
+from steadynorm.prediction import Plan, Setting
 
 VECTORS = json.loads((Path(__file__).parent / "data" / "theory_vectors.json").read_text(encoding="utf-8"))
 

@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from steadynorm import bench, paper, progress, records
+from steadynorm import progress, records
 from steadynorm.cli import main
-from steadynorm.paper import carrying, pool
-from steadynorm.paper.experiment import Context
-from steadynorm.paper.training import Training
+from steadynorm.lab import bench, paper
+from steadynorm.lab.paper import pool
+from steadynorm.lab.paper import runner as carrying
+from steadynorm.lab.paper.experiment import Context
+from steadynorm.lab.paper.trained import Training
 
 
 @pytest.fixture

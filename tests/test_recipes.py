@@ -13,13 +13,13 @@ from torch import nn
 
 from steadynorm import ScionC, records
 from steadynorm.cli.commands import command_of
-from steadynorm.data.shards import write_shard
-from steadynorm.models import GPT, SimpleViT
-from steadynorm.paper import settings
-from steadynorm.train import loop, tasks
-from steadynorm.train.config import Config, Gpt, OptimizerName, Vit, plain
-from steadynorm.train.optimizers import build, lr_ratio
-from steadynorm.train.recipes import GPT_124M, OPTIMIZERS, RECIPES, VIT_S16, with_optimizer
+from steadynorm.lab.data.shards import write_shard
+from steadynorm.lab.models import GPT, SimpleViT
+from steadynorm.lab.paper import settings
+from steadynorm.lab.train import loop, tasks
+from steadynorm.lab.train.config import Config, Gpt, OptimizerName, Vit, plain
+from steadynorm.lab.train.optimizers import build, lr_ratio
+from steadynorm.lab.train.recipes import GPT_124M, OPTIMIZERS, RECIPES, VIT_S16, with_optimizer
 
 # What the paper and the code it builds on say, arm by arm, written out: nothing here is read from the recipes.
 # Not here: where a run is stored, on what device, and how often it is saved.

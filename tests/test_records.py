@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import steadynorm as sn
-from steadynorm import records, report
-from steadynorm.integrations.sinks import to_folder
+from steadynorm import records
 from steadynorm.monitor import Records
 from steadynorm.records import Recorder, RecordError, read, reader
+from steadynorm.records.sinks import to_folder
+from steadynorm.report import content as report
 
 CONFIG = {"lr": 0.1, "model": {"width": 64, "betas": (0.9, 0.95)}, "folder": Path("runs"), "clip": math.inf}
 HEADER = {"schema": "steadynorm-run", "version": 1, "name": "run", "created": "2025-01-01T00:00:00+00:00", "config": {}}

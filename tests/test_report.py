@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from test_page import EVIL, opened
 
-from steadynorm import page, records, report
+from steadynorm import records
 from steadynorm.records import Recorder, RecordError, Run
+from steadynorm.report import content as report
+from steadynorm.report import page
 
 LAYERS = ("blocks.0.qkv", "blocks.0.mlp", EVIL)
 

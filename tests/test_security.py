@@ -20,14 +20,16 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from steadynorm import files as own_files
-from steadynorm.data import files, get
-from steadynorm.data.files import DataError, download, unpack
-from steadynorm.data.shards import write_shard
 from steadynorm.files import atomic_write, write_json
-from steadynorm.models import GPTConfig
-from steadynorm.train import checkpoint, loop, sharded
-from steadynorm.train.checkpoint import CheckpointError
-from steadynorm.train.config import Config, Gpt, Optim
+from steadynorm.lab.data import datasets as get
+from steadynorm.lab.data import download as files
+from steadynorm.lab.data.download import DataError, download, unpack
+from steadynorm.lab.data.shards import write_shard
+from steadynorm.lab.models import GPTConfig
+from steadynorm.lab.train import checkpoint, loop
+from steadynorm.lab.train import safe_dcp as sharded
+from steadynorm.lab.train.checkpoint import CheckpointError
+from steadynorm.lab.train.config import Config, Gpt, Optim
 
 ROOT = Path(__file__).parents[1]
 

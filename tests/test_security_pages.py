@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from test_page import opened
 
-from steadynorm import page, report
-from steadynorm.page import rendering
 from steadynorm.records import Recorder
+from steadynorm.report import content as report
+from steadynorm.report import page
+from steadynorm.report.page import rendering
 
 PAYLOADS = (
     "<script>alert(1)</script>",

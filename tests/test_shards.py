@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steadynorm.data.files import DataError
-from steadynorm.data.shards import (
+from steadynorm.lab.data.download import DataError
+from steadynorm.lab.data.shards import (
     TokenLoader,
     count_tokens,
     open_shard,

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from steadynorm import simulate, theory
-from steadynorm.simulate import System
+from steadynorm import theory
+from steadynorm.lab import simulate
+from steadynorm.lab.simulate import System
 
 LR, DECAY = 0.1, 0.3  # eta = 0.03: a half-life of 23 steps
 

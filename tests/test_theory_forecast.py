@@ -14,7 +14,6 @@ from steadynorm.theory import (
     begin,
     ema,
     expected_alignment,
-    forecast,
     forecast_adam,
     forecast_lion,
     forecast_sgd,
@@ -26,6 +25,7 @@ from steadynorm.theory import (
     variance,
     walk,
 )
+from steadynorm.theory import trajectory as forecast
 
 VECTORS = json.loads((Path(__file__).parent / "data" / "theory_vectors.json").read_text(encoding="utf-8"))
 KERNELS = {

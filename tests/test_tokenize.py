@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from steadynorm.data import documents, tokenize
-from steadynorm.data.encoders import END_OF_TEXT, Encoder, make_encoder, saved_encoder, train_bpe
-from steadynorm.data.files import DataError
-from steadynorm.data.get import get
-from steadynorm.data.shards import count_tokens, open_shard, read_token_set, shard_paths
-from steadynorm.data.sotu import sotu, sotu_split
-from steadynorm.data.tokenize import sotu_shards, tokenize_files
+from steadynorm.lab.data import documents, tokenize
+from steadynorm.lab.data.datasets import get
+from steadynorm.lab.data.download import DataError
+from steadynorm.lab.data.encoders import END_OF_TEXT, Encoder, make_encoder, saved_encoder, train_bpe
+from steadynorm.lab.data.shards import count_tokens, open_shard, read_token_set, shard_paths
+from steadynorm.lab.data.sotu import sotu, sotu_split
+from steadynorm.lab.data.tokenize import sotu_shards, tokenize_files
 
 TEXTS = ["To be, or not to be", "", "that is the question:\n", "Whether 'tis nobler ü 中文 🎉", "x" * 50]
 STREAM = b"".join(b"\xff" + text.encode() for text in TEXTS if text)  # \xff, never in UTF-8, stands for end of text

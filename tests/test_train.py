@@ -18,12 +18,12 @@ import torch
 from safetensors.torch import load_file
 
 from steadynorm import records
-from steadynorm.data.shards import write_shard
-from steadynorm.models import GPTConfig
+from steadynorm.lab.data.shards import write_shard
+from steadynorm.lab.models import GPTConfig
+from steadynorm.lab.train import checkpoint, loop
+from steadynorm.lab.train.config import Config, Gpt, Optim, Schedule, plain, training_part
+from steadynorm.lab.train.optimizers import build
 from steadynorm.scheduler import Scheduler
-from steadynorm.train import checkpoint, loop
-from steadynorm.train.config import Config, Gpt, Optim, Schedule, plain, training_part
-from steadynorm.train.optimizers import build
 
 OPTIMIZERS = ("scionc", "scion", "adamc", "adamw", "renormalized-adamw", "lionc", "sgdc", "muon", "muon-corrected")
 
@@ -155,7 +155,7 @@ def launch(made: Config) -> subprocess.Popen[bytes]:
     """The run in a process of its own."""
     code = (
         "import pickle, sys, torch; torch.set_num_threads(1)\n"
-        "from steadynorm.train.loop import train\n"
+        "from steadynorm.lab.train.loop import train\n"
         "print(train(pickle.load(sys.stdin.buffer), quiet=True).finished)"
     )
     process = subprocess.Popen(

@@ -17,7 +17,7 @@ from PIL import Image
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from steadynorm import records
-from steadynorm.train import checkpoint
+from steadynorm.lab.train import checkpoint
 
 TINY = [
     "--task.model.layers",

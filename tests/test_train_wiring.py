@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 from steadynorm import records
-from steadynorm.data.augment import Evaluate
-from steadynorm.data.images import InMemory
-from steadynorm.data.shards import write_shard
-from steadynorm.models import GPTConfig
-from steadynorm.train import loop, tasks
-from steadynorm.train.config import Config, Gpt, Optim, Schedule
-from steadynorm.train.optimizers import build
-from steadynorm.train.parallel import Team
-from steadynorm.train.state import Parts, Progress, restore, store
+from steadynorm.lab.data.augment import Evaluate
+from steadynorm.lab.data.images import InMemory
+from steadynorm.lab.data.shards import write_shard
+from steadynorm.lab.models import GPTConfig
+from steadynorm.lab.train import loop, tasks
+from steadynorm.lab.train.config import Config, Gpt, Optim, Schedule
+from steadynorm.lab.train.optimizers import build
+from steadynorm.lab.train.parallel import Team
+from steadynorm.lab.train.run_state import Parts, Progress, restore, store
 
 
 class NoData:

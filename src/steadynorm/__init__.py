@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from steadynorm import schedule, theory
-    from steadynorm.explanation import explain
-    from steadynorm.external import correct, uncorrect
-    from steadynorm.groups import from_radius, param_groups
+    from steadynorm.conversion.converter import Converted, convert
+    from steadynorm.decay.foreign import correct, uncorrect
+    from steadynorm.groups.builder import from_radius, param_groups
+    from steadynorm.groups.explanation import explain
     from steadynorm.monitor import Monitor
-    from steadynorm.moving import Converted, convert
     from steadynorm.optim import SGDC, AdamC, LionC, RenormalizedAdamW, Scion, ScionC
     from steadynorm.scheduler import Scheduler
 
@@ -43,11 +43,11 @@ __all__ = [
 ]
 
 _MODULES = {
-    "explanation": ("explain",),
-    "external": ("correct", "uncorrect"),
-    "groups": ("from_radius", "param_groups"),
+    "groups.explanation": ("explain",),
+    "decay.foreign": ("correct", "uncorrect"),
+    "groups.builder": ("from_radius", "param_groups"),
     "monitor": ("Monitor",),
-    "moving": ("Converted", "convert"),
+    "conversion.converter": ("Converted", "convert"),
     "optim": ("SGDC", "AdamC", "LionC", "RenormalizedAdamW", "Scion", "ScionC"),
     "scheduler": ("Scheduler",),
 }

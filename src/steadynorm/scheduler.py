@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from steadynorm.families import group_label
+from steadynorm.decay.families import group_label
 from steadynorm.schedule import StepFunction
 
 PerGroup = StepFunction | Sequence[StepFunction | None] | Mapping[str, StepFunction | None]

@@ -14,12 +14,12 @@ from injecting import files_in
 from safetensors.torch import load_file
 
 from steadynorm import records
-from steadynorm.data.get import DataSet
-from steadynorm.data.shards import TokenSet
-from steadynorm.data.tokenize import tokenize_files
-from steadynorm.models import GPTConfig
-from steadynorm.train import checkpoint
-from steadynorm.train.config import Config, Gpt, Optim, Schedule
+from steadynorm.lab.data.datasets import DataSet
+from steadynorm.lab.data.shards import TokenSet
+from steadynorm.lab.data.tokenize import tokenize_files
+from steadynorm.lab.models import GPTConfig
+from steadynorm.lab.train import checkpoint
+from steadynorm.lab.train.config import Config, Gpt, Optim, Schedule
 
 A, B = b"first file" * 1000, b"second"
 TINY = {"a.bin": hashlib.sha256(A).hexdigest(), "b.bin": hashlib.sha256(B).hexdigest()}

@@ -11,8 +11,8 @@ import injecting
 import pytest
 from brittle import config, texts, tokens
 
-from steadynorm.train import loop
-from steadynorm.train.config import Config
+from steadynorm.lab.train import loop
+from steadynorm.lab.train.config import Config
 
 
 @pytest.fixture(scope="session")

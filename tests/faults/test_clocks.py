@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 
 from steadynorm import progress, records
 from steadynorm.files import lock, write_json
-from steadynorm.paper import pool
+from steadynorm.lab.paper import pool
+from steadynorm.lab.train import checkpoint, loop
+from steadynorm.lab.train import progress_line as display
 from steadynorm.records import recorder
-from steadynorm.train import checkpoint, display, loop
 
 YEAR = 365 * 86400.0
 

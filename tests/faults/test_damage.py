@@ -16,14 +16,15 @@ from brittle import DATA, archive, config, recorded, texts, tokens
 from injecting import damages, files_in, injected
 
 from steadynorm import records
-from steadynorm.data import shards, sotu
-from steadynorm.data.files import DataError
-from steadynorm.data.get import DATA_SETS, get
 from steadynorm.files import read_json, write_json
-from steadynorm.paper import carrying, pool
+from steadynorm.lab.data import shards, sotu
+from steadynorm.lab.data.datasets import DATA_SETS, get
+from steadynorm.lab.data.download import DataError
+from steadynorm.lab.paper import pool
+from steadynorm.lab.paper import runner as carrying
+from steadynorm.lab.train import checkpoint, loop
+from steadynorm.lab.train.checkpoint import CheckpointError
 from steadynorm.records import RecordError
-from steadynorm.train import checkpoint, loop
-from steadynorm.train.checkpoint import CheckpointError
 
 much = pytest.mark.parametrize("flips", [25, pytest.param(400, marks=pytest.mark.slow)])
 
@@ -186,7 +187,7 @@ def test_tokenising_goes_on_only_from_whole_shards(tmp_path: Path, monkeypatch: 
     for number, name in enumerate(("text_val_000000.bin", "text_train_000002.bin", "tokenizer.json", "progress.json")):
         out = tmp_path / f"out{number}"
         with monkeypatch.context() as patch:
-            patch.setattr("steadynorm.data.tokenize.write_json", stop)
+            patch.setattr("steadynorm.lab.data.tokenize.write_json", stop)
             patch.setattr(
                 Path, "replace", lambda self, target: None if ".partial" not in str(target) else self.rename(target)
             )

@@ -10,14 +10,14 @@ import torch
 from brittle import DATA, A, B, archive, recorded, texts, tokens
 from injecting import FULL, Action, files_in, fill, injected, outcome, with_small_files, without_rights
 
-from steadynorm import report
 from steadynorm.cli import main
-from steadynorm.data.get import DATA_SETS, get
-from steadynorm.data.shards import write_shard
 from steadynorm.files import atomic_write, write_json
-from steadynorm.page import rendering
+from steadynorm.lab.data.datasets import DATA_SETS, get
+from steadynorm.lab.data.shards import write_shard
+from steadynorm.lab.train import checkpoint
 from steadynorm.records import Recorder
-from steadynorm.train import checkpoint
+from steadynorm.report import content as report
+from steadynorm.report.page import rendering
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ from injecting import (
     with_small_files,
 )
 
-from steadynorm.data import files
-from steadynorm.data.files import DataError, download
-from steadynorm.data.get import DATA_SETS, Address, DataSet, get
+from steadynorm.lab.data import download as files
+from steadynorm.lab.data.datasets import DATA_SETS, Address, DataSet, get
+from steadynorm.lab.data.download import DataError, download
 
 BIG = np.random.default_rng(0).bytes(1_000_000)
 SHA256 = hashlib.sha256(BIG).hexdigest()

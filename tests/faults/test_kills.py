@@ -15,13 +15,15 @@ import torch
 from brittle import assert_same_run, config, recorded
 from injecting import Action, child, ended, files_in, injected, instants, killed_after, killed_at_line, lines_of, often
 
-from steadynorm import records, report
-from steadynorm.page import rendering
-from steadynorm.paper import carrying, keeping
-from steadynorm.paper.experiment import Context, Experiment, Outcome, claim
-from steadynorm.paper.statistics import at_least, estimate
-from steadynorm.train import checkpoint, loop
-from steadynorm.train.config import Config
+from steadynorm import records
+from steadynorm.lab.paper import runner as carrying
+from steadynorm.lab.paper import slim_records as keeping
+from steadynorm.lab.paper.experiment import Context, Experiment, Outcome, claim
+from steadynorm.lab.paper.statistics import at_least, estimate
+from steadynorm.lab.train import checkpoint, loop
+from steadynorm.lab.train.config import Config
+from steadynorm.report import content as report
+from steadynorm.report.page import rendering
 
 # Checkpoints
 

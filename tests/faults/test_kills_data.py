@@ -13,9 +13,9 @@ import pytest
 from brittle import DATA, archive, texts, tokens
 from injecting import child, ended, files_in, injected, instants, killed, killed_at_line, lines_of, often, outcome
 
-from steadynorm.data import documents, tokenize
-from steadynorm.data.get import DATA_SETS, get
-from steadynorm.data.shards import Tokens
+from steadynorm.lab.data import documents, tokenize
+from steadynorm.lab.data.datasets import DATA_SETS, get
+from steadynorm.lab.data.shards import Tokens
 
 
 @often

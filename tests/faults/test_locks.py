@@ -13,12 +13,13 @@ import pytest
 from brittle import DATA, archive, config, texts, tokens
 from injecting import answer, child, ended, files_in, injected
 
-from steadynorm.data.get import DATA_SETS, get
 from steadynorm.files import BusyError, atomic_write, lock
-from steadynorm.page import rendering
-from steadynorm.paper import carrying, pool
-from steadynorm.paper.experiment import Context, Experiment, Outcome
-from steadynorm.train import loop
+from steadynorm.lab.data.datasets import DATA_SETS, get
+from steadynorm.lab.paper import pool
+from steadynorm.lab.paper import runner as carrying
+from steadynorm.lab.paper.experiment import Context, Experiment, Outcome
+from steadynorm.lab.train import loop
+from steadynorm.report.page import rendering
 
 
 @contextmanager

@@ -23,8 +23,8 @@ from injecting import (
 )
 
 from steadynorm.files import make_folder
-from steadynorm.train import checkpoint, loop
-from steadynorm.train.config import Config
+from steadynorm.lab.train import checkpoint, loop
+from steadynorm.lab.train.config import Config
 
 
 def die_at(step: int, made: Config) -> None:

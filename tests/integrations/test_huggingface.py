@@ -21,7 +21,7 @@ library("accelerate")
 from transformers import Trainer, TrainingArguments
 
 from steadynorm.integrations.huggingface import STATE, MonitorCallback
-from steadynorm.integrations.sinks import to_folder
+from steadynorm.records.sinks import to_folder
 
 TOTAL, WARMUP = 8, 3
 RATIOS = {
@@ -245,9 +245,7 @@ def StopAfter(step: int) -> Any:  # noqa: N802
 
 
 def test_a_sink_that_is_none_is_told_at_once():
-    with pytest.raises(
-        TypeError, match=r"'runs/a' is no function of a list of records; use steadynorm.integrations.sinks"
-    ):
+    with pytest.raises(TypeError, match=r"'runs/a' is no function of a list of records; use steadynorm.records.sinks"):
         MonitorCallback("runs/a")
 
 

@@ -24,7 +24,7 @@ with warnings.catch_warnings():  # Lightning and torchmetrics import deprecated 
 
     from steadynorm.integrations.lightning import MonitorCallback
 
-from steadynorm.integrations.sinks import to_folder
+from steadynorm.records.sinks import to_folder
 
 TOTAL = 8
 pytestmark = [

@@ -10,8 +10,8 @@ from small import loss_of, net
 
 import steadynorm as sn
 from steadynorm import records
-from steadynorm.integrations.sinks import to_folder, to_tensorboard, to_wandb
 from steadynorm.monitor import scalars
+from steadynorm.records.sinks import to_folder, to_tensorboard, to_wandb
 
 library("tensorboard")
 library("wandb")
@@ -68,7 +68,7 @@ def test_wandb_without_a_run_is_told(taken: list[dict[str, Any]]):
 
 
 def test_a_folder_becomes_a_report(tmp_path: Path, taken: list[dict[str, Any]]):
-    from steadynorm.report import report
+    from steadynorm.report.content import report
 
     sink = to_folder(tmp_path / "run", config={"optimizer": "ScionC"})
     sink(taken[:2])

@@ -18,14 +18,14 @@ ABOUT = {
     "bench": "Step time of these optimizers and torch's, side by side.",
 }
 _MODULES = {
-    "demo": "showing",
-    "predict": "predicting",
-    "simulate": "predicting",
-    "train": "training",
-    "paper": "papers",
-    "report": "showing",
-    "data": "datasets",
-    "bench": "showing",
+    "demo": "report",
+    "predict": "predict",
+    "simulate": "predict",
+    "train": "train",
+    "paper": "paper",
+    "report": "report",
+    "data": "data",
+    "bench": "report",
 }
 
 
@@ -48,6 +48,6 @@ def execute(command: Any) -> int | None:
     """Carry out what was parsed."""
     if callable(command):
         return cast(Callable[[], int | None], command)()
-    from steadynorm.cli import training
+    from steadynorm.cli import train as training
 
     return training.train(command)

@@ -10,8 +10,8 @@ import torch
 from transformers import TrainerCallback  # pyright: ignore[reportMissingImports]
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR  # pyright: ignore[reportMissingImports]
 
-from steadynorm.integrations.sinks import Sink
 from steadynorm.integrations.watch import Watch
+from steadynorm.records.sinks import Sink
 
 STATE = "steadynorm_monitor.pt"  # beside the optimizer's state, in the Trainer's checkpoint
 

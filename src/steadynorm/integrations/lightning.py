@@ -7,8 +7,8 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer  # pyright: ignore[reportMissingImports]
 
-from steadynorm.integrations.sinks import Sink
 from steadynorm.integrations.watch import Watch
+from steadynorm.records.sinks import Sink
 
 
 class MonitorCallback(Callback):

@@ -11,9 +11,9 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from steadynorm import lmo as lmos
-from steadynorm.optim.layout import Layout, layout_of, local
+from steadynorm.groups.roles import BLOCKED, ROLES, find_outputs, places, role_of, row_blocks
 from steadynorm.optim.scion import Scion
-from steadynorm.roles import BLOCKED, ROLES, find_outputs, places, role_of, row_blocks
+from steadynorm.optim.sharding.layout import Layout, layout_of, local
 
 SPECTRAL = ("spectral", lmos.TRANSPOSED, "conv", "conv-tap")
 PEAK = ("sign", "embedding")  # their norm is a multiple of the largest entry

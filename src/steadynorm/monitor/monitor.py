@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from steadynorm.families import unwrapped
-from steadynorm.monitor.forecast import Forecasts, Mark, Seen, Start
+from steadynorm.decay.families import unwrapped
+from steadynorm.decay.skip import decay_of
 from steadynorm.monitor.layers import PEAK, Layer, find_layers
-from steadynorm.monitor.measures import gradient, norms, peak, totals
 from steadynorm.monitor.motion import is_decoupled, motion_of
+from steadynorm.monitor.norms import gradient, norms, peak, totals
 from steadynorm.monitor.record import (
     ALONG,
     BEFORE,
@@ -32,11 +32,11 @@ from steadynorm.monitor.record import (
     skips_in,
 )
 from steadynorm.monitor.spectral import SpectralNorms, products_per_record, spectral_norms
+from steadynorm.monitor.track import Forecasts, Mark, Seen, Start
 from steadynorm.optim.base import SteadyOptimizer
 from steadynorm.optim.idle import Slices, extremes
-from steadynorm.optim.layout import layout_of, local
-from steadynorm.records.roles import ROLE_LABELS
-from steadynorm.skipping import decay_of
+from steadynorm.optim.sharding.layout import layout_of, local
+from steadynorm.records.role_norms import ROLE_LABELS
 
 
 @dataclass(frozen=True)

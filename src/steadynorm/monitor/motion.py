@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from steadynorm import equivalents, families, theory
-from steadynorm.families import Group, alpha_of, betas_of, flag_against, muon_alpha_of, nesterov_of, said
+from steadynorm import theory
+from steadynorm.conversion import equivalents
+from steadynorm.decay import families
+from steadynorm.decay.families import Group, alpha_of, betas_of, flag_against, muon_alpha_of, nesterov_of, said
+from steadynorm.decay.skip import decay_of
 from steadynorm.monitor.layers import Layer
 from steadynorm.optim.scion import ScionC
-from steadynorm.skipping import decay_of
 from steadynorm.theory import Filter, Overlap
 
 _LINEAR = theory.overlap("linear", None)

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from steadynorm.families import Group
-from steadynorm.monitor.forecast import Mark, Start
+from steadynorm.decay.families import Group
 from steadynorm.monitor.layers import Layer
 from steadynorm.monitor.motion import Motion, target_of, weight_decay_of
-from steadynorm.records.roles import ROLE_LABELS, SPLIT
+from steadynorm.monitor.track import Mark, Start
+from steadynorm.records.role_norms import ROLE_LABELS, SPLIT
 
 Record = dict[str, Any]
 

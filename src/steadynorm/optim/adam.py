@@ -8,11 +8,17 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors
 from torch.optim.optimizer import ParamsT
 
-from steadynorm.decay import drop_capturable, group_keys, own_correction, refuse_idle_target
-from steadynorm.families import ADAM, group_label, refuse_scion_groups
-from steadynorm.groups import settled
+from steadynorm.decay.correction import drop_capturable, group_keys, own_correction, refuse_idle_target
+from steadynorm.decay.families import ADAM, group_label, refuse_scion_groups
+from steadynorm.decay.peak import watch
+from steadynorm.groups.builder import settled
 from steadynorm.optim.base import Group, SteadyOptimizer, members, no_skips
-from steadynorm.optim.checks import (
+from steadynorm.optim.loading import load_exactly
+from steadynorm.optim.parameters import check_parameter, check_unchanged, name_of
+from steadynorm.optim.peak_relative import loading
+from steadynorm.optim.settling import Settled, checked_state, settle_state
+from steadynorm.optim.sharding.layout import is_dtensor, local
+from steadynorm.optim.validation import (
     NonFiniteGradientError,
     check_betas,
     check_dense_gradients,
@@ -24,12 +30,6 @@ from steadynorm.optim.checks import (
     refuse_unknown,
     refuse_unused,
 )
-from steadynorm.optim.layout import is_dtensor, local
-from steadynorm.optim.loading import load_exactly
-from steadynorm.optim.parameters import check_parameter, check_unchanged, name_of
-from steadynorm.optim.relative import loading
-from steadynorm.optim.settling import Settled, checked_state, settle_state
-from steadynorm.peak import watch
 from steadynorm.theory.steady import eta_of
 
 _SMALL = 1 << 12  # elements of gradients that are looked at together: a call for each would cost more than the copy

@@ -10,12 +10,18 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from steadynorm.families import Group, group_label
-from steadynorm.groups import settled
-from steadynorm.optim import distributed
-from steadynorm.optim.agreement import Member
+from steadynorm.decay.families import Group, group_label
+from steadynorm.groups.builder import settled
 from steadynorm.optim.buckets import Bucket, Parts, Rule, Work, finite_gradients, no_products, run
-from steadynorm.optim.checks import (
+from steadynorm.optim.idle import WHOLE, Slices
+from steadynorm.optim.loading import load_exactly
+from steadynorm.optim.parameters import check_parameter, check_unchanged, name_of
+from steadynorm.optim.settling import Settled, checked_state, settle_state
+from steadynorm.optim.sharding import exchange as distributed
+from steadynorm.optim.sharding.consensus import Member
+from steadynorm.optim.sharding.layout import is_dtensor, layout_of
+from steadynorm.optim.sharding.placement import checked_mesh, sharded_zeros
+from steadynorm.optim.validation import (
     NonFiniteGradientError,
     check_dense_gradients,
     check_lr,
@@ -23,12 +29,6 @@ from steadynorm.optim.checks import (
     explain_group_errors,
     refuse_unused,
 )
-from steadynorm.optim.idle import WHOLE, Slices
-from steadynorm.optim.layout import is_dtensor, layout_of
-from steadynorm.optim.loading import load_exactly
-from steadynorm.optim.parameters import check_parameter, check_unchanged, name_of
-from steadynorm.optim.settling import Settled, checked_state, settle_state
-from steadynorm.optim.sharded_state import checked_mesh, sharded_zeros
 
 
 class SteadyOptimizer(Optimizer, ABC):

@@ -17,7 +17,7 @@ from torch import Tensor
 from steadynorm import threads
 from steadynorm.optim import idle
 from steadynorm.optim.idle import WHOLE, Slices
-from steadynorm.optim.layout import Layout
+from steadynorm.optim.sharding.layout import Layout
 
 State: TypeAlias = dict[str, Tensor]
 Scalars: TypeAlias = dict[str, Tensor]  # 0-d, on the CPU: values that change from step to step without recompiling

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from steadynorm.families import LION
+from steadynorm.decay.families import LION
 from steadynorm.optim.base import Group, full_precision
 from steadynorm.optim.buckets import Batch, Bucket, Parts, Scalars
-from steadynorm.optim.checks import check_betas, check_lr, check_range, refuse_unknown
-from steadynorm.optim.relative import RelativelyCorrected
+from steadynorm.optim.peak_relative import RelativelyCorrected
+from steadynorm.optim.validation import check_betas, check_lr, check_range, refuse_unknown
 from steadynorm.theory.steady import eta_of
 
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from steadynorm.families import Group, group_label
+from steadynorm.decay.families import Group, group_label
 from steadynorm.optim.parameters import name_of
-from steadynorm.optim.sharded_state import placed_like
+from steadynorm.optim.sharding.placement import placed_like
 
 MAY_BE_MISSING = ("skipped", "momentum_left")  # checkpoints from before these were kept
 

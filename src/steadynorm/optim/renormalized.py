@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from steadynorm.families import refuse_scion_groups
+from steadynorm.decay.families import refuse_scion_groups
 from steadynorm.optim.base import Group, SteadyOptimizer, full_precision
 from steadynorm.optim.buckets import Batch, Bucket, Scalars, decay_and_step_
-from steadynorm.optim.checks import check_betas, check_lr, check_range, refuse_unknown
+from steadynorm.optim.validation import check_betas, check_lr, check_range, refuse_unknown
 from steadynorm.theory.steady import eta_of
 
 

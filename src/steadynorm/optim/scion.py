@@ -10,15 +10,15 @@ from torch.optim.optimizer import ParamsT
 
 from steadynorm import lmo as lmos
 from steadynorm import theory
-from steadynorm.families import group_label
-from steadynorm.groups import ParamGroups
+from steadynorm.decay.families import group_label
+from steadynorm.groups.builder import ParamGroups
+from steadynorm.groups.roles import check_block_count
 from steadynorm.optim.base import Group, SteadyOptimizer, full_precision
 from steadynorm.optim.buckets import Batch, Bucket, Parts, Scalars, most_elements
-from steadynorm.optim.checks import check_lr, check_range, refuse_unknown
 from steadynorm.optim.idle import Slices
 from steadynorm.optim.parameters import find_parameter
+from steadynorm.optim.validation import check_lr, check_range, refuse_unknown
 from steadynorm.polar import Polar
-from steadynorm.roles import check_block_count
 from steadynorm.theory import matrix_sides
 from steadynorm.theory.steady import check_reachable, eta_of
 from steadynorm.theory.updates import UPDATES, newton_schulz_share

@@ -5,11 +5,11 @@ from typing import NamedTuple, Never
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from steadynorm.families import SGD
+from steadynorm.decay.families import SGD
 from steadynorm.optim.base import Group, full_precision
 from steadynorm.optim.buckets import Batch, Bucket, Scalars
-from steadynorm.optim.checks import check_lr, check_range, refuse_unknown
-from steadynorm.optim.relative import RelativelyCorrected
+from steadynorm.optim.peak_relative import RelativelyCorrected
+from steadynorm.optim.validation import check_lr, check_range, refuse_unknown
 from steadynorm.theory.steady import eta_of
 
 

@@ -9,7 +9,7 @@ CRC-32 of all that stands before it; files of earlier versions have none and are
 
 from steadynorm.records.reader import last_step, read, thin
 from steadynorm.records.recorder import LAYERS, Recorder
-from steadynorm.records.roles import ROLE_LABELS, SPLIT, layer_order, split_norms
+from steadynorm.records.role_norms import ROLE_LABELS, SPLIT, layer_order, split_norms
 from steadynorm.records.schema import FILE, QUANTITIES, SCHEMA, VERSION, Quantity, RecordError, Run, flatten
 
 __all__ = [

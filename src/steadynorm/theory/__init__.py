@@ -1,16 +1,5 @@
 """Predict weight norms: overlap kernels, steady state, the decay for a target, forecasts. No torch in here."""
 
-from steadynorm.theory.forecast import (
-    Walk,
-    begin,
-    expected_alignment,
-    forecast,
-    forecast_adam,
-    forecast_lion,
-    forecast_sgd,
-    settled_past,
-    walk,
-)
 from steadynorm.theory.kernels import Overlap, matrix_sides, overlap
 from steadynorm.theory.momentum import Correlation, Filter, Step, advance, ema, lion, steady, trace, variance
 from steadynorm.theory.steady import (
@@ -25,6 +14,17 @@ from steadynorm.theory.steady import (
     momentum_gain,
     steady_norm_sq,
     weight_decay_for,
+)
+from steadynorm.theory.trajectory import (
+    Walk,
+    begin,
+    expected_alignment,
+    forecast,
+    forecast_adam,
+    forecast_lion,
+    forecast_sgd,
+    settled_past,
+    walk,
 )
 
 __all__ = [

@@ -1,0 +1,106 @@
+"""`steadynorm demo`, `report` and `bench`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from tyro.conf import Positional
+
+if TYPE_CHECKING:
+    from steadynorm.lab.demo import Summary
+
+
+def command(name: str, argv: Sequence[str]) -> Any:
+    """`demo`, `report` or `bench` as the parser takes it."""
+    return {"demo": Demo, "report": Report, "bench": Bench}[name]
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Predict and simulate; then train a small GPT with Scion and with ScionC, and compare them on a page."""
+
+    out: Path = Path("runs/demo")
+    """Folder for the runs and the page."""
+    steps: int = 1150
+    """Updates of each run; 1150 are ten half-lives."""
+
+    def __call__(self) -> None:
+        """Show predictions first, then train."""
+        from steadynorm import machine
+        from steadynorm.lab import demo
+
+        console = Console()
+        table = Table(title="Random gradients: where does |θ|²/|u|² settle?", title_justify="left")
+        for name in ("parameter", "paper", "exact", "simulated"):
+            table.add_column(name, justify="left" if name == "parameter" else "right")
+        for each in demo.settle():
+            seen = f"{each.simulated.mean:.3f} ± {each.simulated.error:.3f}"
+            table.add_row(each.label, f"{each.paper:.3f}", f"{each.exact:.3f}", seen)
+        console.print(table)
+        console.print("Now training a GPT (4 layers, width 128) on the State of the Union addresses, up to 6 minutes.")
+        console.print(f"This machine: {machine.describe()}.")
+        rows, where = demo.run(self.out, self.steps, console.print)
+        table = Table(title="lr on a cosine to zero", title_justify="left")
+        table.add_column("")
+        for row in rows:
+            table.add_column({"scion": "Scion", "scionc": "ScionC"}[row.name], justify="right")
+        for label, show in _DEMO_ROWS.items():
+            table.add_row(label, *(show(row) for row in rows))
+        console.print(table)
+        print(f"page: {where}")
+
+
+_DEMO_ROWS: dict[str, Callable[["Summary"], str]] = {
+    "validation loss": lambda row: f"{row.val_loss:.4f}",
+    "weight norm, middle → end": lambda row: "{:.1f} → {:.1f}".format(*row.norm),
+    "  of hidden layers": lambda row: "{:.1f} → {:.1f}".format(*row.hidden),
+    "  largest / smallest, last two thirds": lambda row: f"{row.spread:.3f}",
+    "  of hidden layers, measured / forecast": lambda row: f"{row.over_forecast:.3f}",
+    "gradient norm, middle → end": lambda row: "{:.3f} → {:.3f}".format(*row.grad),
+    "excess alignment, hidden layers": lambda row: f"{row.excess_hidden:+.3f}",
+    "excess alignment, output layer": lambda row: f"{row.excess_output:+.3f}",
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """Compare runs on one self-contained HTML page."""
+
+    runs: Positional[tuple[Path, ...]]
+    """Folders of runs, or their records.jsonl."""
+    out: Path = Path("report.html")
+    """The page to write."""
+    title: str | None = None
+    """Its title."""
+
+    def __call__(self) -> None:
+        """Write the page and say where it is."""
+        from steadynorm.report import content as report
+
+        print(f"page: {report.report(self.runs, self.out, title=self.title, progress=True)}")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Step time of these optimizers and torch's, side by side."""
+
+    model: str = "vit-s16"
+    """vit-s16 or gpt-124m (3 layers)."""
+    rounds: int = 10
+    """Rounds of which the median is taken; fewer, but three, for a contender that takes long."""
+
+    def __call__(self) -> None:
+        """Time and print."""
+        from steadynorm import machine
+        from steadynorm.lab import bench
+
+        if self.model not in bench.MODELS:
+            raise ValueError(f"model {self.model!r} is unknown; choose one of {', '.join(bench.MODELS)}")
+        contenders, rounds = bench.own_and_torch(), max(1, self.rounds)
+        print(f"{machine.describe()}\n{self.model}, hidden matrices, median of {rounds} interleaved rounds", flush=True)
+        times = bench.step_times(contenders, bench.MODELS[self.model], rounds, lambda line: print(line, flush=True))
+        errors = {each.name: bench.polar_errors(each.polar) for each in contenders if each.polar is not None}
+        print(f"\n{bench.table(contenders, times, errors)}")

@@ -1,0 +1,215 @@
+"""`convert`: an optimizer you train with becomes one of ours, with its settings and the state that maps.
+
+    theirs, per parameter -> factor: lr_ours = factor lr -> decay = eta / lr_ours -> C^2 -> groups -> state
+
+The factor depends on shape, lmo and momentum alone, so whole schedules map by it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from steadynorm import theory
+from steadynorm.conversion.source import MOMENTUM, SCHEDULED, Group, Source, sources_of
+from steadynorm.conversion.table import Change, table
+from steadynorm.decay.correction import KEYS
+from steadynorm.decay.families import unwrapped
+from steadynorm.decay.skip import UNCORRECTED, is_skipped
+from steadynorm.groups.builder import Output, param_groups
+from steadynorm.groups.roles import find_outputs, places
+from steadynorm.optim import AdamC, Scion, ScionC
+from steadynorm.prediction import Setting
+
+_ADAM = (
+    "betas",
+    "eps",
+    "weight_decay",
+    "amsgrad",
+    "maximize",
+    "foreach",
+    "differentiable",
+    "fused",
+    "name",
+)
+
+
+class Converted(NamedTuple):
+    """What `convert` returns."""
+
+    optimizer: Optimizer
+    table: str  # what changed, a line for each parameter
+
+
+class Wishes(NamedTuple):
+    """What the caller of `convert` asked for."""
+
+    to: type[Optimizer]
+    keep_lr: bool
+    keep_norm: bool
+    steady_norm_sq: float
+    overlap: str
+
+
+def convert(
+    optimizer: Optimizer | Sequence[Optimizer],
+    model: nn.Module,
+    *,
+    to: type[Optimizer] | None = None,
+    keep_lr: bool = True,
+    keep_norm: bool = True,
+    lr: float = 1e-2,
+    steady_norm_sq: float = 1.1875,
+    alpha: float | None = None,
+    nesterov: bool | None = None,
+    output: Output | Sequence[Output] | bool | None = None,
+    roles: Mapping[str, str] | None = None,
+    blocks: Mapping[str, int] | None = None,
+    **settings: Any,
+) -> Converted:
+    """One of our optimizers with the settings, and the state that maps, of the one you have; and a table of it.
+
+        lr_ours = factor lr: the same effective lr        C^2: the steady norm that peak lr and decay had
+
+    From torch's AdamW, torch's Muon, the published Scion, or several together (Muon and its AdamW): one optimizer.
+    The old one is left as it is, but must not step any more. Make schedulers anew: the groups keep `initial_lr` and
+    the like, so `last_epoch=` works.
+
+    Args:
+        optimizer: what you train with.
+        model: whose roles tell lmo, blocks and the output layer, which keeps constant decay.
+        to: AdamC (from AdamW alone, the default there), ScionC (the default elsewhere), or Scion.
+        keep_lr: the effective lr of every parameter. False: `lr`, and 20 lr for the output layer.
+        keep_norm: the steady norm of every parameter. False: `steady_norm_sq`. Where there was no decay, there is none.
+        alpha, nesterov: by default as they were (AdamW: 1 - beta1, plain).
+        output, roles, blocks: as in `param_groups`.
+        settings: of the new optimizer, such as polar= or check_finite=.
+
+    Momentum is taken over as it is. AdamW's exp_avg_sq and step map to AdamC only. ScionLight's momentum, which is in
+    the gradients, does not map.
+
+    >>> model = nn.Linear(4, 4, bias=False); old = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+    >>> optimizer, table = convert(old, model, to=ScionC, output=False)
+    >>> group = optimizer.param_groups[0]
+    >>> round(group["lr"], 6), round(group["steady_norm_sq"], 6), table.splitlines()[1].split()[2:6]
+    (0.000459, 0.02, ['AdamW', '->', 'ScionC,', 'spectral'])
+    """
+    several = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    names = {id(p): name for name, p in model.named_parameters()}
+    sources = [source for each in several for source in sources_of(unwrapped(each, "convert"), names)]
+    kinds = {source.kind for source in sources}
+    to = to or (AdamC if kinds == {"AdamW"} else ScionC)
+    if to is AdamC:
+        if kinds != {"AdamW"}:
+            raise ValueError(
+                f"convert: AdamC takes over from AdamW alone, not from {', '.join(sorted(kinds))}; use ScionC"
+            )
+        return _to_adamc(sources, model, output, settings)
+    if to not in (Scion, ScionC):
+        raise ValueError(f"convert: to={to.__name__} is none of AdamC, ScionC, Scion")
+    rules = {
+        id(p): group
+        for group in param_groups(model, lr=lr, output=output, roles=roles, blocks=blocks)
+        for _, p in group["params"]
+    }
+    wishes = Wishes(to, keep_lr, keep_norm, steady_norm_sq, settings.get("overlap", "linear"))
+    changes = [_to_scion(source, _rule(source, rules, alpha, nesterov), wishes) for source in sources]
+    new = to(_gathered(changes), **settings)
+    _take_over(new, sources, "momentum_buffer")
+    return Converted(new, table(changes))
+
+
+# --- to Scion and ScionC
+
+
+def _rule(source: Source, rules: Mapping[int, Group], alpha: float | None, nesterov: bool | None) -> Group:
+    """Role, lmo, blocks and momentum. The published Scion says its lmo itself."""
+    if id(source.parameter) not in rules:
+        raise ValueError(
+            f"convert: {source.name} is frozen; unfreeze it (requires_grad), or leave it out of the optimizer"
+        )
+    rule = dict(rules[id(source.parameter)])
+    if source.kind == "Scion":
+        rule |= {"lmo": source.rule.lmo, "blocks": 1}
+    rule["alpha"] = source.alpha if alpha is None else float(alpha)
+    rule["nesterov"] = source.nesterov if nesterov is None else bool(nesterov)
+    return rule
+
+
+def _to_scion(source: Source, rule: Group, wishes: Wishes) -> Change:
+    """The new group's values of one parameter."""
+    momentum = {"alpha": rule["alpha"], "nesterov": rule["nesterov"]}
+    setting = Setting(1.0, shape=source.shape, lmo=rule["lmo"], blocks=rule["blocks"], weight_decay=1.0, **momentum)
+    same = source.factor(setting) * source.peak
+    peak = same if wishes.keep_lr else rule["lr"]
+    values = {"name": rule["name"], "lmo": rule["lmo"], "blocks": rule["blocks"], **momentum}
+    values |= {
+        key: float(source.group[key]) * peak / source.peak for key in SCHEDULED if source.group.get(key) is not None
+    }
+    unit = setting.update_norm_sq / source.parameter.numel() if source.parameter.numel() else 0.0
+    if source.eta == 0:
+        return Change(source, wishes.to, {**values, "weight_decay": 0.0}, unit)
+    exact = wishes.overlap == "exact"
+    overlap = setting.kernel if exact else "linear"
+    was = theory.steady_norm_sq(same, source.eta / same, **momentum, overlap=overlap, limit=not exact)
+    now = was if wishes.keep_norm else wishes.steady_norm_sq
+    if rule["name"] == "output" and not wishes.keep_norm:
+        now = theory.steady_norm_sq(peak, rule["weight_decay"], **momentum, overlap=overlap, limit=not exact)
+    decay = theory.weight_decay_for(now, peak, **momentum, overlap=overlap)
+    if peak * decay > 1:
+        raise ValueError(
+            f"convert: {source.name}: C^2 = {now:.3g} is unreachable at lr={peak:.3g}: it would take a decay of "
+            f"{peak * decay:.3g} a step; lower lr=, or pass keep_lr=True or keep_norm=False"
+        )
+    if wishes.to is ScionC and rule["name"] != "output":
+        values |= {"weight_decay": None, "steady_norm_sq": now}
+    else:
+        values |= {"weight_decay": decay}
+    return Change(source, wishes.to, values, unit, was, now)
+
+
+def _gathered(changes: Sequence[Change]) -> list[Group]:
+    """Parameters with the same values in one group; a role's second group is called role-2, and so on."""
+    groups: dict[tuple[Any, ...], Group] = {}
+    count: dict[str, int] = {}
+    for change in changes:
+        key, name = tuple(change.values.items()), change.values["name"]
+        if key not in groups:
+            count[name] = count.get(name, 0) + 1
+            groups[key] = {**change.values, "name": name if count[name] == 1 else f"{name}-{count[name]}", "params": []}
+        groups[key]["params"].append((change.source.name, change.source.parameter))
+    return list(groups.values())
+
+
+# --- to AdamC
+
+
+def _to_adamc(sources: Sequence[Source], model: nn.Module, output: Any, settings: Mapping[str, Any]) -> Converted:
+    """The same groups, but the output layer's weight in one of its own, where decay stays constant."""
+    outputs = {} if output is False else find_outputs(model, places(model), output, {})
+    groups: dict[tuple[int, bool], Group] = {}
+    changes = []
+    for source in sources:
+        constant = id(source.parameter) in outputs and source.parameter.ndim > 1
+        constant = constant or is_skipped(source.group, source.parameter)
+        kept = [key for key in (*_ADAM, *SCHEDULED, *KEYS) if key != UNCORRECTED]
+        values = {key: source.group[key] for key in kept if source.group.get(key) is not None}
+        values = {"peak_lr": source.peak, "corrected": True, **values} | ({"corrected": False} if constant else {})
+        group = groups.setdefault((id(source.group), constant), {**values, "params": []})
+        group["params"].append((source.name, source.parameter))
+        changes.append(Change(source, AdamC, {**values, "weight_decay": source.eta / source.peak}))
+    new = AdamC(list(groups.values()), **settings)
+    _take_over(new, sources, "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step")
+    return Converted(new, table(changes))
+
+
+@torch.no_grad()
+def _take_over(new: Optimizer, sources: Sequence[Source], *keys: str) -> None:
+    """Copy state: momentum from under its old name, other keys from under their own."""
+    for source in sources:
+        for key in keys:
+            old = source.state.get(MOMENTUM[source.kind] if key == "momentum_buffer" else key)
+            if isinstance(old, Tensor) and key in new.state[source.parameter]:
+                new.state[source.parameter][key].copy_(old)

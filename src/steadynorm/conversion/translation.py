@@ -1,0 +1,256 @@
+"""Settings tuned for AdamW, Lion or torch's Muon: what they do to the weights, and the settings of ScionC that do the same.
+
+    lr, decay -> eta = lr decay, effective lr -> ScionC's lr: the same effective lr -> C^2: the same eta
+
+Nothing here is a theory of its own: steady states and forecasts come from `theory`, factors between optimizers from
+`equivalents`. Plain numbers in, plain numbers out; no torch.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from steadynorm import theory
+from steadynorm.conversion.equivalents import from_adamw, from_muon, muon_update_norm_sq
+from steadynorm.prediction import Floats, Forecast, Plan, Setting, check_decays, check_start
+
+SCION_ALPHA = 0.1  # ScionC's default
+
+
+@dataclass(frozen=True)
+class Tuned(ABC):
+    """What you tuned: lr, at the peak of its schedule, and weight decay, both in the words of its own optimizer."""
+
+    lr: float
+    weight_decay: float
+
+    def __post_init__(self) -> None:
+        check_decays(self.lr, self.weight_decay)
+
+    @property
+    def name(self) -> str:
+        """The optimizer's name."""
+        return type(self).__name__
+
+    @property
+    @abstractmethod
+    def alpha(self) -> float:
+        """The alpha that `convert` gives ScionC."""
+
+    @property
+    def is_nesterov(self) -> bool:
+        """Whether its momentum is Nesterov's."""
+        return False
+
+    @property
+    @abstractmethod
+    def effective_lr(self) -> float:
+        """What one gradient contributes in the end, in units of its update."""
+
+    @property
+    @abstractmethod
+    def target(self) -> float:
+        """The `steady_norm_sq=` for which `correct` sets this decay at this lr."""
+
+    def refusal(self, shape: Sequence[int]) -> str:
+        """Why it does not train a parameter of this shape; "" if it does."""
+        return ""
+
+    @abstractmethod
+    def mean_square(self, shape: Sequence[int]) -> float:
+        """Steady E theta_i^2 of an element at a constant lr, under gradients that are independent of the weights."""
+
+    @abstractmethod
+    def mean_squares(self, shape: Sequence[int], lr: Floats, weight_decay: Floats, start: float) -> Floats:
+        """E theta_i^2 of an element after every step of a run; start: before the first."""
+
+    @abstractmethod
+    def scion_lr(self, setting: Setting) -> float:
+        """The lr with the same effective lr per element under this setting's lmo, shape and momentum."""
+
+
+@dataclass(frozen=True)
+class AdamW(Tuned):
+    """torch.optim.AdamW.
+
+    >>> tuned = AdamW(lr=1e-3, weight_decay=0.1)
+    >>> round(tuned.target, 6), round(to_scionc(tuned, (384, 384)).lr, 6)
+    (0.005, 0.004496)
+    """
+
+    betas: tuple[float, float] = (0.9, 0.999)
+
+    @property
+    def alpha(self) -> float:
+        return 1 - self.betas[0]
+
+    @property
+    def effective_lr(self) -> float:
+        return self.lr
+
+    @property
+    def target(self) -> float:
+        return theory.adam_mean_square(self.lr, self.weight_decay, limit=True)
+
+    def mean_square(self, shape: Sequence[int]) -> float:
+        return theory.adam_mean_square(self.lr, self.weight_decay, self.betas[0])
+
+    def mean_squares(self, shape: Sequence[int], lr: Floats, weight_decay: Floats, start: float) -> Floats:
+        return theory.forecast_adam(lr, weight_decay, self.betas[0], start=start)
+
+    def scion_lr(self, setting: Setting) -> float:
+        return from_adamw(self.lr, self.weight_decay, setting)[0]
+
+
+@dataclass(frozen=True)
+class Lion(Tuned):
+    """Lion, of any library. Its momentum has two betas and no alpha: ScionC keeps its own default."""
+
+    betas: tuple[float, float] = (0.9, 0.99)
+
+    @property
+    def alpha(self) -> float:
+        return SCION_ALPHA
+
+    @property
+    def effective_lr(self) -> float:
+        return self.lr * math.sqrt(theory.lion_gain(*self.betas))
+
+    @property
+    def target(self) -> float:
+        return theory.lion_steady_norm_sq(self.lr, self.weight_decay, *self.betas)
+
+    def mean_square(self, shape: Sequence[int]) -> float:
+        return self.target  # an update's elements are 1 or -1
+
+    def mean_squares(self, shape: Sequence[int], lr: Floats, weight_decay: Floats, start: float) -> Floats:
+        return theory.forecast_lion(lr, weight_decay, *self.betas, start=start)
+
+    def scion_lr(self, setting: Setting) -> float:
+        return from_adamw(self.effective_lr, self.weight_decay, setting)[0]
+
+
+@dataclass(frozen=True)
+class Muon(Tuned):
+    """torch.optim.Muon, for matrices; adjust: its adjust_lr_fn.
+
+    >>> to_scionc(Muon(lr=0.02, weight_decay=0.1), (64, 64)).lr
+    0.02
+    """
+
+    momentum: float = 0.95
+    nesterov: bool = True
+    adjust: str = "original"
+
+    @property
+    def alpha(self) -> float:
+        return 1 - self.momentum
+
+    @property
+    def is_nesterov(self) -> bool:
+        return self.nesterov
+
+    @property
+    def effective_lr(self) -> float:
+        return theory.effective_lr(self.lr, self.alpha, nesterov=self.nesterov)
+
+    @property
+    def target(self) -> float:
+        return theory.steady_norm_sq(self.lr, self.weight_decay, self.alpha, nesterov=self.nesterov, limit=True)
+
+    def refusal(self, shape: Sequence[int]) -> str:
+        return "" if len(shape) == 2 else "torch's Muon takes matrices only; give this shape the settings of its AdamW"
+
+    def mean_square(self, shape: Sequence[int]) -> float:
+        kernel = theory.overlap("spectral", shape)
+        steady = theory.steady_norm_sq(self.lr, self.weight_decay, self.alpha, nesterov=self.nesterov, overlap=kernel)
+        return steady * self._element_norm_sq(shape)
+
+    def mean_squares(self, shape: Sequence[int], lr: Floats, weight_decay: Floats, start: float) -> Floats:
+        unit = self._element_norm_sq(shape)
+        kernel = theory.overlap("spectral", shape)
+        return unit * theory.forecast(
+            lr, weight_decay, self.alpha, nesterov=self.nesterov, overlap=kernel, start=start / unit
+        )
+
+    def scion_lr(self, setting: Setting) -> float:
+        same_step = from_muon(self.lr, self.weight_decay, setting.shape, self.adjust, setting.update_norm_sq)[0]
+        ours = theory.effective_lr(self.lr, setting.alpha, nesterov=setting.nesterov)
+        return same_step * self.effective_lr / ours
+
+    def _element_norm_sq(self, shape: Sequence[int]) -> float:
+        return muon_update_norm_sq(shape, self.adjust) / math.prod(shape)
+
+
+TUNED: dict[str, type[Tuned]] = {"adamw": AdamW, "lion": Lion, "muon": Muon}
+
+
+@dataclass(frozen=True)
+class Steady:
+    """Where a parameter of one shape settles under the optimizer it was tuned for."""
+
+    eta: float
+    half_life: float  # steps
+    effective_lr: float
+    target: float  # correct(steady_norm_sq=...)
+    weight_norm: float
+    rms: float  # per element
+
+
+def steady(tuned: Tuned, shape: Sequence[int]) -> Steady:
+    """Return the steady state of a parameter; ValueError if the optimizer does not train such a shape.
+
+    >>> round(steady(AdamW(1e-3, 0.1), (384, 384)).rms, 4)  # sqrt(lr / (2 decay))
+    0.0707
+    """
+    if refusal := tuned.refusal(shape):
+        raise ValueError(f"shape {tuple(shape)}: {refusal}")
+    mean_square = tuned.mean_square(shape)
+    return Steady(
+        tuned.lr * tuned.weight_decay,
+        theory.half_life(tuned.lr, tuned.weight_decay),
+        tuned.effective_lr,
+        tuned.target,
+        math.sqrt(mean_square * math.prod(shape)),
+        math.sqrt(mean_square),
+    )
+
+
+def to_scionc(
+    tuned: Tuned, shape: Sequence[int], lmo: str = "by-shape", *, blocks: int = 1, alpha: float | None = None
+) -> Setting:
+    """Return ScionC's lr and C^2 with the effective lr and the half-life that were tuned, as `convert` does.
+
+    The same effective lr and half-life give the same steady RMS by the paper's formula. alpha: by default the tuned
+    momentum's, see `Tuned.alpha`.
+    """
+    if refusal := tuned.refusal(shape):
+        raise ValueError(f"shape {tuple(shape)}: {refusal}")
+    alpha, nesterov = tuned.alpha if alpha is None else alpha, tuned.is_nesterov
+    unit = Setting(1.0, alpha, tuple(shape), lmo, nesterov, weight_decay=1.0, blocks=blocks)
+    lr = tuned.scion_lr(unit)
+    decay = tuned.lr * tuned.weight_decay / lr
+    target = theory.steady_norm_sq(lr, decay, alpha, nesterov=nesterov, limit=True)
+    return Setting(lr, alpha, tuple(shape), lmo, nesterov, steady_norm_sq=target, blocks=blocks)
+
+
+def forecast(tuned: Tuned, shape: Sequence[int], plan: Plan, *, start_rms: float = 0.0) -> Forecast:
+    """Return the expected norm along a run: with the decay as it is, and corrected (times lr / peak).
+
+    >>> run = forecast(AdamW(1e-2, 1.0), (32, 32), Plan(steps=1000))
+    >>> bool(run.constant[-1] < 0.7 * run.constant.max()), bool(run.corrected[-1] > 0.95 * run.corrected.max())
+    (True, True)
+    """
+    if refusal := tuned.refusal(shape):
+        raise ValueError(f"shape {tuple(shape)}: {refusal}")
+    check_start(start_rms)
+    ratios = plan.ratios()
+    lr, decay = tuned.lr * ratios, np.full(len(ratios), tuned.weight_decay)
+    constant, corrected = (
+        np.sqrt(math.prod(shape) * tuned.mean_squares(shape, lr, each, start_rms**2))
+        for each in (decay, decay * ratios)
+    )
+    return Forecast(lr, constant, corrected)

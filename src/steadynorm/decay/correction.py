@@ -1,0 +1,249 @@
+"""The corrected decay coefficient, and the `Correction` that writes it into an optimizer's groups before each step.
+
+    lambda_t = lambda (gamma_t / gamma_peak) F_t            relative: keeps the norm that peak lr and lambda give
+    lambda_t = the decay whose steady state is a target     absolute: `steady_norm_sq`
+
+F is what a changing momentum does to the norm: G(alpha_t)/G(alpha_0) for normalised updates (Muon, Lion), 1 where
+the total contribution of a gradient does not depend on it (Adam family, EMA SGD), (alpha_0/alpha_t)^2 for trace SGD.
+Everything a resumed run needs is in the parameter groups, under the keys of `KEYS`.
+"""
+
+import contextlib
+import math
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from steadynorm import theory
+from steadynorm.decay.families import OTHER, SCION, Family, Group, group_label, refuse_scion_groups
+from steadynorm.decay.peak import PeakWatch
+from steadynorm.decay.skip import UNCORRECTED, StandIn, unsplit
+from steadynorm.theory.steady import check_reachable, eta_of
+
+KEYS = (
+    "base_weight_decay",
+    "peak_lr",
+    "peak_lr_given",
+    "initial_momentum",
+    "corrected",
+    "steady_norm_sq",
+    "overlap",
+    UNCORRECTED,
+)
+
+_SCHEDULED = ("max_lr", "initial_lr")  # a group's largest lr in the words of OneCycle and of torch's other schedulers
+
+
+def corrected_weight_decay(group: Group, family: Family, kernel: theory.Overlap | None = None) -> float:
+    """lambda_t of one group, from its keys alone: floats in, a float out; ValueError where lr lambda_t exceeds 1.
+
+    >>> from steadynorm.decay.families import ADAM
+    >>> group = {"lr": 5e-4, "peak_lr": 1e-3, "peak_lr_given": True, "base_weight_decay": 0.1}
+    >>> corrected_weight_decay(group, ADAM)
+    0.05
+    """
+    lr = float(group["lr"])
+    if group.get("steady_norm_sq") is not None:
+        target = float(group["steady_norm_sq"])
+        return check_reachable(target, lr, family.require_target()(target, lr, group, kernel))
+    peak = group["peak_lr"]
+    if not group["peak_lr_given"] and lr > peak * (1 + 1e-6):
+        raise ValueError(
+            f"lr={lr} exceeds the guessed peak_lr={peak}; pass peak_lr=<the schedule's maximum>, or put it in the group"
+        )
+    decay = group["base_weight_decay"] * (lr / peak) * family.factor(group) if peak > 0 else 0.0
+    eta_of(lr, decay)
+    return decay
+
+
+def group_keys(group: Group, family: Family, *, peak_lr: float | None = None) -> Group:
+    """The correction's keys for a group, those it has already kept; writes nothing."""
+    if family not in (SCION, OTHER):
+        refuse_scion_groups(group)
+    if group.get("capturable"):
+        raise ValueError(
+            "capturable=True: a captured step would be replayed with the decay of the step that was captured; leave it out"
+        )
+    if group.get("weight_decay", 0.0) is None:
+        raise ValueError("weight_decay=None is no number to correct; set one")
+    keys = {key: group[key] for key in KEYS if group.get(key) is not None}
+    keys.setdefault("base_weight_decay", float(group.get("weight_decay", 0.0)))
+    keys.setdefault("corrected", True)
+    if family.momentum is not None:
+        keys.setdefault("initial_momentum", family.momentum(group))
+    if peak_lr is not None:
+        keys.update(peak_lr=float(peak_lr), peak_lr_given=True)
+    elif "peak_lr" not in keys:
+        guess = next(group[key] for key in (*_SCHEDULED, "lr") if group.get(key) is not None)
+        keys.update(peak_lr=float(guess), peak_lr_given=False)
+    if keys.setdefault("peak_lr_given", True) and not (keys["peak_lr"] > 0 and math.isfinite(keys["peak_lr"])):
+        raise ValueError(f"peak_lr={keys['peak_lr']} must be positive and finite")
+    return keys
+
+
+def says_peak(group: Group) -> bool:
+    """Return whether a group names its peak, or a scheduler did; else its lr is all there is to guess from."""
+    return any(group.get(key) is not None for key in ("peak_lr", *_SCHEDULED))
+
+
+def drop_capturable(groups: Iterable[Group]) -> None:
+    """Of a checkpoint's groups: it is refused when they are made."""
+    for group in groups:
+        if group.get("capturable"):
+            group["capturable"] = False
+
+
+class Correction:
+    """Writes lambda_t into each corrected group before a step: a step pre-hook, or called by our own classes."""
+
+    def __init__(self, family: Family, given: Sequence[str] = ()):
+        self.family = family
+        self.given = given  # keys that the caller chose: a checkpoint that replaces one is reported
+        self.handles: list[RemovableHandle] = []  # of the hooks that `correct` registers
+        self.known: list[Group] = []  # the groups' keys, for checkpoints that lack them
+        self.written: list[tuple[Group, Any]] = []  # groups and the decay last seen in them; a loaded group is another
+        self.warned = False
+        self.stand_in = StandIn()
+        self.peak_watch = PeakWatch()
+
+    def __call__(self, optimizer: Optimizer, args: Any = None, kwargs: Any = None) -> tuple[Any, Any] | None:
+        if optimizer is self.stand_in.optimizer:  # a subclass's step calls its parent's, which runs the hooks again
+            return None
+        values = [self._value(index, group) for index, group in enumerate(optimizer.param_groups)]
+        self._warn_of_lost_decay(optimizer.param_groups, values)
+        for group, value in zip(optimizer.param_groups, values, strict=True):
+            if value is not None:
+                group["weight_decay"] = value
+        self.note(optimizer.param_groups)
+        stepper = self.stand_in.of(optimizer)
+        return None if stepper is optimizer or not args else ((stepper, *args[1:]), kwargs)
+
+    def note(self, groups: Sequence[Group]) -> None:
+        """Note each group's decay: another one found before the next step was written by somebody else."""
+        self.written = [(group, group.get("weight_decay")) for group in groups]
+
+    def _warn_of_lost_decay(self, groups: Sequence[Group], values: Sequence[float | None]) -> None:
+        """Once, for a decay that was written and will not be used. A warning, because some trainers put back groups in
+        place, and some write the same decay (the base) at every step."""
+        noted = {id(group): value for group, value in self.written}
+        for index, (group, value) in enumerate(zip(groups, values, strict=True)):
+            found, usual = group.get("weight_decay"), (noted.get(id(group)), group.get("base_weight_decay"))
+            if self.warned or value is None or id(group) not in noted:
+                continue
+            if found is not usual[0] and (isinstance(found, torch.Tensor) or found not in usual):
+                self.warned = True
+                warnings.warn(
+                    f"{group_label(index, group)}: weight_decay={found} is not used, it is computed at every step; "
+                    "set or schedule base_weight_decay, or set corrected=False in the group",
+                    stacklevel=4,
+                )
+
+    def _value(self, index: int, group: Group) -> float | None:
+        """lambda_t, or None where the group's decay is left alone."""
+        lr = float(group["lr"])
+        if not (lr >= 0 and math.isfinite(lr)):
+            raise ValueError(f"{group_label(index, group)}: lr={lr} must be finite and not negative")
+        if "base_weight_decay" not in group:  # added after correct()
+            if not group.get("weight_decay") or group.get("corrected") is False:
+                return None
+            group.update(self._keys_of_added(index, group))
+        if not group["corrected"] or "weight_decay" not in group:
+            return None
+        if group["base_weight_decay"] == 0:
+            return 0.0
+        if not group["peak_lr_given"] and group.get("max_lr") is not None:  # OneCycleLR came after correct()
+            group["peak_lr"] = float(group["max_lr"])
+        try:
+            value = corrected_weight_decay(group, self.family, exact_kernel(group, self.family))
+        except ValueError as error:
+            raise ValueError(f"{group_label(index, group)}: {error}") from None
+        self.peak_watch.see(index, group, lr)
+        return value
+
+    def _keys_of_added(self, index: int, group: Group) -> Group:
+        """The keys of a group that came after correct(). Its lr may be anything by now, so it has to bring a peak."""
+        try:
+            if not says_peak(group):
+                raise ValueError("it was added after correct() and says no peak; put peak_lr=<its largest lr> in it")
+            return group_keys(group, self.family)
+        except ValueError as error:
+            raise ValueError(f"{group_label(index, group)}: {error}") from None
+
+    def before_load(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
+        """Note the groups' keys, for a checkpoint that lacks them; bring one with split groups into today's layout."""
+        self.remember(optimizer.param_groups)
+        return unsplit(optimizer.param_groups, state_dict)
+
+    def remember(self, groups: Sequence[Group]) -> None:
+        """Note the groups' keys as they are before a checkpoint is loaded."""
+        self.known = [{key: group[key] for key in KEYS if key in group} for group in groups]
+
+    def after_load(self, optimizer: Optimizer) -> None:
+        """A checkpoint from before the correction: its weight_decay is the base, the rest stays as it was."""
+        drop_capturable(optimizer.param_groups)
+        for group, known in zip(optimizer.param_groups, self.known, strict=True):
+            if "base_weight_decay" not in group and "base_weight_decay" in known:
+                own = {key: group[key] for key in KEYS if key in group}  # of a group that was added, and never stepped
+                if own.get("peak_lr") is not None:
+                    own.setdefault("peak_lr_given", True)
+                both = known["corrected"] and own.get("corrected", True)  # what correct() skips stays skipped
+                group.update({**known, "base_weight_decay": float(group["weight_decay"]), **own, "corrected": both})
+            elif known.get(UNCORRECTED) and not group.get(UNCORRECTED):  # nobody had been skipped, or groups were split
+                group.update({UNCORRECTED: known[UNCORRECTED], "corrected": known["corrected"]})
+        self.warn_of_replaced(optimizer)
+
+    def warn_of_replaced(self, optimizer: Optimizer) -> None:
+        """Warn about the first setting that the caller gave and that differs from the checkpoint's, which wins."""
+        where = type(optimizer).__name__ if hasattr(optimizer, "corrects_itself") else "correct()"
+        for index, (group, known) in enumerate(zip(optimizer.param_groups, self.known, strict=True)):
+            if not (group.get("corrected") and group.get("base_weight_decay")):
+                continue
+            for key in self.given:
+                given = known.get(key) is not None and known.get(f"{key}_given", True)
+                if given and group.get(key) != known[key]:
+                    warnings.warn(
+                        f"{group_label(index, group)}: the checkpoint's {key}={group.get(key)} replaces the "
+                        f"{known[key]} given to {where}. To use yours, set group[{key!r}] = {known[key]} after "
+                        f"loading; to keep the checkpoint's, leave it out of {where}",
+                        stacklevel=4,
+                    )
+                    return
+
+    def before_save(self, optimizer: Optimizer) -> None:
+        """A group added after correct() has its keys in a checkpoint even if it has not been stepped."""
+        for index, group in enumerate(optimizer.param_groups):
+            if "base_weight_decay" not in group:
+                with contextlib.suppress(ValueError):  # what makes no sense is refused by the step
+                    group.update(self._keys_of_added(index, group))
+
+
+def own_correction(optimizer: Optimizer, family: Family) -> Correction:
+    """Of an optimizer that corrects itself: one object for its life, neither saved nor copied."""
+    return optimizer.__dict__.setdefault("_correction", Correction(family, ("peak_lr", "steady_norm_sq")))
+
+
+def refuse_idle_target(where: str, groups: Iterable[Group]) -> None:
+    """ValueError if there is a target and every group that has it is without decay, which stays so."""
+    aimed = [group for group in groups if group.get("steady_norm_sq") is not None]
+    if aimed and not any(group["base_weight_decay"] for group in aimed):
+        raise ValueError(
+            f"{where}: steady_norm_sq={aimed[0]['steady_norm_sq']} would do nothing, because groups with weight_decay=0 "
+            "stay without decay; give them a weight_decay (any above 0: the target takes its place)"
+        )
+
+
+def exact_kernel(group: Group, family: Family) -> theory.Overlap | None:
+    """The overlap kernel that all parameters of a group share, for overlap="exact"; None for "linear"."""
+    if group.get("overlap") != "exact" or family.lmo is None:
+        return None
+    kernels = {theory.overlap(family.lmo, p.shape) for p in group["params"]}
+    if len(kernels) != 1:
+        raise ValueError(
+            f"overlap='exact' needs one kernel a group, but its shapes have {len(kernels)}; "
+            "split the group by shape or use overlap='linear'"
+        )
+    return kernels.pop()

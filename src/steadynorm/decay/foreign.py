@@ -1,0 +1,202 @@
+"""`correct(optimizer)`: corrected decay for somebody else's optimizer, and the way back."""
+
+import copyreg
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from steadynorm.decay.correction import KEYS, Correction, exact_kernel, group_keys, refuse_idle_target, says_peak
+from steadynorm.decay.families import FAMILIES, Family, Group, family_of, group_label, unwrapped
+from steadynorm.decay.peak import LARGEST, watch
+from steadynorm.decay.skip import UNCORRECTED, find_skipped, output_weights
+
+
+def correct(
+    optimizer: Optimizer,
+    model: nn.Module | None = None,
+    *,
+    skip: Any = None,
+    peak_lr: float | Sequence[float] | None = None,
+    steady_norm_sq: float | None = None,
+    overlap: str = "linear",
+    reference_momentum: float | Sequence[float] | None = None,
+    decoupled: bool | None = None,
+) -> Optimizer:
+    """Correct the decoupled weight decay of an optimizer; returns it. On an error the optimizer is as it was.
+
+        lambda_t = lambda (gamma_t / gamma_peak) F_t     at every step, for any schedule
+
+    Arguments:
+        optimizer: AdamW, Adam, NAdam or RAdam with decoupled decay, torch's Muon, Lion and others (see `families`);
+            also inside Accelerate's or Lightning's wrapper.
+        model: what it trains. Its output layer keeps constant decay, found as `param_groups` finds it, unless `skip`
+            says otherwise; its names can be used in `skip`.
+        skip: what keeps constant decay: parameters, modules, names of either, globs of names or group indices, or one
+            of them. The output layer under cross-entropy belongs here. Groups, their order and state stay as they are.
+        peak_lr: the schedule's maximum, one number or one per group. Default: the group's `max_lr` (OneCycle), else
+            `initial_lr` (torch schedulers), else `lr`.
+        steady_norm_sq: an absolute target in place of peak and base decay: E|theta|^2/|u|^2 for Muon and Lion, the
+            mean square of an element for the Adam family.
+        overlap: of a Muon target: "linear" (the paper's formula) or "exact" (groups of one side ratio).
+        reference_momentum: the momentum at which the decay is what you set, in the group's own words: Muon's
+            `momentum`, Lion's `betas`. Default: the momentum now, which is wrong if it is still to warm up.
+        decoupled: True for a class we do not know whose decay is decoupled.
+
+    The correction is a step pre-hook; what it needs is saved with the groups. A copy (copy, deepcopy, pickle) is also
+    corrected. It may join a run at any time; `uncorrect` takes it back.
+
+    >>> import torch; p = nn.Parameter(torch.ones(2))
+    >>> optimizer = correct(torch.optim.AdamW([p], lr=1e-3, weight_decay=0.1))
+    >>> optimizer.param_groups[0]["lr"] = 5e-4  # what a scheduler does
+    >>> p.grad = torch.zeros(2); optimizer.step(); optimizer.param_groups[0]["weight_decay"]
+    0.05
+    """
+    given, optimizer = optimizer, unwrapped(optimizer)
+    if getattr(optimizer, "corrects_itself", False):
+        raise ValueError(f"correct: {type(optimizer).__name__} corrects its own decay; leave correct() out")
+    if correction_of(optimizer) is not None:
+        raise ValueError(f"correct: this {type(optimizer).__name__} is corrected already; call correct() once")
+    if not isinstance(model, nn.Module | None):
+        raise TypeError(f"correct takes the model second, not {type(model).__name__}; pass what to leave out as skip=")
+    family, groups = family_of(optimizer, decoupled=decoupled), optimizer.param_groups
+    target = _target_keys(family, steady_norm_sq, overlap)
+    if target and reference_momentum is not None:
+        raise ValueError("correct: reference_momentum has no meaning beside steady_norm_sq; leave it out")
+    if skip is None and model is not None:
+        trained = {id(p) for group in groups for p in group["params"]}
+        skip = [p for p in output_weights(model) if id(p) in trained]
+    skipped = find_skipped(groups, () if skip is None else skip, model)
+    plans = []
+    for index, (group, peak) in enumerate(zip(groups, _peaks(peak_lr, len(groups)), strict=True)):
+        try:
+            keys = {**group_keys(group, family, peak_lr=peak), **target}
+            _check_guess(optimizer, group, keys)
+            if reference_momentum is not None and (family.word is None or family.word in group):
+                keys["initial_momentum"] = family.reference(group, reference_momentum)
+            exact_kernel({**group, **keys}, family)
+            if target and family.gain and family.momentum:
+                family.gain(family.momentum(group), group)  # raises where the group does not say enough for a target
+        except ValueError as error:
+            raise ValueError(f"correct: {group_label(index, group)}: {error}") from None
+        plans.append((group, keys))
+    refuse_idle_target("correct", (keys for _, keys in plans))
+
+    for group, keys in plans:
+        group.update(keys)
+        if not optimizer.state:  # a run that is joined may have seen its largest lr
+            watch(group)
+    for index, positions in skipped.items():
+        if positions:
+            groups[index][UNCORRECTED] = sorted({*groups[index].get(UNCORRECTED, ()), *positions})
+        else:
+            groups[index]["corrected"] = False
+    choices = {"peak_lr": peak_lr, "steady_norm_sq": steady_norm_sq, "initial_momentum": reference_momentum}
+    choices[UNCORRECTED] = skip
+    correction = Correction(family, [key for key, choice in choices.items() if choice is not None])
+    correction.note(optimizer.param_groups)
+    _attach(optimizer, correction)
+    return given
+
+
+def uncorrect(optimizer: Optimizer) -> Optimizer:
+    """Take `correct` back: every group has its base decay again, as a constant; returns the optimizer.
+
+    Also for an optimizer that was never corrected here but has loaded a corrected checkpoint, whose `weight_decay` is
+    the momentary one, near zero late in a run. A group with `corrected=False` keeps that key.
+
+    >>> import torch; p = nn.Parameter(torch.ones(2))
+    >>> optimizer = correct(torch.optim.AdamW([p], lr=1e-3, weight_decay=0.1))
+    >>> optimizer.param_groups[0]["lr"] = 5e-4
+    >>> p.grad = torch.zeros(2); optimizer.step(); uncorrect(optimizer).param_groups[0]["weight_decay"]
+    0.1
+    """
+    given, optimizer = optimizer, unwrapped(optimizer, "uncorrect")
+    if getattr(optimizer, "corrects_itself", False):
+        raise ValueError(
+            f"uncorrect: {type(optimizer).__name__} corrects its own decay; set corrected=False in its groups"
+        )
+    correction = correction_of(optimizer)
+    if correction is None and not any("base_weight_decay" in group for group in optimizer.param_groups):
+        raise ValueError(f"uncorrect: this {type(optimizer).__name__} is not corrected")
+    for handle in correction.handles if correction is not None else ():
+        handle.remove()
+    for group in optimizer.param_groups:
+        if "base_weight_decay" in group:
+            kept = {"corrected": False} if group.get("corrected") is False else {}
+            if not kept:
+                group["weight_decay"] = group["base_weight_decay"]
+            for key in (*KEYS, LARGEST):
+                group.pop(key, None)
+            group.update(kept)
+    return given
+
+
+def correction_of(optimizer: Optimizer) -> Correction | None:
+    """Return the correction that `correct` attached to an optimizer, if any."""
+    hooks = optimizer._optimizer_step_pre_hooks.values()
+    return next((hook for hook in hooks if isinstance(hook, Correction)), None)
+
+
+def _attach(optimizer: Optimizer, correction: Correction) -> None:
+    correction.handles = [
+        optimizer.register_step_pre_hook(correction),
+        optimizer.register_step_post_hook(correction.stand_in.take_back),
+        optimizer.register_state_dict_pre_hook(correction.before_save),
+        optimizer.register_load_state_dict_pre_hook(correction.before_load),
+        optimizer.register_load_state_dict_post_hook(correction.after_load),
+    ]
+    copyreg.dispatch_table.setdefault(type(optimizer), _apart)  # what copy and pickle ask first
+
+
+def _apart(optimizer: Optimizer) -> tuple[Any, ...]:
+    """An optimizer taken apart for copy or pickle: as ever, but a corrected one with its correction, which torch drops."""
+    make, arguments, *rest = optimizer.__reduce_ex__(4)
+    correction = correction_of(optimizer)
+    if correction is None:
+        return make, arguments, *rest
+    return _corrected, (correction.family.name, make, *arguments), *rest
+
+
+def _corrected(family: str, make: Callable[..., Optimizer], *arguments: Any) -> Optimizer:
+    """The copy, still empty, with a correction of its own."""
+    optimizer = make(*arguments)
+    for name in ("step_pre", "step_post", "state_dict_pre", "load_state_dict_pre", "load_state_dict_post"):
+        vars(optimizer).setdefault(f"_optimizer_{name}_hooks", OrderedDict())
+    _attach(optimizer, Correction(FAMILIES[family]))
+    return optimizer
+
+
+def _target_keys(family: Family, steady_norm_sq: float | None, overlap: str) -> Group:
+    if overlap not in ("linear", "exact"):
+        raise ValueError(f"correct: overlap={overlap!r} is unknown; choose 'linear' or 'exact'")
+    if overlap == "exact" and (steady_norm_sq is None or family.lmo is None):
+        raise ValueError("correct: overlap='exact' goes with a steady_norm_sq= for Muon; leave it out")
+    if steady_norm_sq is None:
+        return {}
+    if not (steady_norm_sq > 0 and math.isfinite(steady_norm_sq)):
+        raise ValueError(f"correct: steady_norm_sq={steady_norm_sq} must be positive and finite")
+    family.require_target()
+    return {"steady_norm_sq": float(steady_norm_sq), "overlap": overlap}
+
+
+def _check_guess(optimizer: Optimizer, group: Group, keys: Group) -> None:
+    """Raise ValueError if the peak was guessed from the lr of a run under way, which a hand-written loop has decayed."""
+    made_with = float(optimizer.defaults.get("lr", 0.0))
+    guessed = not (keys["peak_lr_given"] or says_peak(group))
+    if optimizer.state and guessed and keys.get("steady_norm_sq") is None and keys["peak_lr"] < made_with:
+        raise ValueError(
+            f"the run is under way and its lr={keys['peak_lr']:g} is below lr={made_with:g}, with which the optimizer was "
+            "made, so the peak cannot be guessed; pass peak_lr=<the schedule's maximum>"
+        )
+
+
+def _peaks(peak_lr: float | Sequence[float] | None, groups: int) -> list[float | None]:
+    if not isinstance(peak_lr, Sequence):
+        return [peak_lr] * groups
+    if len(peak_lr) != groups:
+        raise ValueError(f"correct: peak_lr has {len(peak_lr)} values for {groups} groups")
+    return list(peak_lr)

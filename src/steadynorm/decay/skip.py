@@ -1,0 +1,184 @@
+"""`correct(skip=...)`: which parameters are meant, and a step that gives them another decay than their group has.
+
+A group lists the positions of its skipped parameters under `uncorrected`. Its step is taken by a stand-in that shares
+everything with the optimizer except `param_groups`: there, such a group is two, with the decay lambda_t and with the
+constant one. So the optimizer applies each decay itself, whatever its implementation, and its own groups, schedulers
+and checkpoints stay as they are.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from steadynorm.decay.families import Group
+from steadynorm.suggestions import suggest
+
+UNCORRECTED = "uncorrected"
+_OF_A_PART = ("params", "param_names", "weight_decay")  # what the two parts of a group do not share
+
+
+def is_skipped(group: Mapping[str, Any], p: Tensor) -> bool:
+    """Return whether `correct` skips a parameter of a group that it corrects otherwise."""
+    return any(group["params"][k] is p for k in group.get(UNCORRECTED) or ())
+
+
+def decay_of(group: Mapping[str, Any], p: Tensor) -> float:
+    """Return the decay that a group's last step applied to one of its parameters."""
+    skipped = group.get("corrected") and is_skipped(group, p)
+    return float(group.get("base_weight_decay" if skipped else "weight_decay") or 0.0)
+
+
+# ---------------------------------------------------------------- the step
+
+
+class StandIn:
+    """Takes an optimizer's steps for it where a group has skipped parameters."""
+
+    def __init__(self) -> None:
+        self.optimizer: Optimizer | None = None  # the one that steps, with the groups in parts; empty between steps
+        self.groups: list[Group] = []
+        self.parts: list[tuple[Group, Group, Group]] = []  # a group, a part of it, that part before the step
+
+    def of(self, optimizer: Optimizer) -> Optimizer:
+        """Return who is to take the next step: the optimizer itself if no group has to be in parts."""
+        if not any(_in_parts(group) for group in optimizer.param_groups):
+            return optimizer
+        self.groups, self.parts = [], []
+        for group in optimizer.param_groups:
+            parts = list(_parts(group)) if _in_parts(group) else [group]
+            self.groups += parts
+            self.parts += [(group, part, dict(part)) for part in parts if part is not group]
+        if self.optimizer is None:  # one for all steps: torch.compile knows it by its id
+            cls = type(optimizer)
+            names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+            shadow = type(cls.__name__, (cls,), {**names, "param_groups": property(lambda _: self.groups)})
+            self.optimizer = object.__new__(shadow)
+        self.optimizer.__dict__ = optimizer.__dict__  # shared: state, defaults, hooks, what a step writes
+        return self.optimizer
+
+    def take_back(self, optimizer: Optimizer, *_: Any) -> None:
+        """Write what the step changed in a part, such as a step counter, into its group: a step post-hook."""
+        if optimizer is self.optimizer:  # the end of a parent's step, which ran the hooks again
+            return
+        for group, part, before in self.parts:
+            changed = {key for key, value in part.items() if key not in before or before[key] is not value}
+            group.update({key: part[key] for key in changed if key not in _OF_A_PART})
+        self.groups, self.parts = [], []
+        if self.optimizer is not None:
+            self.optimizer.__dict__ = {}  # or the optimizer would be part of a cycle, and its memory freed late
+
+
+def _in_parts(group: Group) -> bool:
+    return bool(group.get("corrected") and group.get(UNCORRECTED))
+
+
+def _parts(group: Group) -> Iterator[Group]:
+    """Yield the corrected part of a group, then the skipped one."""
+    skipped = set(group[UNCORRECTED])
+    for chosen, decay in ((False, group["weight_decay"]), (True, group["base_weight_decay"])):
+        part = {**group, "weight_decay": decay}
+        for key in ("params", "param_names"):
+            if key in group:
+                part[key] = [value for k, value in enumerate(group[key]) if (k in skipped) is chosen]
+        yield part
+
+
+# ---------------------------------------------------------------- checkpoints in which a group was split
+
+
+def unsplit(groups: Sequence[Group], state_dict: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a state_dict with the layout of `groups`, if it is one of ours from when `skip` split them; else None.
+
+    There, the skipped parameters of each group are in a group of their own after all others.
+    """
+    saved, split = state_dict["param_groups"], [k for k, group in enumerate(groups) if group.get(UNCORRECTED)]
+    if not split or len(saved) != len(groups) + len(split):
+        return None
+    whole = [{key: value for key, value in group.items() if key != "param_names"} for group in saved[: len(groups)]]
+    for k, part in zip(split, saved[len(groups) :], strict=True):
+        skipped, ids = set(groups[k][UNCORRECTED]), (iter(whole[k]["params"]), iter(part["params"]))
+        sizes = (len(groups[k]["params"]) - len(skipped), len(skipped))
+        if part.get("corrected") is not False or sizes != (len(whole[k]["params"]), len(part["params"])):
+            return None
+        whole[k]["params"] = [next(ids[position in skipped]) for position in range(sum(sizes))]
+        whole[k][UNCORRECTED] = list(groups[k][UNCORRECTED])
+    return {**state_dict, "param_groups": whole}
+
+
+# ---------------------------------------------------------------- which parameters
+
+
+def find_skipped(groups: Sequence[Group], skip: Any, model: nn.Module | None = None) -> dict[int, list[int]]:
+    """Return group index -> positions of skipped parameters in it, none for the whole group. Writes nothing."""
+    entries = [skip] if isinstance(skip, str | int | Tensor | nn.Module) else list(skip)
+    indices = {entry for entry in entries if isinstance(entry, int)}
+    if bad := [index for index in indices if not -len(groups) <= index < len(groups)]:
+        raise ValueError(f"correct: skip names group {bad[0]}, but there are {len(groups)} groups")
+    names = _names(groups, model)
+    wanted: set[Tensor] = set()  # tensors hash by identity
+    for entry in entries:
+        if not isinstance(entry, int):
+            wanted |= _meant(entry, names)
+    found: dict[int, list[int]] = {index % len(groups): [] for index in indices}
+    for index, group in enumerate(groups):
+        hits = [k for k, p in enumerate(group["params"]) if p in wanted]
+        if hits and index not in found:
+            found[index] = [] if len(hits) == len(group["params"]) else hits
+    return found
+
+
+def output_weights(model: nn.Module) -> list[Tensor]:
+    """Return the weights of a model's output layer, found as `param_groups` finds it."""
+    from steadynorm.groups.roles import find_outputs, places  # only where a model is given
+
+    everything = places(model)
+    try:
+        outputs = find_outputs(model, everything, None, {})
+    except ValueError as error:
+        raise ValueError(
+            f"correct: cannot tell which layer of {type(model).__name__} is the output; pass skip=<its name>, or skip=() "
+            f"if none is ({error})"
+        ) from None
+    return [each.parameter for each in everything if id(each.parameter) in outputs and each.parameter.ndim > 1]
+
+
+def _names(groups: Sequence[Group], model: nn.Module | None) -> dict[Tensor, list[str]]:
+    """Every parameter of the optimizer, with the names that its group and the model have for it."""
+    names: dict[Tensor, list[str]] = {}
+    for group in groups:
+        for p, name in zip(group["params"], group.get("param_names") or [None] * len(group["params"]), strict=True):
+            names[p] = [] if name is None else [name]
+    for name, p in model.named_parameters(remove_duplicate=False) if model is not None else ():
+        if p in names:
+            names[p].append(name)
+    return names
+
+
+def _meant(entry: Any, names: Mapping[Tensor, list[str]]) -> set[Tensor]:
+    """Return the parameters that one entry of `skip` means; ValueError if there is none."""
+    if isinstance(entry, str):
+        return _named(entry, names)
+    if not isinstance(entry, Tensor | nn.Module):
+        raise TypeError(f"correct: skip takes parameters, modules, names, globs and group indices, got {entry!r}")
+    found = {p for p in (entry.parameters() if isinstance(entry, nn.Module) else [entry]) if p in names}
+    if not found:
+        if isinstance(entry, Tensor):
+            raise ValueError("correct: skip holds a parameter that this optimizer does not have")
+        raise ValueError(f"correct: skip holds {type(entry).__name__}, of which this optimizer has no parameter")
+    return found
+
+
+def _named(pattern: str, names: Mapping[Tensor, list[str]]) -> set[Tensor]:
+    """Return the parameters that a name or glob means, of theirs or of a module's."""
+    from steadynorm.groups.roles import Placed
+
+    either = (pattern, f"{pattern}.*")
+    found = {p for p, its in names.items() if Placed(p, tuple(its), ()).first_match(either)}  # pyright: ignore[reportArgumentType]
+    if not found:
+        known = {name for its in names.values() for name in its}
+        known |= {name.rpartition(".")[0] for name in known}
+        remedy = suggest(pattern, known) or "give the optimizer model.named_parameters(), or correct() the model"
+        raise ValueError(f"correct: skip names {pattern!r}, which no group has; {remedy}")
+    return found

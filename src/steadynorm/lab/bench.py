@@ -1,0 +1,203 @@
+"""Side-by-side timing of optimizer steps: one process, interleaved, median of many rounds.
+
+Peers iterate in bf16. A CPU without bf16 instructions emulates it, some sixty times slower than fp32, so ratios to them
+say little there: `PLAIN`, Muon's iteration in plain fp32, is what our steps are fairly compared with.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from steadynorm import progress
+from steadynorm.decay.foreign import correct
+from steadynorm.lmo import LMOS
+from steadynorm.optim import AdamC, Scion, ScionC
+from steadynorm.polar import Polar
+
+Shape = tuple[int, int]
+Factory = Callable[[list[torch.nn.Parameter]], Optimizer]
+
+VIT_S16: tuple[Shape, ...] = ((1152, 384), (384, 384), (1536, 384), (384, 1536)) * 12 + ((384, 768), (384, 384))
+GPT_124M_LAYER: tuple[Shape, ...] = ((768, 768),) * 4 + ((3072, 768), (768, 3072))
+MODELS = {"vit-s16": VIT_S16, "gpt-124m (3 layers)": GPT_124M_LAYER * 3}
+
+
+LONG = 20.0  # seconds after which an action has had rounds enough
+PLAIN = "Newton-Schulz in fp32"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """An optimizer to time, and the polar factor it computes, if any."""
+
+    name: str
+    make: Factory
+    polar: Callable[[Tensor], Tensor] | None = None
+
+
+def own_and_torch() -> list[Contender]:
+    """torch's optimizers and ours; the first is what ratios refer to."""
+    return [
+        Contender("torch Muon", lambda p: torch.optim.Muon(p, lr=1e-3), _torch_newton_schulz),
+        Contender(PLAIN, PlainMuon, newton_schulz_fp32),
+        Contender("torch AdamW fused", lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True)),
+        Contender("Muon, corrected", lambda p: correct(torch.optim.Muon(p, lr=1e-3)), _torch_newton_schulz),
+        Contender("AdamC fused", lambda p: AdamC(p, lr=1e-3, fused=True)),
+        Contender("Scion, 5 steps", lambda p: Scion(p, lr=1e-3, lmo="spectral", weight_decay=0.1), Polar(steps=5)),
+        Contender("ScionC, 5 steps", lambda p: ScionC(p, lr=1e-3, lmo="spectral"), Polar(steps=5)),
+        Contender("ScionC, 4 steps", lambda p: ScionC(p, lr=1e-3, lmo="spectral", polar_steps=4), Polar(steps=4)),
+    ]
+
+
+def newton_schulz_fp32(x: Tensor) -> Tensor:
+    """Muon's five steps, written plainly, in fp32."""
+    tall = x.shape[-2] > x.shape[-1]
+    y = x.mT if tall else x
+    y = y / y.norm()
+    for _ in range(5):
+        gram = y @ y.mT
+        y = torch.addmm(y, torch.addmm(gram, gram, gram, beta=-4.7750, alpha=2.0315), y, beta=3.4445)
+    return y.mT if tall else y
+
+
+class PlainMuon(Optimizer):
+    """Momentum and `newton_schulz_fp32`, a parameter at a time: nothing of ours, nothing in bf16."""
+
+    def __init__(self, params: list[torch.nn.Parameter], lr: float = 1e-3):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        for group in self.param_groups:
+            for p in group["params"]:
+                m = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+                m.lerp_(p.grad, 0.05)
+                p.mul_(1 - 0.1 * group["lr"]).add_(newton_schulz_fp32(m), alpha=-group["lr"])
+
+
+def _torch_newton_schulz(x: Tensor) -> Tensor:
+    from torch.optim._muon import _zeropower_via_newtonschulz
+
+    return _zeropower_via_newtonschulz(x, (3.4445, -4.7750, 2.0315), 5, 1e-7)
+
+
+def parameters(shapes: Sequence[Shape], seed: int = 0) -> list[torch.nn.Parameter]:
+    """Parameters of these shapes with a gradient each."""
+    generator = torch.Generator().manual_seed(seed)
+    made = [torch.nn.Parameter(0.02 * torch.randn(shape, generator=generator)) for shape in shapes]
+    for p in made:
+        p.grad = torch.randn(p.shape, generator=generator) * 1e-3
+    return made
+
+
+def interleaved(
+    actions: Mapping[str, Callable[[], object]], rounds: int, say: Callable[[str], object] = lambda line: None
+) -> dict[str, float]:
+    """Median seconds of each action; in every round each runs once, so that a slow moment hits all alike.
+
+    An action gets no more rounds after LONG seconds, but at least three; one that takes longer than that by itself is not
+    run again, and its first run is its time. `say` is told how long it will take, once each action has been tried.
+
+    >>> interleaved({"nothing": lambda: None}, rounds=3)["nothing"] < 1
+    True
+    """
+    first = {name: _seconds(action) for name, action in actions.items()}  # to warm up
+    seen: dict[str, list[float]] = {name: [seconds] if seconds > LONG else [] for name, seconds in first.items()}
+    repeated = [name for name, seconds in first.items() if seconds <= LONG]
+    total = sum(min(rounds * first[name], max(LONG, 3 * first[name])) for name in repeated)
+    progress.announce(f"{len(repeated)} contenders, {rounds} rounds", total, say)
+    with progress.bars(shown=total > progress.LONG) as bars:
+        task = bars.add_task("timing", total=rounds * len(repeated))
+        for _ in range(rounds):
+            for name in repeated:
+                if len(seen[name]) < 3 or sum(seen[name]) < LONG:
+                    seen[name].append(_seconds(actions[name]))
+                bars.advance(task)
+    return {name: statistics.median(values) for name, values in seen.items()}
+
+
+def _seconds(action: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def step_times(
+    contenders: Sequence[Contender],
+    shapes: Sequence[Shape],
+    rounds: int,
+    say: Callable[[str], object] = lambda line: None,
+) -> dict[str, float]:
+    """Median seconds of each contender's step on parameters of these shapes."""
+    return interleaved({each.name: _step(each, shapes) for each in contenders}, rounds, say)
+
+
+def _step(contender: Contender, shapes: Sequence[Shape]) -> Callable[[], None]:
+    params = parameters(shapes)
+    optimizer, grads = contender.make(params), [p.grad for p in params]
+
+    def step() -> None:
+        for p, grad in zip(params, grads, strict=True):  # some optimizers take the gradient away
+            p.grad = grad
+        optimizer.step()
+
+    return step
+
+
+def gemm_rate(dtype: torch.dtype, side: int = 768, rounds: int = 10) -> float:
+    """Floating-point operations per second of a plain product of this side: the limit of all polar iterations."""
+    x = torch.randn(4, side, side).to(dtype)
+    return 4 * 2 * side**3 / interleaved({"bmm": lambda: torch.bmm(x, x)}, rounds)["bmm"]
+
+
+def newton_schulz_operations(shapes: Sequence[Shape], steps: int = 5) -> float:
+    """Operations of the peers' iteration: a step takes x x^T, its square and one product into x."""
+    return sum(LMOS["spectral"].operations(shape, steps=steps) for shape in shapes)
+
+
+def spectra(rows: int, columns: int, seed: int = 0) -> dict[str, Tensor]:
+    """Test matrices: Gaussian; singular values spread over 1e-3; low rank plus noise."""
+    g = torch.Generator().manual_seed(seed)
+    gaussian = torch.randn(rows, columns, generator=g)
+    u, _, vh = torch.linalg.svd(gaussian.double(), full_matrices=False)
+    spread = torch.logspace(0, -3, min(rows, columns), dtype=torch.float64)
+    low_rank = torch.randn(rows, 8, generator=g) @ torch.randn(8, columns, generator=g) / 8**0.5
+    return {
+        "gaussian": gaussian,
+        "hard": ((u * spread) @ vh).float(),
+        "low rank + noise": low_rank + 0.01 * torch.randn(rows, columns, generator=g),
+    }
+
+
+def polar_errors(
+    polar: Callable[[Tensor], Tensor], shapes: Sequence[Shape] = ((384, 384), (384, 1536))
+) -> dict[str, float]:
+    """Relative error |polar - exact| / |exact| by kind of spectrum, mean over these shapes."""
+    found: dict[str, list[float]] = {}
+    for shape in shapes:
+        for kind, x in spectra(*shape).items():
+            u, _, vh = torch.linalg.svd(x.double(), full_matrices=False)
+            error = (polar(x).double() - u @ vh).norm() / (u @ vh).norm()
+            found.setdefault(kind, []).append(error.item())
+    return {kind: statistics.mean(values) for kind, values in found.items()}
+
+
+def table(
+    contenders: Sequence[Contender], times: Mapping[str, float], errors: Mapping[str, Mapping[str, float]]
+) -> str:
+    """Markdown: step time, ratio to torch's Muon and to plain fp32, polar error by kind of spectrum."""
+    kinds = ("gaussian", "hard", "low rank + noise")
+    references = [name for name in (contenders[0].name, PLAIN) if name in times]
+    columns = [*(f"faster than {name}" for name in references), *(f"error, {kind}" for kind in kinds)]
+    lines = [f"| optimizer | ms | {' | '.join(columns)} |", "|---|---:|" + "---:|" * len(columns)]
+    for each in contenders:
+        seconds = times[each.name]
+        shown = [f"{errors[each.name][kind]:.3f}" if each.name in errors else "" for kind in kinds]
+        ratios = [f"{times[name] / seconds:.2f}x" for name in references]
+        lines.append(f"| {each.name} | {1e3 * seconds:.1f} | {' | '.join([*ratios, *shown])} |")
+    return "\n".join(lines)

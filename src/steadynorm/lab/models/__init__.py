@@ -1,0 +1,6 @@
+"""The paper's two models at any size: NanoGPT and Simple ViT, in plain PyTorch."""
+
+from steadynorm.lab.models.gpt import GPT, GPTConfig
+from steadynorm.lab.models.vit import SimpleViT, ViTConfig
+
+__all__ = ["GPT", "GPTConfig", "SimpleViT", "ViTConfig"]

@@ -1,0 +1,189 @@
+"""NanoGPT as the paper trains it (there 124M on FineWeb-Edu), at any size."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, relu, rms_norm, scaled_dot_product_attention
+
+from steadynorm.lab.models.loss import linear_cross_entropy
+from steadynorm.lab.models.parts import Embedding, Linear, check_sizes
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Sizes of a GPT; the defaults are the paper's 124M."""
+
+    layers: int = 12
+    width: int = 768
+    heads: int = 6
+    vocab: int = 50304  # GPT-2's 50257, padded to a multiple of 128
+    context: int = 1024  # tokens a sequence may have
+    mlp_ratio: int = 4
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for sizes that do not fit each other.
+
+        >>> GPTConfig(width=96, heads=5)
+        Traceback (most recent call last):
+        ValueError: GPTConfig: heads=5 do not divide width=96; use width=95, say
+        """
+        check_sizes(self)
+        if self.width // self.heads % 2:
+            raise ValueError(
+                f"GPTConfig: width={self.width} over heads={self.heads} gives heads of {self.width // self.heads}, "
+                f"and rotary needs an even size; use width={2 * self.width}, say"
+            )
+
+
+class GPT(nn.Module):
+    """A causal transformer whose block matrices all suit the spectral lmo, and whose one table is input and output.
+
+        x = E[tokens];   x += attention(norm x);   x += mlp(norm x);   logits = E norm x
+        attention: q, k = rotary(norm q), rotary(norm k) per head;   mlp: 2 W_2 relu(W_1 x)^2
+
+    `norm` is RMSNorm without parameters; there are no biases, no dropout. q, k, v are a matrix each (as fast as a fused
+    one here), so any optimizer treats them one by one. Parameters stay fp32; use bf16 by autocast.
+
+    Filled at construction from torch's global seed. Made on the meta device: `to_empty(device=...)`, then
+    `init_weights()`, which fills the rotary tables too.
+
+    >>> model = GPT(GPTConfig(layers=1, width=8, heads=2, vocab=16, context=4))
+    >>> tokens = torch.tensor([[3, 1, 4, 1]])
+    >>> model(tokens).shape, model(tokens, targets=tokens).shape
+    (torch.Size([1, 4, 16]), torch.Size([]))
+    """
+
+    cos: Tensor  # (context, head size / 2)
+    sin: Tensor
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = Embedding(config.vocab, config.width)
+        self.blocks = nn.ModuleList([Block(config) for _ in range(config.layers)])
+        table = (config.context, config.width // config.heads // 2)
+        self.register_buffer("cos", torch.empty(table, dtype=torch.float32), persistent=False)
+        self.register_buffer("sin", torch.empty(table, dtype=torch.float32), persistent=False)
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self, generator: torch.Generator | None = None) -> None:
+        """E, q, k, v, W_1 uniform within 1 / sqrt(width), their fan-in; attention's output and W_2 zero."""
+        bound = 1 / math.sqrt(self.config.width)
+        for name, parameter in self.named_parameters():
+            if name.endswith(("out.weight", "down.weight")):
+                parameter.zero_()
+            else:
+                parameter.uniform_(-bound, bound, generator=generator)
+        angles = rotary_angles(*self.cos.shape)
+        self.cos.copy_(angles.cos())
+        self.sin.copy_(angles.sin())
+
+    def get_output_embeddings(self) -> nn.Module:
+        """Tells `param_groups` that the embedding's weight is the output layer."""
+        return self.embedding
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Logits in fp32; with targets their mean cross-entropy instead, without all logits in memory at once.
+
+        Both come by the same call, because DistributedDataParallel, FSDP and torch.compile see calls of the model only.
+
+        Args:
+            tokens: (batch, length), length at most the context.
+            targets: (batch, length), the token that follows each; every one counts.
+
+        Returns:
+            (batch, length, vocab), or a scalar.
+        """
+        if tokens.ndim != 2 or not 1 <= tokens.shape[1] <= self.config.context:
+            raise ValueError(
+                f"tokens {tuple(tokens.shape)}: pass (batch, length) with length 1 to context={self.config.context}, "
+                "or build the model with a longer context"
+            )
+        if targets is not None and targets.shape != tokens.shape:
+            raise ValueError(f"targets {tuple(targets.shape)} must have the shape of tokens {tuple(tokens.shape)}")
+        length = tokens.shape[1]
+        x, cos, sin = self.embedding(tokens), self.cos[:length], self.sin[:length]
+        for block in self.blocks:
+            x = block(x, cos, sin)
+        x, weight = norm(x), self.embedding.weight
+        if targets is None:
+            return linear(x, weight).float()
+        return linear_cross_entropy(x.flatten(0, 1), weight, targets.flatten())
+
+
+class Block(nn.Module):
+    """x + attention(norm x), then x + mlp(norm x)."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.attention = Attention(config)
+        self.mlp = Mlp(config)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = x + self.attention(norm(x), cos, sin)
+        return x + self.mlp(norm(x))
+
+
+class Attention(nn.Module):
+    """Causal softmax(q k^T / sqrt(head size)) v, with q and k of unit RMS before they are rotated."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.q = Linear(config.width, config.width, bias=False)
+        self.k = Linear(config.width, config.width, bias=False)
+        self.v = Linear(config.width, config.width, bias=False)
+        self.out = Linear(config.width, config.width, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        q, k, v = (layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        q, k = rotate(norm(q), cos, sin), rotate(norm(k), cos, sin)  # (batch, heads, length, head size)
+        mixed = scaled_dot_product_attention(q.to(v.dtype), k.to(v.dtype), v, is_causal=True)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class Mlp(nn.Module):
+    """2 W_2 relu(W_1 x)^2: the factor keeps the size of x, and costs least after W_2."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.up = Linear(config.width, config.mlp_ratio * config.width, bias=False)
+        self.down = Linear(config.mlp_ratio * config.width, config.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * self.down(relu(self.up(x)).square())
+
+
+def norm(x: Tensor) -> Tensor:
+    """x over its root mean square along the last dimension; eps is torch's default.
+
+    >>> norm(torch.tensor([3.0, 4.0]))
+    tensor([0.8485, 1.1314])
+    """
+    return rms_norm(x, x.shape[-1:])
+
+
+def rotary_angles(length: int, half: int, base: float = 10000.0) -> Tensor:
+    """position base^(-i / half) for position below length and i below half: (length, half), in fp64 on the CPU.
+
+    >>> rotary_angles(2, 2)
+    tensor([[0.0000, 0.0000],
+            [1.0000, 0.0100]], dtype=torch.float64)
+    """
+    positions, i = (torch.arange(n, dtype=torch.float64, device="cpu") for n in (length, half))
+    return torch.outer(positions, base ** (-i / half))
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the pair (x1_i, x2_i) of the two halves of the last dimension by -angle_i.
+
+        y1 = x1 cos + x2 sin,   y2 = -x1 sin + x2 cos
+
+    >>> rotate(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0]]), torch.tensor([[1.0]]))
+    tensor([[ 0., -1.]])
+    """
+    x1, x2 = x.chunk(2, dim=-1)
+    return torch.cat((x1 * cos + x2 * sin, x2 * cos - x1 * sin), dim=-1)

@@ -1,0 +1,286 @@
+"""Carry out an experiment: train what is missing, keep slim records, judge them, write summary and page."""
+
+import json
+import platform
+import shlex
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import steadynorm
+from steadynorm import progress, records
+from steadynorm.files import lock, make_folder, read_json, write_json
+from steadynorm.lab.data import datasets as get
+from steadynorm.lab.paper import pool
+from steadynorm.lab.paper import slim_records as keeping
+from steadynorm.lab.paper.commands import train_command
+from steadynorm.lab.paper.experiment import Context, Experiment, Outcome
+from steadynorm.lab.paper.statistics import CONFIDENCE
+from steadynorm.lab.paper.trained import NOT_RUN, Key, Plan, Runs, Training, slug
+from steadynorm.lab.train.config import Config, plain, training_part
+from steadynorm.report import page
+
+SCHEMA, VERSION = "steadynorm-experiment", 1
+SUMMARY = "summary.json"
+
+
+@dataclass(frozen=True)
+class Means:
+    """With what the runs are trained."""
+
+    pool: Path = Path("runs/paper/pool")
+    jobs: int = 2
+    data: Path | None = None  # of the paper's size: ImageNet, or token shards
+    processes: int = 8  # of each run at paper scale
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came out, and what went wrong: the names and last words of failed runs."""
+
+    outcome: Outcome
+    page: Path
+    failed: Mapping[Path, str]
+
+
+def carry_out(
+    experiment: Experiment | Training, context: Context, means: Means | None = None, command: str = ""
+) -> Done:
+    """Run, judge, write summary.json and the page. Finished runs are used again; failed ones make claims untestable."""
+    means = means or Means()
+    make_folder(context.folder)
+    busy = f"another command is writing {context.folder}; wait for it, or choose another --out"
+    with lock(context.folder, busy=busy):
+        before = check_folder(context.folder, experiment.name)
+        failed: Mapping[Path, str] = {}
+        if isinstance(experiment, Experiment):
+            if not before and not context.quick:
+                progress.announce(experiment.name, experiment.seconds[context.scale])
+        else:
+            plan = experiment.plan(context)
+            failed = _train(plan, means)
+            _keep(experiment, context, plan, means.pool)
+        outcome, facts = judge(experiment, context)
+        facts["seconds"] = max(facts["seconds"], before.get("seconds", 0.0))  # what was simulated before took its time
+        summary = _summary(experiment, context, command, facts, outcome)
+        write_json(context.folder / SUMMARY, summary)
+        return Done(outcome, _page(experiment, context, outcome, summary), failed)
+
+
+def judge(experiment: Experiment | Training, context: Context) -> tuple[Outcome, dict[str, Any]]:
+    """The outcome by what the folder holds (a simulation: and by what it then runs), and the facts of its runs."""
+    if isinstance(experiment, Experiment):
+        began = time.perf_counter()
+        outcome = experiment.run(context)
+        return outcome, {"runs": 0, "seconds": round(time.perf_counter() - began, 1), "missing": []}
+    runs = read(experiment, context)
+    seconds = sum(float(run.columns["seconds"][-1]) for run in runs.found.values())
+    facts = {
+        "runs": len(runs.plan.configs),
+        "seconds": round(seconds, 1),
+        "seeds": list(runs.plan.seeds),
+        "budgets": {str(budget): runs.setting.steps(budget) for budget in runs.budgets},
+        "missing": [slug(key) for key in runs.missing],
+    }
+    return experiment.judge(runs), facts
+
+
+def read(experiment: Training, context: Context) -> Runs:
+    """The runs whose slim records are in the folder, of the configurations that the experiment declares today."""
+    plan, found, missing = experiment.plan(context), {}, {}
+    for key, config in plan.configs.items():
+        try:
+            run = records.read(context.records / slug(key))
+        except records.RecordError:
+            missing[key] = NOT_RUN
+            continue
+        if dict(run.config) != _as_recorded(config):
+            missing[key] = "the kept records are of another configuration"
+        elif not len(run.steps) or run.steps[-1] != config.steps:
+            missing[key] = f"the kept records end at step {max(run.steps, default=0)} of {config.steps}"
+        else:
+            found[key] = run
+    return Runs(plan, found, missing)
+
+
+def not_run(experiment: Experiment | Training, context: Context) -> list[str]:
+    """Return the arms, seeds and panels that the experiment declares at this scale and the folder does not hold yet."""
+    if isinstance(experiment, Experiment):
+        return [part for part in experiment.parts.get(context.scale, ()) if not context.wants(part)]
+    runs = read(experiment, replace(context, seeds=None, only=()))
+    missing = {(arm, seed) for (arm, _, seed), why in runs.missing.items() if why == NOT_RUN}
+    seeds = {arm: sorted(seed for name, seed in missing if name == arm) for arm in runs.plan.arms}
+    everywhere = next(iter(seeds.values()))
+    if everywhere and all(each == everywhere for each in seeds.values()):
+        return [f"seeds {', '.join(map(str, everywhere))} of {len(runs.plan.seeds)}"]
+    whole = list(runs.plan.seeds)
+    return [
+        arm if lacking == whole else f"{arm} (seeds {', '.join(map(str, lacking))})"
+        for arm, lacking in seeds.items()
+        if lacking
+    ]
+
+
+def _as_recorded(config: Config) -> dict[str, Any]:
+    return json.loads(json.dumps(training_part(plain(config))))
+
+
+def check_folder(folder: Path, name: str) -> dict[str, Any]:
+    """The summary that is there, if any; a folder that holds something else is refused."""
+    path = folder / SUMMARY
+    if not path.exists():
+        return {}
+    try:
+        held = read_json(path)
+    except ValueError as error:
+        raise ValueError(f"{error}; remove it: finished runs are kept, and the same command writes it again") from None
+    schema, version, other = held.get("schema"), held.get("version"), held.get("experiment")
+    if schema != SCHEMA or version != VERSION:
+        raise ValueError(
+            f"{path}: written by another version of steadynorm ({schema or 'no schema'}, version {version}; this one "
+            f"writes {SCHEMA} {VERSION}); remove the folder, or choose another --out"
+        )
+    if other != name:
+        raise ValueError(f"{folder} holds {other}, not {name}; choose another --out")
+    return held
+
+
+# Training
+
+
+def jobs(plan: Plan, means: Means, *, data: Path | None = None) -> dict[Key, pool.Job]:
+    """The command of every run."""
+    processes = means.processes if plan.setting.scale == "paper" else 0
+    configs = plan.in_pool(means.pool, data or means.data)
+    return {
+        key: pool.Job(config, train_command(config, plan.setting.recipe, processes)) for key, config in configs.items()
+    }
+
+
+def dry_run(plan: Plan, means: Means) -> list[str]:
+    """One complete command a run, finished or not."""
+    placeholder = Path("DATA") if plan.setting.scale == "paper" and means.data is None else None
+    return [shlex.join(job.command) for job in jobs(plan, means, data=placeholder).values()]
+
+
+def _train(plan: Plan, means: Means) -> dict[Path, str]:
+    todo = [job.config for job in jobs(plan, means).values() if not pool.finished(job.config)]
+    if todo:
+        check_data(plan, means)
+        seconds = sum(plan.setting.seconds(config.steps) for config in todo)
+        progress.announce(f"{len(todo)} runs to train", seconds / min(means.jobs, len(todo)))
+    return pool.train_all(list(jobs(plan, means).values()), means.jobs, one_thread=plan.setting.scale == "desk")
+
+
+def check_data(plan: Plan, means: Means) -> None:
+    """Before anything is started: is the data there?"""
+    name = plan.setting.data
+    if name and means.data is None and not get.here(name):
+        raise ValueError(f"the data set {name} is not there; get it with: steadynorm data get {name}")
+    if plan.setting.scale == "paper" and means.data is None:
+        wanted = {
+            "vit": "ImageNet: a folder with train/ and val/",
+            "gpt": "a folder of token shards (steadynorm data tokenize)",
+        }
+        raise ValueError(f"--scale paper needs --data, {wanted[plan.setting.recipe[:3]]}")
+    if means.data is not None and not means.data.is_dir():
+        raise ValueError(f"--data {means.data}: no such folder")
+
+
+def _keep(experiment: Training, context: Context, plan: Plan, folder: Path) -> None:
+    """Slim records of every finished run; those kept before stay where the pool has none."""
+    for key, config in plan.in_pool(folder).items():
+        if pool.finished(config):
+            path = context.records / slug(key) / records.FILE
+            keeping.keep(records.read(config.out), path, slug(key), experiment.columns, experiment.layers)
+
+
+# What is written
+
+
+def _summary(
+    experiment: Experiment | Training, context: Context, command: str, facts: Mapping[str, Any], outcome: Outcome
+) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "experiment": experiment.name,
+        "command": command,
+        "scale": context.scale,
+        "quick": context.quick,
+        "seed": context.seed,
+        "seeds_asked": context.seeds,
+        "only": list(context.only),
+        "commit": commit(),
+        "versions": {
+            "steadynorm": steadynorm.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        **facts,
+        "claims": [each.plain() for each in outcome.claims],
+        "numbers": outcome.summary,
+    }
+
+
+def _page(experiment: Experiment | Training, context: Context, outcome: Outcome, summary: Mapping[str, Any]) -> Path:
+    text = json.dumps(summary, indent=1)
+    whole = page.Page(
+        experiment.title,
+        f"{experiment.name} · {context.scale} scale · the paper: {experiment.found}",
+        [verdicts(outcome), *outcome.blocks],
+        {f"{experiment.name}.json": text},
+    )
+    return page.write(whole, context.folder / "report.html")
+
+
+def verdicts(outcome: Outcome) -> page.Table:
+    """The claims as a table."""
+    rows = [(each.text, each.verdict, f"{each.p:.2g}", each.figure) for each in outcome.claims]
+    caption = (
+        f"A verdict is given where the whole {100 * CONFIDENCE:g} % confidence interval (Student's t over seeds) is on one side of the "
+        "bound. p: the chance of one as clear as this if the truth were at the bound; 1: not tested."
+    )
+    return page.Table("Claims", ("claim", "verdict", "p", "figure"), rows, caption)
+
+
+def is_kept(folder: Path) -> bool:
+    """Whether a folder holds a finished experiment, not something else with a summary."""
+    return (folder / SUMMARY).exists() and read_json(folder / SUMMARY).get("schema") == SCHEMA
+
+
+def context_of(folder: Path) -> tuple[str, Context]:
+    """The experiment's name, and the context in which a finished folder can be judged again without running anything."""
+    held = read_json(folder / SUMMARY)
+    context = Context(
+        folder, held["quick"], held["seeds_asked"], held["seed"], tuple(held["only"]), held["scale"], kept_only=True
+    )
+    return held["experiment"], context
+
+
+def commit() -> str | None:
+    """The commit of the source, "+" if it was changed since; None outside of a checkout."""
+    source = Path(__file__).parent
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(source), *arguments], capture_output=True, encoding="utf-8", check=True
+            )
+        except (OSError, subprocess.CalledProcessError):
+            return None
+        return done.stdout.strip()
+
+    found = git("rev-parse", "HEAD")
+    return None if found is None else found + ("+" if git("status", "--porcelain", str(source.parent)) else "")
+
+
+def estimate(plans: Sequence[Plan], folder: Path = Path()) -> tuple[int, float]:
+    """How many different runs these plans ask for, and about how many seconds of one core they take."""
+    different = {config.out: (plan.setting, config) for plan in plans for config in plan.in_pool(folder).values()}
+    return len(different), sum(setting.seconds(config.steps) for setting, config in different.values())

@@ -1,0 +1,306 @@
+"""The training loop: resumes by itself, records everything, loses nothing."""
+
+import contextlib
+import gc
+import math
+import random
+import signal
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from steadynorm import machine, records
+from steadynorm.files import lock, make_folder, read_json, write_json
+from steadynorm.lab.train import checkpoint, optimizers, parallel, tasks
+from steadynorm.lab.train.config import Config, plain, training_part
+from steadynorm.lab.train.parallel import Team
+from steadynorm.lab.train.progress_line import Display
+from steadynorm.lab.train.run_state import Parts, Progress, restore, store
+from steadynorm.monitor import Monitor, log_records
+from steadynorm.progress import to_stderr
+
+
+class DivergedError(ValueError):
+    """The loss is not finite any more."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended."""
+
+    steps: int
+    finished: bool  # False: stopped by a signal, goes on when started again
+    final: dict[str, float]  # of the last evaluation
+
+
+def train(config: Config, *, quiet: bool = False) -> Result:
+    """Run, or go on with, the training of this configuration in its folder; with torchrun as one of its processes."""
+    config.check()
+    with parallel.team(config.device) as team:
+        config = _with_known_bf16(config, team)
+        result = _lead(config, team, quiet) if team.leads else _follow(config, team)
+        gc.collect()  # what still holds the process group may hang when it is let go after the group's end
+        team.wait()
+        return result
+
+
+def _lead(config: Config, team: Team, quiet: bool) -> Result:
+    make_folder(config.out)
+    busy = f"another process is training in {config.out}; wait for it, or choose another --out"
+    with lock(config.out, busy=busy):
+        _keep_config(config)
+        checkpoint.tidy(config.out / "checkpoints")
+        team.wait()
+        with Trainer(config, team, quiet) as trainer, _signals(trainer):
+            return trainer.run()
+
+
+def _follow(config: Config, team: Team) -> Result:
+    team.wait()  # the first process checks the folder
+    with Trainer(config, team, quiet=True) as trainer, _signals(trainer):
+        return trainer.run()
+
+
+class Trainer:
+    """One process of a run: everything it needs, and the loop."""
+
+    def __init__(self, config: Config, team: Team, quiet: bool):
+        self.config, self.team, self.device, self.stopping = config, team, team.device, False
+        self.micro = _micro_batch(config, team)
+        generator = torch.Generator().manual_seed(config.seed)
+        random.seed(config.seed)
+        torch.manual_seed(config.seed)
+        task = tasks.make(config, team.rank, team.world)
+        model = task.model(generator).to(self.device)
+        self.wrapped = team.wrap(model, config.parallel)  # torch.compile's module hides that it is DDP or FSDP2
+        self.called: Any = torch.compile(self.wrapped) if config.compile else self.wrapped
+        mesh = team.mesh if config.parallel == "ddp" else None  # FSDP2's parameters bring their own
+        pairs = optimizers.build(model, config.optim, config.schedule, config.steps, mesh=mesh)
+        self.parts = Parts(model, pairs, [Monitor(each, model, every=config.monitor_every) for each, _ in pairs], task)
+        progress = restore(config.out / "checkpoints", self.parts, team) or Progress()
+        self.step, self.seconds, self.final = progress.step, progress.seconds, dict(progress.final)
+        self.flushed = self.step, self.seconds  # records reach up to here
+        name = config.name or config.out.name
+        self.display = Display(config.steps, name, quiet)
+        if self.step and team.leads and not quiet:
+            to_stderr(f"{name}: resumed after step {self.step}")
+        self.recorder = self.writer = None
+        if team.leads:
+            self.recorder = records.Recorder(
+                config.out / records.FILE,
+                name=name,
+                config=training_part(plain(config)),
+                resume_at=self.step + 1,
+                layers=records.LAYERS if config.steps > _SHORT * config.monitor_every else None,
+            )
+            if max(self.recorder.last, 0) < self.step - self.step % config.monitor_every:
+                warnings.warn(
+                    f"{self.recorder.path}: ends at step {max(self.recorder.last, 0)}, the checkpoint is of step "
+                    f"{self.step}: what lies between was lost; remove {config.out} to train it again",
+                    stacklevel=2,
+                )
+            self.writer = _tensorboard(config, self.step)
+
+    def __enter__(self) -> "Trainer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in (self.display, self.recorder, self.writer):
+            if each is not None:
+                each.close()
+
+    def run(self) -> Result:
+        """The loop."""
+        config, started = self.config, time.perf_counter() - self.seconds
+        batches = self.parts.task.batches()
+        while self.step < config.steps:
+            loss = self._update(next(batches))
+            self.step += 1
+            self.seconds = time.perf_counter() - started
+            last = self.step == config.steps
+            evaluates = last or self.step % config.eval_every == 0
+            stops = self._agreed_to_stop()
+            saves = last or stops or self.step % config.save_every == 0
+            if evaluates or saves or self.step % _FLUSH == 0:
+                self._flush(loss, self._evaluate() if evaluates else {})
+            if saves:
+                if self.recorder is not None:
+                    self.recorder.sync()  # a power cut must not leave a checkpoint that is ahead of the records
+                progress = Progress(self.step, self.seconds, self.final)
+                store(config.out / "checkpoints", self.parts, progress, self.team, keep=config.keep)
+            if stops and not last:
+                self.display.say(f"stopped at step {self.step}; run the same command to resume")
+                return Result(self.step, False, self.final)
+        return Result(self.step, True, self.final)
+
+    def _agreed_to_stop(self) -> bool:
+        """A signal may reach one process alone; many ask each other only where they meet anyway."""
+        if self.team.world == 1:
+            return self.stopping
+        return self.step % _FLUSH == 0 and self.team.any(self.stopping)
+
+    def _update(self, batch: tasks.Batch) -> Tensor:
+        """One update from one batch, in micro-batches; the mean loss, on the device."""
+        self.parts.model.train()
+        pieces = zip(*(each.to(self.device, non_blocking=True).split(self.micro) for each in batch), strict=True)
+        parts = list(pieces)
+        total = torch.zeros((), device=self.device)
+        for k, part in enumerate(parts, start=1):
+            with self.team.accumulating(self.wrapped, last=k == len(parts)):
+                with self._autocast():
+                    loss = self.parts.task.loss(self.called, part) / len(parts)
+                loss.backward()
+            total += loss.detach()
+        extra: dict[str, Any] = {"loss": self.team.average(total)}
+        if self.config.clip is not None:
+            norm = nn.utils.clip_grad_norm_(self.parts.model.parameters(), self.config.clip)
+            extra["grad_norm"] = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        for (optimizer, scheduler), monitor in zip(self.parts.optimizers, self.parts.monitors, strict=True):
+            monitor.log(**extra)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad(set_to_none=True)
+        return total
+
+    def _autocast(self) -> Any:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.bf16 is True)
+
+    @torch.no_grad()
+    def _evaluate(self) -> dict[str, float]:
+        self.parts.model.eval()
+        with self._autocast():
+            sums = self.team.totals(self.parts.task.evaluate(self.called, self.device))
+        self.team.settle(self.parts.model)
+        count = sums.pop("count")
+        self.final = {key: value / count for key, value in sums.items()}
+        return self.final
+
+    def _flush(self, loss: Tensor, evaluated: dict[str, float]) -> None:
+        """Records of the steps since the last time; a loss that is not finite ends the run before anything is saved."""
+        taken, *others = ([_with_role(each, monitor) for each in monitor.measure()] for monitor in self.parts.monitors)
+        for more in others:  # muon's second optimizer
+            for record, other in zip(taken, more, strict=True):
+                _join(record, other, clipped=self.config.clip is not None)
+        if evaluated and taken and taken[-1]["step"] == self.step:
+            taken[-1] |= evaluated
+        elif evaluated:
+            taken.append({"step": self.step, **evaluated})
+        (step, seconds), self.flushed = self.flushed, (self.step, self.seconds)
+        for record in taken:  # the time between two flushes is shared evenly by their steps
+            share = (record["step"] - step) / (self.step - step)
+            record |= {
+                "seconds": seconds + (self.seconds - seconds) * share,
+                "tokens": self.parts.task.tokens() * record["step"],
+            }
+            if self.recorder is not None:
+                self.recorder.write(record)
+        if self.writer is not None:
+            log_records(self.writer, taken)
+        bad = next((r["step"] for r in taken if "loss" in r and r["loss"] is None), None)
+        if bad is not None or not math.isfinite(loss.item()):
+            raise DivergedError(self._diverged(bad or self.step))
+        self.display.update(self.step, taken[-1] if taken else {}, self.final)
+
+    def _diverged(self, step: int) -> str:
+        kept = checkpoint.found(self.config.out / "checkpoints")
+        good = f"the last good checkpoint is {kept[-1]}" if kept else "there is no checkpoint yet"
+        return f"{self.config.out}: the loss of step {step} is not finite; {good}; lower the lr, or look at the data"
+
+
+_FLUSH = 20  # steps between transfers from the device
+_SHORT = 2000  # records; a run that has no more keeps the values of single layers in all of them
+
+
+def _with_role(record: dict[str, Any], monitor: Monitor) -> dict[str, Any]:
+    """Add "weight_norm/hidden" and so on where a monitor leaves it out because its parameters all play one role."""
+    roles = monitor.roles
+    return record | ({f"{key}/{roles[0]}": record[key] for key in records.SPLIT} if len(roles) == 1 else {})
+
+
+def _join(record: dict[str, Any], other: dict[str, Any], *, clipped: bool) -> None:
+    """Put two optimizers' records of one step into the first: norms combine, also those by role, and layers are united.
+
+    clipped: both have the gradient norm of all parameters, which clipping found.
+    """
+    norms = records.SPLIT if clipped else (*records.SPLIT, "grad_norm")
+    for key in (key for key in {**record, **other} if key.partition("/")[0] in norms):
+        parts = [each[key] for each in (record, other) if key in each]
+        record[key] = None if None in parts else math.hypot(*parts)
+    record["layers"] = {**record.get("layers", {}), **other.get("layers", {})}
+
+
+def _with_known_bf16(config: Config, team: Team) -> Config:
+    """Decide `bf16="auto"`: as the run in this folder began, wherever it is resumed; a new one by the hardware."""
+    if config.bf16 != "auto":
+        return config
+    path = config.out / "config.json"
+    with contextlib.suppress(ValueError):  # a damaged file is reported when it is compared
+        began = read_json(path).get("bf16") if path.exists() else None
+        if isinstance(began, bool):
+            return replace(config, bf16=began)
+    return replace(config, bf16=machine.autocast_bf16(team.device))
+
+
+def _keep_config(config: Config) -> None:
+    """config.json of the folder; an existing one must train the same."""
+    path, now = config.out / "config.json", plain(config)
+    if path.exists():
+        try:
+            before = read_json(path)
+        except ValueError as error:
+            raise ValueError(
+                f"{error}; restore it from a copy, or remove it alone if the folder is of this very configuration"
+            ) from None
+        old, new = (records.flatten(training_part(each)) for each in (before, now))
+        # Without records or checkpoints, what wrote the file was refused before its first step.
+        has_begun = (config.out / records.FILE).exists() or checkpoint.found(config.out / "checkpoints")
+        differing = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
+        if differing and has_begun:
+            changes = ", ".join(f"{key} {old.get(key)!r} -> {new.get(key)!r}" for key in differing[:5])
+            raise ValueError(f"{config.out} holds a run with another configuration ({changes}); choose another --out")
+    write_json(path, now)
+
+
+def _micro_batch(config: Config, team: Team) -> int:
+    """Samples that go through the model at once in this process."""
+    if config.batch % team.world:
+        raise ValueError(f"batch={config.batch} cannot be shared evenly by {team.world} processes")
+    local = config.batch // team.world
+    micro = min(config.micro_batch or local, local)
+    if local % micro:
+        raise ValueError(f"micro_batch={micro} does not divide the {local} samples of each of {team.world} processes")
+    return micro
+
+
+def _tensorboard(config: Config, step: int) -> Any:
+    if not config.tensorboard:
+        return None
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(config.out / "tensorboard"), purge_step=step + 1 if step else None)
+
+
+@contextlib.contextmanager
+def _signals(trainer: Trainer) -> Iterator[None]:
+    """SIGTERM and the first Ctrl-C end the run after the step under way, with a checkpoint."""
+
+    def stop(number: int, _: FrameType | None) -> None:
+        if trainer.stopping and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        trainer.stopping = True
+
+    before: dict[int, Any] = {}
+    with contextlib.suppress(ValueError):  # not in the main thread: somebody else handles signals
+        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,75 @@
+"""Norms on the device, of weights that this process has whole or in part.
+
+Of sharded weights each process measures its part, and small sums over the processes make them whole: all processes
+must measure together.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from steadynorm.monitor.layers import Layer
+from steadynorm.optim.sharding.exchange import local_gradient
+from steadynorm.optim.sharding.layout import Layout
+
+_SQUARABLE = 1e-14  # norms above it are of elements whose squares are fp32 numbers, or do not matter
+
+
+def norms(parts: Sequence[Tensor], layouts: Sequence[Layout | None]) -> Tensor:
+    """(parts,) l2 norms in fp32, of tensors on one device; each the part that this process has under its layout.
+
+    On a CPU, where looking costs nothing, a norm whose squares do not fit fp32 is taken again in fp64.
+
+    >>> norms([torch.tensor([3.0, 4.0]), torch.zeros(0)], [None, None])
+    tensor([5., 0.])
+    """
+    dense = [t if t.layout is torch.strided else t.coalesce().values() for t in parts]
+    wide = torch.float64 if any(t.dtype == torch.float64 for t in dense) else torch.float32
+    found = torch.stack(torch._foreach_norm(dense, 2.0, dtype=wide))
+    if found.device.type == "cpu" and wide is torch.float32:
+        for k, value in enumerate(found.tolist()):
+            if not _SQUARABLE < value < math.inf and dense[k].any().tolist():
+                found[k] = torch.linalg.vector_norm(dense[k], dtype=torch.float64)
+    if any(_is_cut(layout) for layout in layouts):
+        found = totals(found.double().square(), layouts).sqrt()
+    return found.float()
+
+
+def totals(values: Tensor, layouts: Sequence[Layout | None]) -> Tensor:
+    """(..., parts): each summed over the processes that have a part of it; one sum for each process group."""
+    columns = list(values.unbind(-1))
+    together: dict[Any, list[int]] = {}
+    for k, layout in enumerate(layouts):
+        if layout is not None and _is_cut(layout):
+            together.setdefault(layout.group, []).append(k)
+    for which in together.values():
+        layout = layouts[which[0]]
+        assert layout is not None
+        summed = layout.total(torch.stack([columns[k] for k in which]))
+        for k, column in zip(which, summed.unbind(0), strict=True):
+            columns[k] = column
+    return torch.stack(columns, dim=-1) if together else values
+
+
+def _is_cut(layout: Layout | None) -> bool:
+    return layout is not None and layout.group is not None
+
+
+def gradient(layer: Layer) -> Tensor:
+    """This process's part of the gradient, which there must be."""
+    grad = layer.parameter.grad
+    assert grad is not None
+    return grad if layer.layout is None else local_gradient(layer.parameter, layer.layout)
+
+
+def peak(layer: Layer) -> Tensor:
+    """The sign norm d_in max|A|, or max|A| of an embedding, 0-d."""
+    part = layer.part
+    low, high = torch.aminmax(part) if part.numel() else (part.new_zeros(()), part.new_zeros(()))
+    largest = torch.maximum(-low, high).float()
+    if layer.layout is not None:
+        largest = layer.layout.largest(largest)
+    return largest * layer.shape[-1] if layer.lmo.name == "sign" else largest

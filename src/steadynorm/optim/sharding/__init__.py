@@ -1,0 +1,1 @@
+"""Run a step over many processes."""

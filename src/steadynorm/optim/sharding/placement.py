@@ -1,0 +1,83 @@
+"""State of a replicated parameter, sharded by rows over a mesh; and state of any placement loaded into any other."""
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from steadynorm.optim.sharding.layout import is_dtensor, layout_of, local, process_group
+
+
+def sharded_zeros(p: Tensor, dtype: torch.dtype, mesh: Any) -> Tensor:
+    """Zeros like a plain p: a DTensor cut by rows over the mesh, ~1/W of it here. A scalar is whole on every rank.
+
+    mesh: as checked_mesh gives it.
+    """
+    from torch.distributed.tensor import Replicate, Shard, zeros
+
+    mesh, device = _as_mesh(mesh, p.device.type), p.device
+    if is_dtensor(p):
+        raise ValueError("is a DTensor already: its state is sharded as it is; leave mesh= out")
+    if mesh.device_type != device.type:
+        raise ValueError(f"is on {device.type}, but mesh= is of {mesh.device_type}; move one of them")
+    return zeros(p.shape, dtype=dtype, device_mesh=mesh, placements=[Shard(0) if p.ndim else Replicate()])
+
+
+def _as_mesh(mesh: Any, device_type: str) -> Any:
+    return _mesh_of_group(*mesh, device_type) if isinstance(mesh, Named) else mesh
+
+
+@functools.lru_cache(maxsize=64)
+def _mesh_of_group(name: str, size: int, device_type: str) -> Any:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return DeviceMesh.from_group(process_group(name), device_type)
+
+
+class Named(NamedTuple):
+    """A process group by name: kept itself, it would end its threads too late."""
+
+    name: str
+    size: int
+
+
+def checked_mesh(mesh: Any) -> Any:
+    """The mesh as an optimizer keeps it.
+
+    TypeError or ValueError unless it is None, a ProcessGroup, or a DeviceMesh of one dimension with this rank in it.
+    """
+    if mesh is None:
+        return None
+    if dist.is_available() and isinstance(mesh, dist.ProcessGroup):
+        return Named(mesh.group_name, mesh.size())
+    if not hasattr(mesh, "get_coordinate"):
+        raise TypeError(f"mesh={mesh!r} must be a DeviceMesh or a ProcessGroup")
+    if mesh.ndim != 1:
+        raise ValueError(
+            f"mesh= has {mesh.ndim} dimensions; pass the data-parallel one, mesh['name'], or a ProcessGroup"
+        )
+    if mesh.get_coordinate() is None:
+        raise ValueError("mesh= does not contain this rank; pass the mesh over which the gradients are averaged")
+    return mesh
+
+
+def placed_like(value: Tensor, fresh: Tensor) -> Tensor:
+    """A copy of `value` with the dtype, device and placement of `fresh`, which it may overwrite.
+
+    Only one DTensor into another placement takes collectives; then all ranks must load.
+    """
+    given: Any = value
+    sharded: Any = fresh
+    if not is_dtensor(fresh):
+        return (given.full_tensor() if is_dtensor(value) else value).to(fresh, copy=True)
+    if is_dtensor(value):
+        if given.device_mesh == sharded.device_mesh and given.placements == sharded.placements:
+            local(fresh).copy_(local(value))
+            return fresh
+        value = given.full_tensor()
+    layout = layout_of(fresh, {})
+    assert layout is not None
+    local(fresh).copy_(layout.mine.of(value))
+    return fresh

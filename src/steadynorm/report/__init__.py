@@ -1,0 +1,1 @@
+"""Compare runs on one HTML page: `content` decides what is shown, `page` how it looks."""
