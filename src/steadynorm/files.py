@@ -1,4 +1,4 @@
-"""Files on disk: what is written appears whole or not at all; one process at a time in a folder."""
+"""Read and write files that are either whole or absent, and keep a folder to one process at a time."""
 
 import contextlib
 import errno
@@ -20,17 +20,18 @@ except ImportError:  # Windows
 
 PathLike = str | os.PathLike[str]
 
-SEAL = "checksum"  # the last key of a sealed JSON file
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_CHECKSUM = "checksum"  # last key of a JSON file that carries one
+_DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DENIED_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS)
+_UNSUPPORTED_LOCK_ERRNOS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 @contextlib.contextmanager
 def atomic_write(path: PathLike) -> Iterator[BinaryIO]:
-    """A file opened for writing that takes its name only when it is whole and on the disk.
+    """Open a temporary file for writing and rename it to `path` once it is complete and on disk.
 
-    Stopped at any moment, even by kill -9, `path` holds what it held before; at worst a hidden `.tmp` file stays until
-    the same file is written again.
+    If the process stops at any moment, even by kill -9, `path` keeps its previous content. At worst a hidden `.tmp`
+    file remains until the same file is written again.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -42,83 +43,88 @@ def atomic_write(path: PathLike) -> Iterator[BinaryIO]:
     target = Path(path)
     temporary: Path | None = None
     try:
-        _sweep(target)
-        temporary, opened = _temporary(target)
+        _remove_leftovers(target)
+        temporary, opened = _open_temporary(target)
         with opened as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
             if fcntl is None:
-                file.close()  # Windows does not rename an open file
+                file.close()  # Windows cannot rename an open file
             temporary.replace(target)
     except BaseException as error:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 temporary.unlink()
-        if (better := told(error, target)) is not error:
-            raise better from error
+        if (explained := explain_os_error(error, target)) is not error:
+            raise explained from error
         raise
     sync_folder(target.parent)
 
 
-def _temporary(target: Path) -> tuple[Path, BinaryIO]:
-    """A new file beside `target`, locked as long as it is written: one without a lock has been left by a dead process."""
+def _open_temporary(target: Path) -> tuple[Path, BinaryIO]:
+    """Open a new file beside `target` and lock it, so that an unlocked one is known to be a dead process's leftover."""
     while True:
         path = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
         file = path.open("xb")
         if fcntl is not None:
-            with contextlib.suppress(OSError):  # a file system without locks
+            with contextlib.suppress(OSError):  # the file system does not support locks
                 fcntl.flock(file, fcntl.LOCK_EX)
-        if path.exists():  # else another process took it for a leftover before it was locked
+        if path.exists():  # otherwise another process removed it as a leftover before it was locked
             return path, file
         file.close()
 
 
-def _sweep(target: Path) -> None:
-    """Remove what writers of this file who were killed have left."""
+def _remove_leftovers(target: Path) -> None:
     if fcntl is None:
         return
-    ours = re.compile(rf"\.{re.escape(target.name)}\.\d+-[0-9a-f]{{8}}\.tmp")
-    for path in [each for each in target.parent.iterdir() if ours.fullmatch(each.name)]:
+    temporary_name = re.compile(rf"\.{re.escape(target.name)}\.\d+-[0-9a-f]{{8}}\.tmp")
+    for path in [path for path in target.parent.iterdir() if temporary_name.fullmatch(path.name)]:
         with contextlib.suppress(OSError), path.open("rb+") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
 
 
 def write_json(path: PathLike, value: Any) -> None:
-    """`value` as JSON, whole or not at all; of a mapping, with the checksum of the rest as its last key."""
+    """Write `value` as JSON atomically; a mapping also gets the checksum of its content as its last key."""
     with atomic_write(path) as file:
-        file.write((json.dumps(sealed(value) if isinstance(value, Mapping) else value, indent=1) + "\n").encode())
+        content = with_checksum(value) if isinstance(value, Mapping) else value
+        file.write((json.dumps(content, indent=1) + "\n").encode())
 
 
-def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A mapping with its checksum.
+def with_checksum(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of the mapping with its checksum as the last key.
 
-    >>> sealed({"a": 1})["checksum"][:8]
+    >>> with_checksum({"a": 1})["checksum"][:8]
     'f9d86028'
     """
-    rest = {key: each for key, each in value.items() if key != SEAL}
-    return {**rest, SEAL: hashlib.sha256(json.dumps(rest).encode()).hexdigest()}
+    content = {key: value for key, value in mapping.items() if key != _CHECKSUM}
+    return {**content, _CHECKSUM: hashlib.sha256(json.dumps(content).encode()).hexdigest()}
 
 
 def read_json(path: PathLike) -> dict[str, Any]:
-    """What `write_json` wrote, without its checksum. ValueError: not whole; a file that has no checksum is read as it is."""
+    """Return what `write_json` wrote, without its checksum; a file that has none is returned as it is.
+
+    Raises:
+        ValueError: If the file is incomplete or its checksum differs.
+    """
     try:
-        held = json.loads(Path(path).read_bytes())
+        content = json.loads(Path(path).read_bytes())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not whole ({error})") from None
-    if not isinstance(held, dict):
-        raise ValueError(f"{path}: not whole (a {type(held).__name__}, not an object)")
-    name = next(reversed(held), "")
-    rest = {key: each for key, each in held.items() if key not in (SEAL, name)}
-    agrees = bool(held) and held[name] == sealed(rest)[SEAL]
-    if agrees != (name == SEAL) or (SEAL in held and name != SEAL):  # the name itself may be what is damaged
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: not whole (a {type(content).__name__}, not an object)")
+    last_key = next(reversed(content), "")
+    rest = {key: value for key, value in content.items() if key not in (_CHECKSUM, last_key)}
+    agrees = bool(content) and content[last_key] == with_checksum(rest)[_CHECKSUM]
+    # The key itself may be damaged, so the last value is compared whatever its key.
+    if agrees != (last_key == _CHECKSUM) or (_CHECKSUM in content and last_key != _CHECKSUM):
         raise ValueError(f"{path}: damaged (its checksum differs)")
-    return rest if agrees else held
+    return rest if agrees else content
 
 
 def make_folder(path: PathLike) -> Path:
-    """The folder, made where it is missing."""
+    """Create the folder and its parents if they are missing, and return its path."""
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
@@ -126,12 +132,12 @@ def make_folder(path: PathLike) -> Path:
             errno.ENOTDIR, f"{path}: cannot be a folder, a file is in its place; remove it or choose another folder"
         ) from error
     except OSError as error:
-        raise told(error, Path(path)) from error
+        raise explain_os_error(error, Path(path)) from error
     return Path(path)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in a folder last through a power cut, where the system can."""
+    """Make renames in a folder survive a power cut, where the system supports that."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -140,33 +146,28 @@ def sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def is_full(error: BaseException) -> bool:
-    """Whether this is the disk (or the quota) being full."""
-    return isinstance(error, OSError) and error.errno in _FULL
+def is_disk_full(error: BaseException) -> bool:
+    """Return whether the error says that the disk or the quota is full."""
+    return isinstance(error, OSError) and error.errno in _DISK_FULL_ERRNOS
 
 
-def full_disk(error: BaseException, path: Path) -> OSError:
-    """The same error saying which file, and that nothing was lost."""
-    number = error.errno if isinstance(error, OSError) else errno.ENOSPC
-    what = "the file is larger than the disk or ulimit -f allows" if number == errno.EFBIG else "the disk is full"
-    return OSError(
-        number, f"{path}: {what}; files already there are untouched. Free some space or choose another folder"
-    )
-
-
-def told(error: BaseException, path: Path) -> BaseException:
-    """The error itself, or where the disk is full or refuses: one that says which file, and the remedy."""
-    if is_full(error):
-        return full_disk(error, path)
-    if isinstance(error, OSError) and error.errno in _REFUSED:
-        return OSError(
-            error.errno, f"{path}: cannot be written ({error.strerror}); choose another folder, or make it writable"
-        )
-    return error
+def explain_os_error(error: BaseException, path: Path) -> BaseException:
+    """Return an error that names the file and the remedy if the disk is full or not writable, else `error` itself."""
+    if not isinstance(error, OSError):
+        return error
+    if is_disk_full(error):
+        is_too_large = error.errno == errno.EFBIG
+        problem = "the file is larger than the disk or ulimit -f allows" if is_too_large else "the disk is full"
+        remedy = "files already there are untouched. Free some space or choose another folder"
+    elif error.errno in _DENIED_ERRNOS:
+        problem, remedy = f"cannot be written ({error.strerror})", "choose another folder, or make it writable"
+    else:
+        return error
+    return OSError(error.errno, f"{path}: {problem}; {remedy}")
 
 
 def sha256(path: PathLike) -> str:
-    """Checksum of a file, in hex.
+    """Return the SHA-256 checksum of a file in hexadecimal.
 
     >>> sha256(os.devnull)[:8]
     'e3b0c442'
@@ -176,48 +177,52 @@ def sha256(path: PathLike) -> str:
 
 
 class BusyError(ValueError):
-    """Another process works in the folder."""
+    """Another process is working in the folder."""
 
 
 @contextlib.contextmanager
 def lock(folder: Path, *, busy: str | None = None, name: str = ".lock") -> Iterator[None]:
-    """One process at a time works in this folder; the others wait, or fail with `busy` if there is such a message.
+    """Let one process at a time work in this folder.
 
-    Either way it is told which process is working there. Locks of different names do not know of each other.
+    The operating system releases the lock when the process ends, however it ends. On a file system without locks,
+    processes run side by side: files are still written atomically, and the last writer wins.
 
-    The lock ends with the process, however that ends; what it has left in the file is overwritten by the next.
+    Args:
+        folder: An existing folder.
+        busy: Message of the error raised if another process holds the lock. By default, wait for that process and
+            say which one it is.
+        name: Name of the lock file. Locks with different names are independent.
 
-    Where the file system has no locks all go on at once: files still appear whole, and the last writer wins.
+    Raises:
+        BusyError: If another process holds the lock and `busy` is given; the message names that process.
     """
-    if fcntl is None:
-        yield
-        return
+    from filelock import FileLock, Timeout
+
+    path = folder / name
+    file_lock = FileLock(path, thread_local=False, fallback_to_soft=False)
     try:
-        handle = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-    except OSError as error:
-        raise told(error, folder / name) from error
-    with open(handle, "rb+", buffering=0) as file:  # noqa: PTH123
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = _holder(file)
+            file_lock.acquire(blocking=False)
+        except Timeout:
+            holder = _read_holder(path)
             if busy is not None:
                 raise BusyError(f"{busy} (it is {holder})") from None
             print(f"waiting for {holder}, which works in {folder}", file=sys.stderr, flush=True)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:
-            pass
-        with contextlib.suppress(OSError):  # a full disk: nobody will know who it is
-            file.truncate(0)
-            file.seek(0)
-            file.write(f"{os.getpid()} {socket.gethostname()}\n".encode())
+            file_lock.acquire()
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED_LOCK_ERRNOS:
+            raise explain_os_error(error, path) from error
+    try:
+        with contextlib.suppress(OSError):  # on a full disk the holder stays anonymous
+            path.write_text(f"{os.getpid()} {socket.gethostname()}\n", encoding="utf-8")
         yield
+    finally:
+        file_lock.release()
 
 
-def _holder(file: Any) -> str:
-    """Who wrote its name into a lock."""
-    file.seek(0)
-    number, _, host = file.read(300).decode(errors="replace").strip().partition(" ")
-    if not number.isdecimal():
+def _read_holder(path: Path) -> str:
+    with path.open("rb") as file:
+        process, _, host = file.read(300).decode(errors="replace").strip().partition(" ")
+    if not process.isdecimal():
         return "a process that has just begun"
-    return f"process {number}" + (f" on {host}" if host != socket.gethostname() else "")
+    return f"process {process}" + (f" on {host}" if host != socket.gethostname() else "")

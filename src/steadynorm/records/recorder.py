@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from steadynorm.files import atomic_write, make_folder, told
+from steadynorm.files import atomic_write, explain_os_error, make_folder
 from steadynorm.records.lines import LAYERED, end_of_lines, read_header, sealed, steps
 from steadynorm.records.schema import SCHEMA, VERSION, RecordError, flatten
 
@@ -164,7 +164,7 @@ def _append(file: int, line: bytes, path: Path) -> None:
             left = left[os.write(file, left) :]
     except OSError as error:
         os.ftruncate(file, start)  # no torn line in the middle if the caller goes on
-        if (better := told(error, path)) is not error:
+        if (better := explain_os_error(error, path)) is not error:
             raise better from error
         raise
 

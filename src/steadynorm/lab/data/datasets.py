@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from steadynorm.files import PathLike, full_disk, is_full, lock, make_folder, sha256, write_json
+from steadynorm.files import PathLike, explain_os_error, is_disk_full, lock, make_folder, sha256, write_json
 from steadynorm.lab.data.download import DataError, cache_dir, download, publish, unpack
 from steadynorm.lab.data.sotu import sotu
 from steadynorm.progress import to_stderr
@@ -189,8 +189,8 @@ def get(name: str, out_dir: PathLike | None = None, *, source: PathLike | None =
                 _install(name, data, origin, folder, progress)
                 return folder
             except (DataError, OSError) as error:
-                if is_full(error):
-                    raise full_disk(error, folder) from error
+                if is_disk_full(error):
+                    raise explain_os_error(error, folder) from error
                 failures.append(f"  {error}" if origin.label in str(error) else f"  {origin.label}: {error}")
     raise DataError("\n".join([f"{name}: not found in a usable form; nothing was written", *failures, data.remedy]))
 

@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from steadynorm import progress as bars
-from steadynorm.files import full_disk, is_full, sha256
+from steadynorm.files import explain_os_error, is_disk_full, sha256
 
 _BLOCK = 1 << 20  # bytes
 _LARGEST = 1 << 26  # bytes of a file taken out of an archive: none of ours is larger
@@ -75,9 +75,9 @@ def download(
                     raise DataError(f"{url}: {error}") from error
                 time.sleep(_PAUSE * 2**idle)
             except OSError as error:
-                if is_full(error):
+                if is_disk_full(error):
                     part.unlink(missing_ok=True)
-                    raise full_disk(error, part) from error
+                    raise explain_os_error(error, part) from error
                 raise
     found = sha256(part)
     if found == sha256_hex:

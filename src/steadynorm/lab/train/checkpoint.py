@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from steadynorm.files import full_disk, is_full, make_folder, read_json, sha256, sync_folder, write_json
+from steadynorm.files import explain_os_error, is_disk_full, make_folder, read_json, sha256, sync_folder, write_json
 
 SHARDS = "shards"
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")  # how safetensors tells of the disk
@@ -89,7 +89,7 @@ def save(folder: Path, step: int, state: Mapping[str, Any], model: Mapping[str, 
     except BaseException as error:
         shutil.rmtree(made, ignore_errors=True)
         if full := _of_full_disk(error):
-            raise full_disk(full, target) from error
+            raise explain_os_error(full, target) from error
         raise
     past = [path for path in found(folder) if step_of(path) <= step]
     for dropped in {*found(folder)} - {*past[-keep:]}:
@@ -102,7 +102,7 @@ def _of_full_disk(error: BaseException | None) -> OSError | None:
     while error is not None:
         told = _OS_ERROR.search(str(error))
         cause = OSError(int(told[1]), "") if told else error
-        if isinstance(cause, OSError) and is_full(cause):
+        if isinstance(cause, OSError) and is_disk_full(cause):
             return cause
         error = error.__cause__ or error.__context__
     return None
