@@ -9,6 +9,7 @@ _EXTRAS = {
     "PIL": "train",
     "tokenizers": "train",
     "pyarrow": "train",
+    "filelock": "train",
 }
 
 
