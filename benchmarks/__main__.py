@@ -25,7 +25,6 @@ from steadynorm.lab import bench
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
-README = HERE.parent / "README.md"
 
 
 def hidden_matrices(rounds: int) -> dict[str, Any]:
@@ -150,32 +149,10 @@ def show(name: str, text: str) -> None:
 
 
 def write(results: dict[str, Any]) -> None:
-    """This kind's results, and its parts of docs/benchmarks.md and the README, between their markers."""
+    """Write the results of this kind of machine, and its part of docs/benchmarks.md between the markers."""
     kind = machine.kind()
     (HERE / f"results-{kind}.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     fill(PAGE, f"measured {kind}", "\n\n".join(_shown.values()))
-    fill(README, f"speed {kind}", readme_table(results))
-
-
-def readme_table(results: dict[str, Any]) -> str:
-    """Step times of a few contenders on both models, and their ratio to the first that takes fast products."""
-    models = results["hidden_matrices"]["models"]
-    names = ["torch Muon", "pytorch_optimizer SCION", "pytorch_optimizer Muon", "HeavyBall Muon", bench.PLAIN]
-    names += ["ScionC, 5 steps", "ScionC, 4 steps"]
-    names = [name for name in names if all(name in each["seconds"] for each in models.values())]
-    peer = "torch Muon" if machine.native_bf16() else bench.PLAIN
-    lines = [f"{results['machine']}:\n"]
-    lines.append(f"| optimizer | {' | '.join(models)} | polar error, Gaussian / hard |")
-    lines.append("|---|" + "---:|" * (len(models) + 1))
-    for name in names:
-        times = [
-            f"{1e3 * each['seconds'][name]:.0f} ms ({each['seconds'][peer] / each['seconds'][name]:.2f}x)"
-            for each in models.values()
-        ]
-        error = results["hidden_matrices"]["errors"].get(name)
-        shown = f"{error['gaussian']:.2f} / {error['hard']:.2f}" if error else ""
-        lines.append(f"| {name} | {' | '.join(times)} | {shown} |")
-    return "\n".join(lines)
 
 
 def main() -> None:

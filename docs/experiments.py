@@ -1,7 +1,7 @@
 """Write the pages of the paper's experiments, docs/paper/*.md and their pictures, and who won, from results/. No number is typed.
 
 Run from the repository's root: .venv/bin/python docs/experiments.py   (`make docs` does it as well). It also fills the boxes
-"what you gain" in README.md and docs/, between <!-- gain --> and <!-- /gain -->.
+"what you gain" in docs/, between <!-- gain --> and <!-- /gain -->.
 """
 
 import json
@@ -34,7 +34,7 @@ ROOT = Path(__file__).parent.parent
 COLOURS = ("#1d4ed8", "#c2410c", "#15803d", "#7e22ce", "#0e7490", "#b91c1c", "#a16207", "#475569")
 MOST_PLOTS = 9
 AFTER = "of these after Holm"
-BOXES = (Path("README.md"), Path("docs/index.md"), Path("docs/correct.md"))  # pages with what you gain, between markers
+BOXES = (Path("docs/index.md"), Path("docs/correct.md"))  # pages with what you gain, between markers
 GAINS = {  # what you change -> folder, arm, and what was trained
     "AdamW → corrected": ("fig-adamc", "AdamC", "ViT, accuracy in %"),
     "torch's Muon → corrected": ("fig-muon", "Muon, corrected", "GPT, validation loss"),
@@ -162,7 +162,7 @@ def _cell(text: str) -> str:
 
 
 def gain(root: Path) -> str:
-    """Return the box of README and docs: what correcting brings, and what not."""
+    """Return the box of the pages: what correcting brings, and what not."""
     found = {(pair.folder, pair.arm): pair for pair in _pairs(root)}
     rows, seeds = [], set()
     for change, (folder, arm, task) in GAINS.items():
@@ -195,7 +195,7 @@ def filled(text: str, marker: str, body: str) -> str:
 
 
 def fill_boxes(root: Path) -> None:
-    """Write what you gain into README and docs."""
+    """Write what you gain into the pages."""
     for path in (root / each for each in BOXES):
         path.write_text(filled(path.read_text(encoding="utf-8"), "gain", gain(root)), encoding="utf-8")
 

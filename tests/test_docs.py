@@ -100,6 +100,18 @@ def test_readme_and_site_cite_the_paper_alike():
         assert f"https://arxiv.org/abs/{identifier}" in (ROOT / path).read_text(encoding="utf-8")
 
 
+def test_figures_in_the_readme_are_those_of_the_pages():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    figures = {
+        "from 18.4 % to\n  3.5 %": ("index.md", "| 18.4 % → 3.5 % |"),
+        "is 1.45x faster": ("benchmarks.md", "| ScionC, 5 steps | 746.6 | 1.45x |"),
+        "take 0.58 of": ("many-gpus.md", "| 2 | FSDP2 | 453 | 0.58 |"),
+        "agrees with simulation to 0.2 %": ("predict.md", "1.102 / 1.002"),
+    }
+    for quoted, (page, source) in figures.items():
+        assert quoted in readme and source in (ROOT / "docs" / page).read_text(encoding="utf-8"), quoted
+
+
 def test_correct_page_shows_several_seeds_and_what_you_gain():
     page = (ROOT / "docs" / "correct.md").read_text(encoding="utf-8")
     printed = (ROOT / "docs" / "out" / "correct_adamw.txt").read_text(encoding="utf-8")

@@ -63,7 +63,7 @@ def test_the_overviews_are_up_to_date_and_no_page_is_left_over(generator: Module
     assert there == experiments | overviews.keys(), "run docs/experiments.py"
 
 
-def test_boxes_of_readme_and_docs_say_what_results_say(generator: ModuleType):
+def test_boxes_of_the_pages_say_what_results_say(generator: ModuleType):
     for path in (ROOT / each for each in generator.BOXES):
         text = path.read_text(encoding="utf-8")
         assert not text_difference(text, generator.filled(text, "gain", generator.gain(ROOT))), (
