@@ -20,8 +20,8 @@ def mutants(found: Mapping[str, Any]) -> str:
         f"**{found['killed']} of {found['mutants']} mutants killed**, {found['seconds'] / 60:.0f} minutes of wall time summed over them.",
         "",
         *_table(
-            ("file", "what is broken", "noticed by"),
-            [(f"`{each['file']}`", each["breaks"], _noticed(each)) for each in found["outcomes"]],
+            ("place", "what is broken", "noticed by"),
+            [(f"`{each['place']}`", each["breaks"], _noticed(each)) for each in found["outcomes"]],
         ),
     ]
     return "\n".join(lines)

@@ -24,7 +24,7 @@ from typing import Any
 
 import mutants_recipes
 import mutants_table
-from mutants_table import Mutant
+from mutation import Mutant, module_path, mutate
 
 MUTANTS = mutants_table.MUTANTS + mutants_recipes.MUTANTS
 ROOT = Path(__file__).parents[1]
@@ -48,25 +48,17 @@ _PASSED, _FAILED, _UNCOLLECTED = 0, 1, 2  # pytest's exit codes; the last: a tes
 class Outcome:
     """What became of one mutant, or of the unbroken copy."""
 
-    file: str
+    place: str
     breaks: str
     outcome: str
     by: str  # the test that noticed
     seconds: float
-    digest: str = ""  # of the mutant: an outcome is of this text, and no other
+    digest: str = ""
 
 
 def digest(mutant: Mutant) -> str:
-    """Tells whether a mutant has changed since its outcome was written down."""
-    return hashlib.sha256(repr(tuple(mutant[:4])).encode()).hexdigest()[:12]
-
-
-def mutated(mutant: Mutant, source: Path = ROOT / "src") -> str:
-    """The text of the broken file; ValueError if there is not exactly one place to break."""
-    text = (source / "steadynorm" / mutant.file).read_text(encoding="utf-8")
-    if (count := text.count(mutant.old)) != 1:
-        raise ValueError(f"{mutant.file}: {mutant.breaks}: its text occurs {count} times, not once: {mutant.old!r}")
-    return text.replace(mutant.old, mutant.new)
+    """Identify a mutant by its place, code and replacement, so that an outcome counts for no other."""
+    return hashlib.sha256(repr((mutant.place, mutant.old, mutant.new)).encode()).hexdigest()[:12]
 
 
 def attempt(mutant: Mutant | None, tests: Sequence[str], limit: float, root: Path = ROOT) -> Outcome:
@@ -76,7 +68,8 @@ def attempt(mutant: Mutant | None, tests: Sequence[str], limit: float, root: Pat
         copy = Path(folder) / "src"
         shutil.copytree(root / "src", copy, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
         if mutant is not None:
-            (copy / "steadynorm" / mutant.file).write_text(mutated(mutant, root / "src"), encoding="utf-8")
+            path = module_path(mutant, copy / "steadynorm")
+            path.write_text(mutate(mutant, copy / "steadynorm"), encoding="utf-8")
         options = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "--tb=no", "--no-header"]
         environment = os.environ | {
             "PYTHONPATH": str(copy), "STEADYNORM_COPY": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1",
@@ -95,7 +88,7 @@ def attempt(mutant: Mutant | None, tests: Sequence[str], limit: float, root: Pat
             found = re.search(r"^(?:FAILED|ERROR) tests/([^\s\[]+)", done.stdout, re.M)
             by = found[1] if found else done.stdout[-500:] if outcome != SURVIVED else ""
     seconds = round(time.monotonic() - started, 1)
-    what = ("", "nothing") if mutant is None else (mutant.file, mutant.breaks)
+    what = ("", "nothing") if mutant is None else (mutant.place, mutant.breaks)
     return Outcome(*what, outcome, by, seconds, "" if mutant is None else digest(mutant))
 
 
@@ -120,7 +113,7 @@ def check(mutants: Sequence[Mutant], *, jobs: int, limit: float, report: Callabl
         found: dict[Mutant, Outcome] = {}
         for mutant, outcome in _all(pool, {each: (each, each.tests, limit) for each in mutants}):
             found[mutant] = outcome
-            report(f"{len(found):>3} of {len(mutants)}: {outcome.outcome}: {mutant.file}: {mutant.breaks} ({outcome.seconds} s) {outcome.by}")  # fmt: skip
+            report(f"{len(found):>3} of {len(mutants)}: {outcome.outcome}: {mutant.place}: {mutant.breaks} ({outcome.seconds} s) {outcome.by}")  # fmt: skip
     return [found[each] for each in mutants]
 
 
@@ -139,12 +132,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python tests/mutants.py", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="tests run at the same time")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for one mutant")
-    parser.add_argument("--only", default="", help="mutants whose file or description has this in it")
+    parser.add_argument("--only", default="", help="mutants whose place or description contains this")
     parser.add_argument("--new", action="store_true", help="only those that are not yet in the results as killed")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
     before = _known(given.out)
-    mutants = [each for each in MUTANTS if given.only in f"{each.file}: {each.breaks}"]
+    mutants = [each for each in MUTANTS if given.only in f"{each.place}: {each.breaks}"]
     if given.new:
         mutants = [each for each in mutants if before.get(digest(each), {}).get("outcome") != KILLED]
     outcomes = check(mutants, jobs=given.jobs, limit=given.limit, report=lambda text: print(text, flush=True))
@@ -152,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     everything = [known[digest(each)] for each in MUTANTS if digest(each) in known]
     for each in everything:
         if each["outcome"] != KILLED:
-            print(f"{each['outcome'].upper()}: {each['file']}: {each['breaks']}")
+            print(f"{each['outcome'].upper()}: {each['place']}: {each['breaks']}")
     if missing := len(MUTANTS) - len(everything):
         print(f"{missing} not tried yet")
     killed = sum(each["outcome"] == KILLED for each in everything)

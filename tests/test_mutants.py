@@ -1,5 +1,6 @@
 """The mutation check itself: every mutant still applies and can be imported, and the check tells killed from survived."""
 
+import ast
 import json
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -8,7 +9,7 @@ from pathlib import Path
 import mutants
 import pytest
 from mutants import MUTANTS
-from mutants_table import Mutant
+from mutation import Mutant, module_path, mutate
 
 from benchmarks import trust
 
@@ -17,12 +18,12 @@ QUICK = ("test_schedule.py::test_cosine_is_the_papers_at_every_update",)
 FORMULA = "(1 + math.cos(math.pi * done)) / 2"
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda each: f"{each.file}: {each.breaks}")
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.place}: {mutant.breaks}")
 def test_every_mutant_applies_once_and_its_module_can_be_imported(mutant: Mutant, tmp_path, monkeypatch):
     path = tmp_path / "mutant.py"
-    path.write_text(mutants.mutated(mutant), encoding="utf-8")
-    package = "steadynorm." + mutant.file.replace("/", ".").rpartition(".")[0].rpartition(".")[0]
-    name = f"{package.rstrip('.')}.mutant"
+    path.write_text(mutate(mutant), encoding="utf-8")
+    assert ast.dump(ast.parse(path.read_text())) != ast.dump(ast.parse(module_path(mutant).read_text(encoding="utf-8")))
+    name = f"steadynorm.{mutant.place.partition(':')[0]}".rpartition(".")[0] + ".mutant"
     spec = spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
@@ -39,20 +40,59 @@ def test_every_mutants_tests_are_there():
 
 
 def test_no_mutant_is_there_twice():
-    assert len({(each.file, each.breaks) for each in MUTANTS}) == len({each[:3] for each in MUTANTS}) == len(MUTANTS)
+    assert len({(mutant.place, mutant.breaks) for mutant in MUTANTS}) == len(MUTANTS)
+    assert len({mutants.digest(mutant) for mutant in MUTANTS}) == len(MUTANTS)
 
 
-def test_a_text_that_is_not_there_or_there_twice_is_an_error():
-    with pytest.raises(ValueError, match=r"schedule\.py: nothing: its text occurs 0 times"):
-        mutants.mutated(Mutant("schedule.py", "not in there", "", "nothing", QUICK))
-    with pytest.raises(ValueError, match="not once"):
-        mutants.mutated(Mutant("schedule.py", "return", "", "much", QUICK))
+def test_errors_say_what_was_searched_where():
+    with pytest.raises(ValueError, match=r"'b' of nowhere:f: there is no module nowhere in .*steadynorm"):
+        mutate(Mutant("nowhere:f", "b", "x", "", QUICK))
+    with pytest.raises(
+        ValueError, match=r"'b' of schedule:Ratio\.nothing: schedule\.py defines no function or variable Ratio\.nothing"
+    ):
+        mutate(Mutant("schedule:Ratio.nothing", "b", "x", "", QUICK))
+    with pytest.raises(ValueError, match=r"must occur once in Ratio\.__call__ but occurs 0 times: 'not_there'"):
+        mutate(Mutant("schedule:Ratio.__call__", "b", "not_there", "1", QUICK))
+    with pytest.raises(ValueError, match=r"occurs [2-9] times: 'self\.warmup'"):
+        mutate(Mutant("schedule:Ratio.__call__", "b", "self.warmup", "1", QUICK))
+
+
+SOURCE = """
+TABLE = {"a": 1.5, "b": 2}
+class C:
+    rate: float = 0.1
+    def f(self, x):
+        \'\'\'Docstring.\'\'\'
+        y = (x  # a comment
+             + 1)
+        call(x, flag=True)
+        return  (y)
+    def g(self):
+        call()
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "old", "new", "mutated"),
+    [
+        ("m:C.f", "x+1", "x - 1", "y = x - 1"),
+        ("m:C.f", "y = x + 1; call(x, flag=True)", "y = 2", "y = 2\n        return y"),
+        ("m:C.f", "call(x, flag=True)", "", "y = x + 1\n        return y"),
+        ("m:C.f", "flag=True", "flag=False", "call(x, flag=False)"),
+        ("m:C.g", "call()", "", "def g(self):\n        pass"),
+        ("m:C.rate", "0.1", "0.2", "rate: float = 0.2"),
+        ("m:TABLE", "1.5", "1", "TABLE = {'a': 1, 'b': 2}"),
+    ],
+)
+def test_code_is_found_by_its_syntax_tree(place, old, new, mutated, tmp_path):
+    (tmp_path / "m.py").write_text(SOURCE)
+    assert mutated in mutate(Mutant(place, "", old, new, ()), tmp_path)
 
 
 def test_a_broken_formula_is_killed_and_a_harmless_change_survives(capsys, monkeypatch, tmp_path):
     """Which also shows that the copy is what is tested, though the package is installed."""
-    harmless = Mutant("schedule.py", FORMULA, f"0.5 * {FORMULA[:-4]}", "nothing", QUICK)
-    harmful = Mutant("schedule.py", FORMULA, "1 - done", "cosine is a line", QUICK)
+    harmless = Mutant("schedule:_SHAPES", "nothing", FORMULA, f"0.5 * {FORMULA[:-4]}", QUICK)
+    harmful = Mutant("schedule:_SHAPES", "cosine is a line", FORMULA, "1 - done", QUICK)
     monkeypatch.setattr(mutants, "MUTANTS", (harmless, harmful))
     before = (ROOT / "src" / "steadynorm" / "schedule.py").read_text(encoding="utf-8")
     assert mutants.main(["--jobs", "2", "--out", str(tmp_path / "out.json")]) == 1
@@ -61,7 +101,7 @@ def test_a_broken_formula_is_killed_and_a_harmless_change_survives(capsys, monke
     assert [each["outcome"] for each in found["outcomes"]] == ["survived", "killed"]
     assert found["outcomes"][1]["by"].partition("::")[0] == "test_schedule.py"
     said = capsys.readouterr().out
-    assert "SURVIVED: schedule.py: nothing" in said and "1 of 2 mutants killed" in said
+    assert "SURVIVED: schedule:_SHAPES: nothing" in said and "1 of 2 mutants killed" in said
     monkeypatch.setattr(mutants, "MUTANTS", (harmful,))  # known to be killed: nothing is left to do
     assert mutants.main(["--new", "--out", str(tmp_path / "out.json")]) == 0
     assert capsys.readouterr().out == "1 of 1 mutants killed\n"
@@ -70,7 +110,7 @@ def test_a_broken_formula_is_killed_and_a_harmless_change_survives(capsys, monke
 @pytest.mark.slow
 def test_tests_that_fail_anyway_prove_nothing(monkeypatch, tmp_path):
     """They, and tests that are not there, are told before any mutant is tried."""
-    nowhere = Mutant("schedule.py", FORMULA, "1 - done", "cosine is a line", ("test_schedule.py::test_not_there",))
+    nowhere = Mutant("schedule:_SHAPES", "cosine is a line", FORMULA, "1 - done", ("test_schedule.py::test_not_there",))
     with pytest.raises(RuntimeError, match="must pass on the unbroken copy: did not run"):
         mutants.check([nowhere], jobs=1, limit=600, report=lambda text: None)
 
