@@ -8,7 +8,7 @@ from mutation import Mutant, in_module
 # fmt: off
 momentum = in_module("theory.momentum", "test_theory_kernels.py", "test_theory_forecast.py")
 kernels = in_module("theory.kernels", "test_theory_kernels.py")
-steady = in_module("theory.steady", "test_theory_steady.py")
+steady = in_module("theory.steady_state", "test_theory_steady.py")
 trajectory = in_module("theory.trajectory", "test_theory_forecast.py")
 correction = in_module("decay.correction", "test_decay.py")
 foreign = in_module("decay.foreign", "test_decay.py")
@@ -49,7 +49,7 @@ MUTANTS = (
     momentum("lion", "Lion's betas swapped", "Filter(beta1, 1 - beta1, beta2, 1 - beta2)", "Filter(beta2, 1 - beta2, beta1, 1 - beta1)"),
     momentum("variance", "settled variance of the momentum doubled", "_gap(filter) * (1 + filter.r)", "_gap(filter)"),
     momentum("advance", "variance of the momentum not squared", "r * r * var", "r * var"),
-    momentum("steady", "the gradient that update and buffer share is left out", "p * (p * r + h * w)", "p * p * r"),
+    momentum("steady_correlation", "the gradient that update and buffer share is left out", "p * (p * r + h * w)", "p * p * r"),
     kernels("Overlap.gain_of", "gain without its factor 2", "2.0 * (1.0 - eta)", "1.0 - eta"),
     kernels("Overlap.gain_of", "gain without decay", "math.log1p(-eta) + self.n * _log(ratio, ratio_gap)", "self.n * _log(ratio, ratio_gap)"),
     kernels("overlap", "sign has the linear kernel", "_vector(1)", "_LINEAR"),
@@ -68,14 +68,14 @@ MUTANTS = (
     steady("half_life", "half-life by the first order", "-math.log1p(-eta)", "eta"),
     steady("adam_mean_square", "size of Adam's update", "(1 - beta1) / (1 + beta1)", "1 - beta1"),
     steady("adam_weight_decay_for", "factor 2 in Adam's decay for a target", '2 * _check_target("mean_square", mean_square)', '1 * _check_target("mean_square", mean_square)'),
-    trajectory("settled_past", "settled past forgets the decay", "(1 - eta) * step.to_m**kernel.n", "step.to_m**kernel.n"),
-    trajectory("_walk_chunk", "overlap of past updates missing", "(1 - e) ** 2 * norm + g * g + 2 * g * (1 - e) * cross", "(1 - e) ** 2 * norm + g * g"),
-    trajectory("_walk_chunk", "recursion off by one: the new update ages at once", "past *= keep[t]; past += add[t]", "past += add[t]; past *= keep[t]"),
-    trajectory("begin", "forgets where the weights start", "float(start)", "0.0"),
-    trajectory("begin", "warm momentum starts cold", "1.0 if warm_momentum else 0.0", "0.0"),
-    trajectory("_walk_chunk", "sign of the expected alignment", "-cross", "cross"),
+    trajectory("steady_overlap", "steady overlap forgets the decay", "(1 - eta) * step.to_m**kernel.n", "step.to_m**kernel.n"),
+    trajectory("_advance_chunk", "overlap of past updates missing", "(1 - e) ** 2 * norm + g * g + 2 * g * (1 - e) * cross", "(1 - e) ** 2 * norm + g * g"),
+    trajectory("_advance_chunk", "recursion off by one: the new update ages at once", "past *= keep[t]; past += add[t]", "past += add[t]; past *= keep[t]"),
+    trajectory("initial_state", "forgets where the weights start", "float(start)", "0.0"),
+    trajectory("initial_state", "warm momentum starts cold", "1.0 if warm_momentum else 0.0", "0.0"),
+    trajectory("_advance_chunk", "sign of the expected alignment", "-cross", "cross"),
     trajectory("forecast_adam", "Adam's bias correction off by one", "start=1", "start=2"),
-    trajectory("_linear_walk", "linear walk decays once, not squared", "(1 - e) ** 2", "1 - e"),
+    trajectory("_forecast_linear", "linear forecast decays once, not squared", "(1 - e) ** 2", "1 - e"),
     # the correction
     correction("corrected_weight_decay", "current lr in place of the peak", "lr / peak", "lr / lr"),
     correction("corrected_weight_decay", "momentum factor missing", 'group["base_weight_decay"] * (lr / peak) * family.factor(group)', 'group["base_weight_decay"] * (lr / peak)'),
@@ -198,14 +198,14 @@ MUTANTS = (
     norms("peak", "sign norm without d_in", "largest * layer.shape[-1]", "largest", "test_monitor.py::test_role_norms_are_means_of_table_1"),
     record("compose", "sign of the excess alignment", "cosine - expected", "expected - cosine"),
     record("_cosine", "cosine over the squared norm", "math.sqrt(update * before)", "update * before", "test_monitor_forecast.py::test_random_gradients_have_no_excess_alignment"),
-    track("Course.norm", "forecast forgets the start", "unit * self.norms[at] + start.norm_sq * self.keeps[at]", "unit * self.norms[at]"),
-    track("Course.settle", "start decays once, not squared", "(1 - eta) ** 2", "1 - eta"),
-    track("Course.cosine", "expected alignment one step late", "self.norms[at - 1]", "self.norms[at]"),
-    track("Course._begin", "momentum under way taken for none", "not any(start.warm for start in starts) or stride.filter.r >= 1", "True", "test_monitor_forecast.py::test_attached_to_a_run_under_way_momentum_is_taken_as_settled"),
+    track("ForecastTrack.norm", "forecast forgets the start", "unit * self.norms[at] + start.norm_sq * self.keeps[at]", "unit * self.norms[at]"),
+    track("ForecastTrack.advance", "start decays once, not squared", "(1 - eta) ** 2", "1 - eta"),
+    track("ForecastTrack.cosine", "expected alignment one step late", "self.norms[at - 1]", "self.norms[at]"),
+    track("ForecastTrack._begin", "momentum under way taken for none", "not any(start.warm for start in starts) or stride.filter.r >= 1", "True", "test_monitor_forecast.py::test_attached_to_a_run_under_way_momentum_is_taken_as_settled"),
     Mutant("monitor.motion:MOTIONS", "Lion's effective lr without its root", "math.sqrt(theory.lion_gain(*betas_of(group)))", "theory.lion_gain(*betas_of(group))", ("test_monitor_forecast.py::test_forecast_of_lion_and_adam_with_changing_betas",)),
     Mutant("monitor.motion:_normalised_lr", "effective lr in records without Nesterov's factor", "theory.effective_lr(_lr(group), alpha(group), nesterov=nesterov_of(group))", "theory.effective_lr(_lr(group), alpha(group))", (FORECAST,)),
     Mutant("monitor.motion:MOTIONS", "effective lr of a trace is that of an average", '_lr(group) / (alpha_of(group) if group["trace"] else 1.0)', "_lr(group)", ("test_monitor_forecast.py::test_effective_lr_of_sgd_with_and_without_a_trace",)),
-    track("Course._begin", "momentum of a young Adam taken for an old one's", "self.count if young else None", "None", "test_monitor_forecast.py::test_momentum_of_a_young_adam_holds_as_many_gradients_as_it_has_seen"),
+    track("ForecastTrack._begin", "momentum of a young Adam taken for an old one's", "self.count if young else None", "None", "test_monitor_forecast.py::test_momentum_of_a_young_adam_holds_as_many_gradients_as_it_has_seen"),
     Mutant("conversion.equivalents:muon_factor", "size of Muon's adjusted update", "math.sqrt(max(rows, columns))", "max(rows, columns)", ("test_monitor_forecast.py::test_size_of_muons_update_is_known",)),
     Mutant("monitor.monitor:Monitor._products", "decay counted as update", "theta * (1 - eta)", "theta", ("test_monitor.py::test_alignment_equals_copies_of_the_weights",)),
     Mutant("monitor.monitor:Monitor.load_state_dict", "resumed monitor forgets its power vectors", 'each.load(state["power"])', "each.load({})", ("test_monitor_forecast.py::test_resumed_run_continues_as_the_unbroken",)),

@@ -13,7 +13,7 @@ from torch import nn
 import steadynorm as sn
 from steadynorm import theory
 from steadynorm.monitor.motion import MOTIONS, muon_update_norm_sq
-from steadynorm.monitor.track import Course, Start, Stride
+from steadynorm.monitor.track import ForecastTrack, Start, StepParams
 
 T = 60
 RATIO = [(t + 1) / 10 if t < 10 else 0.55 + 0.45 * math.cos(math.pi * (t - 9) / 50) for t in range(T)]
@@ -118,8 +118,8 @@ def test_effective_lr_of_sgd_with_and_without_a_trace(trace):
 
 def test_momentum_of_a_young_adam_holds_as_many_gradients_as_it_has_seen():
     kernel = theory.overlap("linear", None)
-    course = Course(MOTIONS["adam"], kernel, (), theory.begin(kernel))
-    course._begin([Start(1.0, warm=True, updates=3)], Stride(0.01, 0.0, theory.ema(0.1)))
+    course = ForecastTrack(MOTIONS["adam"], kernel, (), theory.initial_state(kernel))
+    course._begin([Start(1.0, warm=True, updates=3)], StepParams(0.01, 0.0, theory.ema(0.1)))
     assert course.walk.var == pytest.approx(sum((0.1 * 0.9**age) ** 2 for age in range(3)))
 
 

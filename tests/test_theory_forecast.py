@@ -11,21 +11,21 @@ import twins_theory as twin
 from steadynorm.theory import (
     adam_mean_square,
     advance,
-    begin,
+    advance_forecast,
     ema,
     expected_alignment,
+    forecast,
     forecast_adam,
     forecast_lion,
     forecast_sgd,
+    initial_state,
     lion_steady_norm_sq,
     overlap,
-    settled_past,
     steady_norm_sq,
+    steady_overlap,
     trace,
     variance,
-    walk,
 )
-from steadynorm.theory import trajectory as forecast
 
 VECTORS = json.loads((Path(__file__).parent / "data" / "theory_vectors.json").read_text(encoding="utf-8"))
 KERNELS = {
@@ -89,7 +89,7 @@ def test_trace_momentum_with_changing_mu_is_not_ema_but_follows_the_same_walk(ne
     mu = np.linspace(0.95, 0.0, T)
     S = twin.overlaps(twin.trace_weights(mu, nesterov=nesterov), f)
     filters = [trace(v, nesterov=nesterov) for v in mu]
-    norms, _, _ = walk(begin(kernel), kernel, filters, LR, LR * DECAY)
+    norms, _, _ = advance_forecast(initial_state(kernel), kernel, filters, LR, LR * DECAY)
     np.testing.assert_allclose(norms, twin.norms_sq(LR, DECAY, S), rtol=1e-9)
     as_ema = forecast(LR, DECAY, 1 - mu, nesterov=nesterov, overlap=kernel)
     assert np.abs(as_ema / norms - 1).max() > 1e-3
@@ -171,11 +171,13 @@ def test_walk_in_two_pieces_is_one_walk(steps):
     lr = 0.05 * (1 + np.cos(np.pi * t / steps))
     eta = 0.1 * lr
     filters = [ema(a, nesterov=True) for a in np.linspace(0.05, 0.9, steps)]
-    norms, cosines, end = walk(begin(kernel, start=1.0), kernel, filters, lr, eta)
+    norms, cosines, end = advance_forecast(initial_state(kernel, start=1.0), kernel, filters, lr, eta)
     for cut in (1, steps // 3, steps - 1):
-        first, cos_first, state = walk(begin(kernel, start=1.0), kernel, filters[:cut], lr[:cut], eta[:cut])
+        first, cos_first, state = advance_forecast(
+            initial_state(kernel, start=1.0), kernel, filters[:cut], lr[:cut], eta[:cut]
+        )
         kept = state.past.copy()
-        second, cos_second, last = walk(state, kernel, filters[cut:], lr[cut:], eta[cut:])
+        second, cos_second, last = advance_forecast(state, kernel, filters[cut:], lr[cut:], eta[cut:])
         np.testing.assert_allclose(np.concatenate((first, second)), norms, rtol=1e-12)
         np.testing.assert_allclose(np.concatenate((cos_first, cos_second)), cosines, rtol=1e-12)
         assert (last.norm_sq, last.var) == pytest.approx((end.norm_sq, end.var), rel=1e-12)
@@ -387,8 +389,10 @@ def test_what_momentum_and_the_past_settle_at_is_where_a_long_walk_arrives(momen
         var = advance(momentum, var).var_m
         assert variance(momentum, updates) == pytest.approx(var, rel=1e-12)
     assert variance(momentum) == pytest.approx(var, rel=1e-12)
-    _, _, arrived = walk(begin(kernel), kernel, [momentum] * 3000, np.full(3000, lr), np.full(3000, lr * decay))
-    settled = settled_past(kernel, advance(momentum, variance(momentum)), lr, lr * decay)
+    _, _, arrived = advance_forecast(
+        initial_state(kernel), kernel, [momentum] * 3000, np.full(3000, lr), np.full(3000, lr * decay)
+    )
+    settled = steady_overlap(kernel, advance(momentum, variance(momentum)), lr, lr * decay)
     np.testing.assert_allclose(settled, arrived.past, rtol=1e-9)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import twins_theory as twin
 
-from steadynorm.theory import advance, ema, lion, matrix_sides, overlap, steady, trace
+from steadynorm.theory import advance, ema, lion, matrix_sides, overlap, steady_correlation, trace
 
 VECTORS = json.loads((Path(__file__).parent / "data" / "theory_vectors.json").read_text(encoding="utf-8"))
 
@@ -217,7 +217,7 @@ def test_linear_gain_at_no_decay_is_the_papers():
 @pytest.mark.parametrize("alpha", [1e-3, 0.1, 0.5, 1.0])
 def test_steady_correlation_is_kappa_times_a_power(alpha):
     for nesterov in (False, True):
-        first, ratio, *_ = steady(ema(alpha, nesterov=nesterov))
+        first, ratio, *_ = steady_correlation(ema(alpha, nesterov=nesterov))
         assert first == pytest.approx(twin.kappa(alpha, nesterov) * (1 - alpha), rel=1e-12)
         assert ratio == 1 - alpha
 
@@ -226,13 +226,13 @@ def test_steady_correlation_is_kappa_times_a_power(alpha):
 def test_trace_momentum_is_ema_to_a_normalised_update(nesterov):
     """While mu is constant: the correlations agree, the scale does not."""
     for mu in (0.0, 0.5, 0.9, 0.999):
-        same = steady(trace(mu, nesterov=nesterov)), steady(ema(1 - mu, nesterov=nesterov))
+        same = steady_correlation(trace(mu, nesterov=nesterov)), steady_correlation(ema(1 - mu, nesterov=nesterov))
         assert same[0] == pytest.approx(same[1], rel=1e-9)
 
 
 @pytest.mark.parametrize("betas", [(0.9, 0.99), (0.95, 0.98), (0.5, 0.9)])
 def test_lion_correlation_follows_from_its_weights(betas):
-    first, ratio, *_ = steady(lion(*betas))
+    first, ratio, *_ = steady_correlation(lion(*betas))
     expected = twin.lion_correlation(*betas, count=6)
     np.testing.assert_allclose(first * ratio ** np.arange(5), expected[1:], rtol=1e-10)
 
@@ -245,7 +245,7 @@ def test_second_moments_advance_to_their_steady_state(nesterov):
         var = step.var_m
     assert var == pytest.approx(0.1 / 1.9, rel=1e-12)  # alpha / (2 - alpha)
     assert step.to_m == pytest.approx(0.9, rel=1e-12)
-    assert step.to_x * step.x_m == pytest.approx(steady(filter).first, rel=1e-12)
+    assert step.to_x * step.x_m == pytest.approx(steady_correlation(filter).first, rel=1e-12)
 
 
 # --- bad input: the message carries what was passed

@@ -85,7 +85,7 @@ def test_moments_of_a_filter_are_correlations_and_settle(kind, one, two, var):
     assert step.var_x > 0
     for _ in range(3000):
         step = advance(made, step.var_m)
-    settled = theory.steady(made)
+    settled = theory.steady_correlation(made)
     assert step.var_m == pytest.approx(made.s**2 / (1 - made.r**2), rel=1e-6)
     assert step.x_m * step.to_x == pytest.approx(settled.first, rel=1e-6, abs=1e-12)
 

@@ -43,7 +43,7 @@ class Converted(NamedTuple):
     table: str  # what changed, a line for each parameter
 
 
-class Wishes(NamedTuple):
+class ConvertOptions(NamedTuple):
     """What the caller of `convert` asked for."""
 
     to: type[Optimizer]
@@ -114,8 +114,8 @@ def convert(
         for group in param_groups(model, lr=lr, output=output, roles=roles, blocks=blocks)
         for _, p in group["params"]
     }
-    wishes = Wishes(to, keep_lr, keep_norm, steady_norm_sq, settings.get("overlap", "linear"))
-    changes = [_to_scion(source, _rule(source, rules, alpha, nesterov), wishes) for source in sources]
+    options = ConvertOptions(to, keep_lr, keep_norm, steady_norm_sq, settings.get("overlap", "linear"))
+    changes = [_to_scion(source, _rule(source, rules, alpha, nesterov), options) for source in sources]
     new = to(_gathered(changes), **settings)
     _take_over(new, sources, "momentum_buffer")
     return Converted(new, table(changes))
@@ -138,24 +138,24 @@ def _rule(source: Source, rules: Mapping[int, Group], alpha: float | None, neste
     return rule
 
 
-def _to_scion(source: Source, rule: Group, wishes: Wishes) -> Change:
+def _to_scion(source: Source, rule: Group, options: ConvertOptions) -> Change:
     """The new group's values of one parameter."""
     momentum = {"alpha": rule["alpha"], "nesterov": rule["nesterov"]}
     setting = Setting(1.0, shape=source.shape, lmo=rule["lmo"], blocks=rule["blocks"], weight_decay=1.0, **momentum)
     same = source.factor(setting) * source.peak
-    peak = same if wishes.keep_lr else rule["lr"]
+    peak = same if options.keep_lr else rule["lr"]
     values = {"name": rule["name"], "lmo": rule["lmo"], "blocks": rule["blocks"], **momentum}
     values |= {
         key: float(source.group[key]) * peak / source.peak for key in SCHEDULED if source.group.get(key) is not None
     }
     unit = setting.update_norm_sq / source.parameter.numel() if source.parameter.numel() else 0.0
     if source.eta == 0:
-        return Change(source, wishes.to, {**values, "weight_decay": 0.0}, unit)
-    exact = wishes.overlap == "exact"
+        return Change(source, options.to, {**values, "weight_decay": 0.0}, unit)
+    exact = options.overlap == "exact"
     overlap = setting.kernel if exact else "linear"
     was = theory.steady_norm_sq(same, source.eta / same, **momentum, overlap=overlap, limit=not exact)
-    now = was if wishes.keep_norm else wishes.steady_norm_sq
-    if rule["name"] == "output" and not wishes.keep_norm:
+    now = was if options.keep_norm else options.steady_norm_sq
+    if rule["name"] == "output" and not options.keep_norm:
         now = theory.steady_norm_sq(peak, rule["weight_decay"], **momentum, overlap=overlap, limit=not exact)
     decay = theory.weight_decay_for(now, peak, **momentum, overlap=overlap)
     if peak * decay > 1:
@@ -163,11 +163,11 @@ def _to_scion(source: Source, rule: Group, wishes: Wishes) -> Change:
             f"convert: {source.name}: C^2 = {now:.3g} is unreachable at lr={peak:.3g}: it would take a decay of "
             f"{peak * decay:.3g} a step; lower lr=, or pass keep_lr=True or keep_norm=False"
         )
-    if wishes.to is ScionC and rule["name"] != "output":
+    if options.to is ScionC and rule["name"] != "output":
         values |= {"weight_decay": None, "steady_norm_sq": now}
     else:
         values |= {"weight_decay": decay}
-    return Change(source, wishes.to, values, unit, was, now)
+    return Change(source, options.to, values, unit, was, now)
 
 
 def _gathered(changes: Sequence[Change]) -> list[Group]:

@@ -22,7 +22,7 @@ from steadynorm import theory
 from steadynorm.decay.families import OTHER, SCION, Family, Group, group_label, refuse_scion_groups
 from steadynorm.decay.peak import PeakWatch
 from steadynorm.decay.skip import UNCORRECTED, StandIn, unsplit
-from steadynorm.theory.steady import check_reachable, eta_of
+from steadynorm.theory.steady_state import check_reachable, eta_of
 
 KEYS = (
     "base_weight_decay",

@@ -32,7 +32,7 @@ from steadynorm.monitor.record import (
     skips_in,
 )
 from steadynorm.monitor.spectral import SpectralNorms, products_per_record, spectral_norms
-from steadynorm.monitor.track import Forecasts, Mark, Seen, Start
+from steadynorm.monitor.track import Forecasts, RecordView, Start, TrackPosition
 from steadynorm.optim.base import SteadyOptimizer
 from steadynorm.optim.idle import Slices, extremes
 from steadynorm.optim.sharding.layout import layout_of, local
@@ -236,7 +236,7 @@ class Monitor:
         for layer in (layer for layer in self._plan.layers if layer in self._waited):
             row.put(totals(self._waited[layer].unsqueeze(0), [layer.layout]), [(WAITED, layer)])
 
-    def _take(self, row: Row, marks: list[Mark]) -> None:
+    def _take(self, row: Row, marks: list[TrackPosition]) -> None:
         """Measure now, on the device."""
         plan = self._plan
         for layers in plan.by_device.values():
@@ -345,8 +345,8 @@ class Monitor:
                 self._starts[layer] = Start(norm**2, momentum > 0, int(count))
             self._forecasts.skips |= skips_in(found)
         rows = values[len(new) :]
-        seen = [Seen(each.marks, skips_in(found)) for each, found in zip(taken, rows, strict=True)]
-        marks = self._forecasts.settle(self._starts, seen, skips_in(now))
+        seen = [RecordView(each.marks, skips_in(found)) for each, found in zip(taken, rows, strict=True)]
+        marks = self._forecasts.advance(self._starts, seen, skips_in(now))
         for each, found, moved in zip(taken, rows, marks, strict=True):
             self._records.append(compose(each._replace(marks=moved), found, self._starts, self._forecasts.units))
 

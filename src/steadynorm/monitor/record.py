@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from steadynorm.decay.families import Group
 from steadynorm.monitor.layers import Layer
 from steadynorm.monitor.motion import Motion, target_of, weight_decay_of
-from steadynorm.monitor.track import Mark, Start
+from steadynorm.monitor.track import Start, TrackPosition
 from steadynorm.records.role_norms import ROLE_LABELS, SPLIT
 
 Record = dict[str, Any]
@@ -59,7 +59,7 @@ class Taken(NamedTuple):
     known: Record  # what the host knew at the step
     labels: list[str]  # of the groups
     layers: Sequence[Layer]
-    marks: list[Mark]
+    marks: list[TrackPosition]
     row: Row
 
 
@@ -197,7 +197,11 @@ def _cosine(layer: Layer, values: Values) -> float | None:
 
 
 def _forecast(
-    layer: Layer, values: Values, mark: Mark | None, starts: Mapping[Layer, Start], units: Mapping[Layer, float]
+    layer: Layer,
+    values: Values,
+    mark: TrackPosition | None,
+    starts: Mapping[Layer, Start],
+    units: Mapping[Layer, float],
 ) -> tuple[float | None, float | None]:
     """Forecast norm after the step, and expected alignment in it."""
     if mark is None or values.get((WAITED, layer), 0) > 0:

@@ -22,9 +22,9 @@ from steadynorm import theory
 from steadynorm.decay.skip import is_skipped
 from steadynorm.monitor.layers import Layer
 from steadynorm.monitor.motion import Motion, weight_decay_of
-from steadynorm.theory import Filter, Overlap, Walk
+from steadynorm.theory import Filter, ForecastState, Overlap
 
-_NEXT_TO_NOTHING = 1e-200  # in place of N = 0, at which theory.walk has no cosine to give
+_NEXT_TO_NOTHING = 1e-200  # in place of N = 0, at which theory.advance_forecast has no cosine to give
 
 
 class Start(NamedTuple):
@@ -35,7 +35,7 @@ class Start(NamedTuple):
     updates: int  # it had had, where the optimizer counts them
 
 
-class Stride(NamedTuple):
+class StepParams(NamedTuple):
     """One step's numbers."""
 
     lr: float
@@ -44,24 +44,24 @@ class Stride(NamedTuple):
 
 
 @dataclass(eq=False)
-class Course:
+class ForecastTrack:
     """Layers of one group and kernel that have taken the same steps, and their walk from zero."""
 
     motion: Motion
     kernel: Overlap
     layers: tuple[Layer, ...]
-    walk: Walk
+    walk: ForecastState
     keep: float = 1.0  # K
     count: int = 0
     begun: bool = False
-    pending: list[Stride] = field(default_factory=list)
+    pending: list[StepParams] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)  # N, index 0 before the pending strides
     keeps: list[float] = field(default_factory=list)  # K likewise
     crosses: list[float] = field(default_factory=list)  # X of each pending stride
     gains: list[float] = field(default_factory=list)  # |u| of an element of it, gradients of unit variance
 
-    def settle(self, starts: Sequence[Start], skipped: frozenset[int] = frozenset()) -> None:
-        """Walk the pending strides; their norms and cosines can be asked for until the next time.
+    def advance(self, starts: Sequence[Start], skipped: frozenset[int] = frozenset()) -> None:
+        """ForecastState the pending strides; their norms and cosines can be asked for until the next time.
 
         skipped: which of them were not taken; the norm stands still there, and there is no cosine.
         """
@@ -78,7 +78,7 @@ class Course:
         lr = np.array([stride.lr for stride in pending]) * np.array(self.gains)
         eta = np.array([stride.eta for stride in pending], dtype=np.float64)
         filters = [stride.filter for stride in pending]
-        after, cosines, self.walk = theory.walk(walk, self.kernel, filters, lr, eta)
+        after, cosines, self.walk = theory.advance_forecast(walk, self.kernel, filters, lr, eta)
         self.norms = [walk.norm_sq, *after.tolist()]
         self.crosses = (-cosines * np.sqrt(self.norms[:-1])).tolist()
         self.keeps = [self.keep, *(self.keep * np.cumprod((1 - eta) ** 2)).tolist()]
@@ -96,14 +96,14 @@ class Course:
         self.crosses = [next(crosses) if each else math.nan for each in taken]
         self.gains = [next(gains) if each else math.nan for each in taken]
 
-    def _gain(self, stride: Stride, var_x: float) -> float:
+    def _gain(self, stride: StepParams, var_x: float) -> float:
         """Size of an element of u = s x where that is linear in x; Adam's s = 1/(1 - b1^t)."""
         if not self.motion.is_linear:
             return 1.0
         corrected = self.motion.name == "adam" and self.count > 0
         return math.sqrt(var_x) / (1 - stride.filter.r**self.count if corrected else 1.0)
 
-    def _begin(self, starts: Sequence[Start], stride: Stride) -> None:
+    def _begin(self, starts: Sequence[Start], stride: StepParams) -> None:
         """A cold start has no momentum; a warm one is taken to have moved at today's numbers for long."""
         self.begun = True
         self.count = max(start.updates for start in starts)
@@ -113,7 +113,7 @@ class Course:
         var = theory.variance(stride.filter, self.count if young else None)
         step = theory.advance(stride.filter, var)
         lr = stride.lr * self._gain(stride, step.var_x)
-        self.walk = Walk(_NEXT_TO_NOTHING, var, theory.settled_past(self.kernel, step, lr, stride.eta))
+        self.walk = ForecastState(_NEXT_TO_NOTHING, var, theory.steady_overlap(self.kernel, step, lr, stride.eta))
 
     def norm(self, at: int, unit: float, start: Start) -> float | None:
         """Forecast of |theta| after `at` of the strides just settled; None for SGD, whose gradients set the scale."""
@@ -136,19 +136,19 @@ class Course:
         return -cross / math.sqrt(norm_sq) if norm_sq > 0 else 0.0
 
 
-class Mark(NamedTuple):
+class TrackPosition(NamedTuple):
     """Where a course stood when a record was taken."""
 
-    course: Course
+    course: ForecastTrack
     layers: tuple[Layer, ...]
     at: int  # strides taken
     moved: bool  # the last of them in the recorded step
 
 
-class Seen(NamedTuple):
+class RecordView(NamedTuple):
     """What a record knows of the courses: where each stood, and how many updates of each layer had been skipped."""
 
-    marks: Sequence[Mark]
+    marks: Sequence[TrackPosition]
     skips: Mapping[Layer, int]
 
 
@@ -158,7 +158,7 @@ class Forecasts:
     def __init__(self, optimizer: Optimizer, motion: Motion | None):
         self.optimizer = optimizer
         self.motion = motion  # None: nothing to forecast
-        self.courses: list[Course] = []
+        self.courses: list[ForecastTrack] = []
         self.units: dict[Layer, float] = {}
         self.skips: dict[Layer, int] = {}  # up to the strides settled last, where the optimizer counts them
 
@@ -177,7 +177,7 @@ class Forecasts:
                 alike.setdefault(key, []).append(layer)
         for some in alike.values():
             kernel = motion.kernel(some[0])
-            self.courses.append(Course(motion, kernel, tuple(some), theory.begin(kernel)))
+            self.courses.append(ForecastTrack(motion, kernel, tuple(some), theory.initial_state(kernel)))
 
     def drop(self, layers: set[Layer]) -> None:
         """Let go of layers that the optimizer no longer has."""
@@ -185,7 +185,7 @@ class Forecasts:
             course.layers = tuple(layer for layer in course.layers if layer not in layers)
         self.courses = [course for course in self.courses if course.layers]
 
-    def note(self, moved: set[Layer]) -> list[Mark]:
+    def note(self, moved: set[Layer]) -> list[TrackPosition]:
         """Note the step just taken, in which these layers had a gradient; returns where each course stands."""
         if not all(moved.issuperset(course.layers) for course in self.courses):
             self._part(moved)
@@ -193,14 +193,14 @@ class Forecasts:
         for course in self.courses:
             if moves := course.layers[0] in moved:
                 course.pending.append(self._stride(course))
-            marks.append(Mark(course, course.layers, len(course.pending), moves))
+            marks.append(TrackPosition(course, course.layers, len(course.pending), moves))
         return marks
 
-    def _stride(self, course: Course) -> Stride:
+    def _stride(self, course: ForecastTrack) -> StepParams:
         first = course.layers[0]  # lr and kernel are the same for all, so the decay is
         group = self.optimizer.param_groups[first.group]
         lr = float(group["lr"])
-        return Stride(lr, lr * weight_decay_of(self.optimizer, group, first.parameter), course.motion.filter(group))
+        return StepParams(lr, lr * weight_decay_of(self.optimizer, group, first.parameter), course.motion.filter(group))
 
     def _part(self, moved: set[Layer]) -> None:
         """Split courses of which only some layers moved: those that did not stay behind."""
@@ -210,31 +210,33 @@ class Forecasts:
                 course.layers = tuple(layer for layer in course.layers if layer in moved)
                 self.courses.append(replace(course, layers=behind, pending=list(course.pending)))
 
-    def settle(
-        self, starts: Mapping[Layer, Start], seen: Sequence[Seen], skips: Mapping[Layer, int]
-    ) -> list[list[Mark]]:
-        """Walk all courses, those too that only marks still hold; returns the marks of each record, to be asked now.
+    def advance(
+        self, starts: Mapping[Layer, Start], seen: Sequence[RecordView], skips: Mapping[Layer, int]
+    ) -> list[list[TrackPosition]]:
+        """ForecastState all courses, those too that only marks still hold; returns the marks of each record, to be asked now.
 
         skips: updates of each layer skipped up to now. Layers of a course that skipped different strides part.
         """
         skipped = self._skipped(seen, skips)
-        holders: dict[Course, dict[Layer, None]] = {course: dict.fromkeys(course.layers) for course in self.courses}
+        holders: dict[ForecastTrack, dict[Layer, None]] = {
+            course: dict.fromkeys(course.layers) for course in self.courses
+        }
         for mark in (mark for each in seen for mark in each.marks):
             holders.setdefault(mark.course, {}).update(dict.fromkeys(mark.layers))
-        walked: dict[Course, dict[frozenset[int], Course]] = {}
+        walked: dict[ForecastTrack, dict[frozenset[int], ForecastTrack]] = {}
         for course, layers in holders.items():
-            walked[course] = self._settle(course, list(layers), starts, skipped)
+            walked[course] = self._advance_track(course, list(layers), starts, skipped)
         return [
             [each for mark in record.marks for each in _moved(mark, walked[mark.course], skipped)] for record in seen
         ]
 
-    def _settle(
+    def _advance_track(
         self,
-        course: Course,
+        course: ForecastTrack,
         layers: list[Layer],
         starts: Mapping[Layer, Start],
         skipped: Mapping[Layer, frozenset[int]],
-    ) -> dict[frozenset[int], Course]:
+    ) -> dict[frozenset[int], ForecastTrack]:
         """One course, or as many as there are ways in which its layers skipped strides."""
         alike: dict[frozenset[int], list[Layer]] = {}
         for layer in layers:
@@ -243,12 +245,12 @@ class Forecasts:
         copies = [replace(course, pending=list(course.pending)) for _ in range(len(alike) - 1)]
         for (which, some), each in zip(alike.items(), (course, *copies), strict=True):
             each.layers = tuple(layer for layer in some if layer in current)
-            each.settle([starts[layer] for layer in some], which)
+            each.advance([starts[layer] for layer in some], which)
             out[which] = each
         self.courses += [each for each in copies if each.layers]
         return out
 
-    def _skipped(self, seen: Sequence[Seen], skips: Mapping[Layer, int]) -> dict[Layer, frozenset[int]]:
+    def _skipped(self, seen: Sequence[RecordView], skips: Mapping[Layer, int]) -> dict[Layer, frozenset[int]]:
         """The pending strides that a layer did not take: as many as its counter went up by, the last ones between two
         records (with every=1 there is one; else which of them is not known)."""
         found: dict[Layer, set[int]] = {layer: set() for layer, now in skips.items() if now > self.skips.get(layer, 0)}
@@ -285,18 +287,20 @@ class Forecasts:
             return
         for saved in state:
             layers = tuple(by_name[name] for name in saved["layers"])
-            walk = Walk(saved["norm_sq"], saved["var"], saved["past"].numpy().copy())
+            walk = ForecastState(saved["norm_sq"], saved["var"], saved["past"].numpy().copy())
             so_far = saved["keep"], saved["count"], saved["begun"]
-            loaded.append(Course(motion, motion.kernel(layers[0]), layers, walk, *so_far))
+            loaded.append(ForecastTrack(motion, motion.kernel(layers[0]), layers, walk, *so_far))
         self.drop({layer for course in loaded for layer in course.layers})
         self.courses += loaded
 
 
-def _moved(mark: Mark, walked: Mapping[frozenset[int], Course], skipped: Mapping[Layer, frozenset[int]]) -> list[Mark]:
+def _moved(
+    mark: TrackPosition, walked: Mapping[frozenset[int], ForecastTrack], skipped: Mapping[Layer, frozenset[int]]
+) -> list[TrackPosition]:
     """A mark after its course has parted: one for each course that its layers are in now."""
     out = []
     for which, course in walked.items():
         layers = tuple(layer for layer in mark.layers if skipped.get(layer, frozenset()) == which)
         if layers:
-            out.append(Mark(course, layers, mark.at, mark.moved and mark.at - 1 not in which))
+            out.append(TrackPosition(course, layers, mark.at, mark.moved and mark.at - 1 not in which))
     return out

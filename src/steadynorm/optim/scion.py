@@ -20,7 +20,7 @@ from steadynorm.optim.parameters import find_parameter
 from steadynorm.optim.validation import check_lr, check_range, refuse_unknown
 from steadynorm.polar import Polar
 from steadynorm.theory import matrix_sides
-from steadynorm.theory.steady import check_reachable, eta_of
+from steadynorm.theory.steady_state import check_reachable, eta_of
 from steadynorm.theory.updates import UPDATES, newton_schulz_share
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}

@@ -1,8 +1,18 @@
 """Predict weight norms: overlap kernels, steady state, the decay for a target, forecasts. No torch in here."""
 
 from steadynorm.theory.kernels import Overlap, matrix_sides, overlap
-from steadynorm.theory.momentum import Correlation, Filter, Step, advance, ema, lion, steady, trace, variance
-from steadynorm.theory.steady import (
+from steadynorm.theory.momentum import (
+    Correlation,
+    Filter,
+    Step,
+    advance,
+    ema,
+    lion,
+    steady_correlation,
+    trace,
+    variance,
+)
+from steadynorm.theory.steady_state import (
     adam_mean_square,
     adam_weight_decay_for,
     effective_lr,
@@ -16,27 +26,27 @@ from steadynorm.theory.steady import (
     weight_decay_for,
 )
 from steadynorm.theory.trajectory import (
-    Walk,
-    begin,
+    ForecastState,
+    advance_forecast,
     expected_alignment,
     forecast,
     forecast_adam,
     forecast_lion,
     forecast_sgd,
-    settled_past,
-    walk,
+    initial_state,
+    steady_overlap,
 )
 
 __all__ = [
     "Correlation",
     "Filter",
+    "ForecastState",
     "Overlap",
     "Step",
-    "Walk",
     "adam_mean_square",
     "adam_weight_decay_for",
     "advance",
-    "begin",
+    "advance_forecast",
     "effective_lr",
     "effective_lr_trace",
     "ema",
@@ -46,6 +56,7 @@ __all__ = [
     "forecast_lion",
     "forecast_sgd",
     "half_life",
+    "initial_state",
     "lion",
     "lion_gain",
     "lion_steady_norm_sq",
@@ -53,11 +64,10 @@ __all__ = [
     "matrix_sides",
     "momentum_gain",
     "overlap",
-    "settled_past",
-    "steady",
+    "steady_correlation",
     "steady_norm_sq",
+    "steady_overlap",
     "trace",
     "variance",
-    "walk",
     "weight_decay_for",
 ]

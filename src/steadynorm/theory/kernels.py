@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from steadynorm.theory.momentum import Correlation, check_alpha, ema, steady
+from steadynorm.theory.momentum import Correlation, check_alpha, ema, steady_correlation
 
 Floats: TypeAlias = np.ndarray
 
@@ -58,7 +58,7 @@ class Overlap:
         >>> round(overlap("linear", None).gain(0.1), 12)
         19.0
         """
-        return self.gain_of(steady(ema(check_alpha(alpha), nesterov=nesterov)), float(eta))
+        return self.gain_of(steady_correlation(ema(check_alpha(alpha), nesterov=nesterov)), float(eta))
 
     def gain_of(self, correlation: Correlation, eta: float = 0.0) -> float:
         """G for any momentum: 1 + 2 (1-eta) sum_n a_n first^n / (1 - q_n), q_n = (1-eta) ratio^n."""

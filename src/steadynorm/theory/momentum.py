@@ -109,12 +109,12 @@ def _gap(filter: Filter) -> float:
     return filter.s if filter.r == 1 - filter.s else 1 - filter.r
 
 
-def steady(filter: Filter) -> Correlation:
+def steady_correlation(filter: Filter) -> Correlation:
     """Correlation of successive inputs at steady state, v = s^2 / (1 - r^2).
 
         first = p (p r v + q s) / (p^2 v + q^2),    both divided by v, with w = 1 - r^2 and h = q/s
 
-    >>> steady(ema(0.25))  # plain momentum: (1-alpha)^k
+    >>> steady_correlation(ema(0.25))  # plain momentum: (1-alpha)^k
     Correlation(first=0.75, ratio=0.75, first_gap=0.25, ratio_gap=0.25)
     """
     p, q, r, s = filter

@@ -17,7 +17,7 @@ import numpy as np
 
 from steadynorm.theory.kernels import Floats, Overlap
 from steadynorm.theory.momentum import Filter, Step, advance, check_alpha, check_beta, ema, lion, trace
-from steadynorm.theory.steady import Kernel, as_kernel, eta_of, sign_kernel
+from steadynorm.theory.steady_state import Kernel, as_kernel, eta_of, sign_kernel
 
 Series: TypeAlias = float | Sequence[float] | Floats
 
@@ -25,7 +25,7 @@ _CHUNK = 2048  # steps whose powers are taken at once: 2048 x 160 modes is 2.6 M
 
 
 @dataclass(frozen=True)
-class Walk:
+class ForecastState:
     """Where a forecast stands: what the next step needs to know of the past."""
 
     norm_sq: float  # N
@@ -33,21 +33,21 @@ class Walk:
     past: Floats  # D_n
 
 
-def begin(kernel: Overlap, *, start: float = 0.0, warm_momentum: bool = False) -> Walk:
+def initial_state(kernel: Overlap, *, start: float = 0.0, warm_momentum: bool = False) -> ForecastState:
     """A walk before its first step: |theta_0|^2/|u|^2 = start; m_0 = 0, or a gradient sample if warm."""
     if not (start >= 0 and math.isfinite(start)):
         raise ValueError(f"start={start} must be finite and not negative: it is |theta_0|^2 / |u|^2")
-    return Walk(float(start), 1.0 if warm_momentum else 0.0, np.zeros(len(kernel.n)))
+    return ForecastState(float(start), 1.0 if warm_momentum else 0.0, np.zeros(len(kernel.n)))
 
 
-def settled_past(kernel: Overlap, step: Step, lr: float, eta: float) -> Floats:
+def steady_overlap(kernel: Overlap, step: Step, lr: float, eta: float) -> Floats:
     """D_n of weights that have moved at these numbers for long, the fixed point of D <- (1 - eta) to_m^n D + lr x_m^n."""
     return lr * step.x_m**kernel.n / (1 - (1 - eta) * step.to_m**kernel.n)
 
 
-def walk(
-    state: Walk, kernel: Overlap, filters: Iterable[Filter], lr: Floats, eta: Floats
-) -> tuple[Floats, Floats, Walk]:
+def advance_forecast(
+    state: ForecastState, kernel: Overlap, filters: Iterable[Filter], lr: Floats, eta: Floats
+) -> tuple[Floats, Floats, ForecastState]:
     """Go on from `state` for len(lr) steps; returns N after each step, expected cosine at each, and the new state."""
     steps = []
     var = state.var
@@ -59,14 +59,14 @@ def walk(
     now = replace(state, var=var)
     for low in range(0, len(lr), _CHUNK):
         part = slice(low, low + _CHUNK)
-        now = _walk_chunk(
+        now = _advance_chunk(
             now, kernel, lr[part], eta[part], to_x[part], to_m[part], x_m[part], norms[part], cosines[part]
         )
     return norms, cosines, now
 
 
-def _walk_chunk(
-    state: Walk,
+def _advance_chunk(
+    state: ForecastState,
     kernel: Overlap,
     lr: Floats,
     eta: Floats,
@@ -75,7 +75,7 @@ def _walk_chunk(
     x_m: Floats,
     norms: Floats,
     cosines: Floats,
-) -> Walk:
+) -> ForecastState:
     see = kernel.a * _powers(to_x, kernel.n)  # (steps, modes)
     keep = (1 - eta)[:, None] * _powers(to_m, kernel.n)
     add = lr[:, None] * _powers(x_m, kernel.n)
@@ -87,7 +87,7 @@ def _walk_chunk(
         norms[t] = norm
         past *= keep[t]
         past += add[t]
-    return Walk(norm, state.var, past)
+    return ForecastState(norm, state.var, past)
 
 
 def _powers(base: Floats, n: Floats) -> Floats:
@@ -118,7 +118,7 @@ def forecast(
     >>> round(float(norm[-1]) / steady_norm_sq(0.01, 0.08, 0.1), 6)
     1.0
     """
-    return _ema_walk(lr, weight_decay, alpha, nesterov, overlap, start, warm_momentum)[0]
+    return _forecast_ema(lr, weight_decay, alpha, nesterov, overlap, start, warm_momentum)[0]
 
 
 def expected_alignment(
@@ -136,16 +136,18 @@ def expected_alignment(
     >>> bool(expected_alignment(np.full(100, 0.01), 0.08, 1.0).any())  # no momentum, no alignment
     False
     """
-    return _ema_walk(lr, weight_decay, alpha, nesterov, overlap, start, warm_momentum)[1]
+    return _forecast_ema(lr, weight_decay, alpha, nesterov, overlap, start, warm_momentum)[1]
 
 
-def _ema_walk(
+def _forecast_ema(
     lr: Series, weight_decay: Series, alpha: Series, nesterov: bool, overlap: Kernel, start: float, warm: bool
 ) -> tuple[Floats, Floats]:
     kernel = as_kernel(overlap)
     gamma, decay, a = _series(lr=lr, weight_decay=weight_decay, alpha=alpha)
     filters = (ema(check_alpha(value), nesterov=nesterov) for value in a.tolist())
-    return walk(begin(kernel, start=start, warm_momentum=warm), kernel, filters, gamma, gamma * decay)[:2]
+    return advance_forecast(
+        initial_state(kernel, start=start, warm_momentum=warm), kernel, filters, gamma, gamma * decay
+    )[:2]
 
 
 def forecast_lion(
@@ -162,7 +164,7 @@ def forecast_lion(
         lion(check_beta("beta1", one), check_beta("beta2", two))
         for one, two in zip(b1.tolist(), b2.tolist(), strict=True)
     )
-    return walk(begin(kernel, start=start), kernel, filters, gamma, gamma * decay)[0]
+    return advance_forecast(initial_state(kernel, start=start), kernel, filters, gamma, gamma * decay)[0]
 
 
 def forecast_adam(lr: Series, weight_decay: Series, beta1: Series = 0.9, *, start: float = 0.0) -> Floats:
@@ -178,7 +180,7 @@ def forecast_adam(lr: Series, weight_decay: Series, beta1: Series = 0.9, *, star
     # The bias correction of a changing beta1 follows torch: 1 - beta1^t with the current beta1.
     scales = [1 / (1 - check_beta("beta1", b) ** t) for t, b in enumerate(b1.tolist(), start=1)]
     filters = (ema(1 - b) for b in b1.tolist())
-    return _linear_walk(filters, scales, gamma, gamma * decay, start)
+    return _forecast_linear(filters, scales, gamma, gamma * decay, start)
 
 
 def forecast_sgd(
@@ -200,12 +202,14 @@ def forecast_sgd(
     gamma, decay, m = _series(lr=lr, weight_decay=weight_decay, mu=mu)
     m = [check_beta("mu", v) for v in m.tolist()]
     filters = (ema(1 - v, nesterov=nesterov) if dampened else trace(v, nesterov=nesterov) for v in m)
-    return _linear_walk(filters, [1.0] * len(gamma), gamma, gamma * decay, start)
+    return _forecast_linear(filters, [1.0] * len(gamma), gamma, gamma * decay, start)
 
 
-def _linear_walk(filters: Iterable[Filter], scales: Sequence[float], lr: Floats, eta: Floats, start: float) -> Floats:
+def _forecast_linear(
+    filters: Iterable[Filter], scales: Sequence[float], lr: Floats, eta: Floats, start: float
+) -> Floats:
     """The walk of an update that is linear in the momentum, u = scale x: covariances instead of correlations."""
-    norm, var, past = begin(as_kernel("linear"), start=start).norm_sq, 0.0, 0.0
+    norm, var, past = initial_state(as_kernel("linear"), start=start).norm_sq, 0.0, 0.0
     out = np.empty(len(lr))
     for t, (f, scale, g, e) in enumerate(zip(filters, scales, lr.tolist(), eta.tolist(), strict=True)):
         covariance = f.p * f.r * var + f.q * f.s

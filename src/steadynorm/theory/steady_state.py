@@ -9,7 +9,7 @@ import math
 from typing import TypeAlias
 
 from steadynorm.theory.kernels import Overlap, overlap
-from steadynorm.theory.momentum import Correlation, check_alpha, check_beta, ema, lion, steady
+from steadynorm.theory.momentum import Correlation, check_alpha, check_beta, ema, lion, steady_correlation
 
 Kernel: TypeAlias = str | Overlap  # "linear" or an Overlap
 
@@ -92,7 +92,7 @@ def steady_norm_sq(
         if weight_decay == 0:
             return math.inf
         return float(lr) * gain / (2 * float(weight_decay))
-    return _norm_sq(float(lr), eta, as_kernel(overlap), steady(ema(alpha, nesterov=nesterov)))
+    return _norm_sq(float(lr), eta, as_kernel(overlap), steady_correlation(ema(alpha, nesterov=nesterov)))
 
 
 def weight_decay_for(
@@ -112,7 +112,7 @@ def weight_decay_for(
     if lr == 0:
         return 0.0
     if isinstance(overlap, Overlap):
-        return _decay_for(target, lr, overlap, steady(ema(alpha, nesterov=nesterov)))
+        return _decay_for(target, lr, overlap, steady_correlation(ema(alpha, nesterov=nesterov)))
     as_kernel(overlap)
     return _limit_decay(target, lr, momentum_gain(alpha, nesterov=nesterov))
 
@@ -158,7 +158,7 @@ def adam_mean_square(lr: float, weight_decay: float, beta1: float = 0.9, *, limi
     if limit:
         return math.inf if weight_decay == 0 else float(lr) / (2 * float(weight_decay))
     update_sq = (1 - beta1) / (1 + beta1)
-    return update_sq * _norm_sq(float(lr), eta, LINEAR, steady(ema(1 - beta1)))
+    return update_sq * _norm_sq(float(lr), eta, LINEAR, steady_correlation(ema(1 - beta1)))
 
 
 def adam_weight_decay_for(mean_square: float, lr: float) -> float:
@@ -171,7 +171,7 @@ def adam_weight_decay_for(mean_square: float, lr: float) -> float:
 
 
 def _lion(beta1: float, beta2: float) -> Correlation:
-    return steady(lion(check_beta("beta1", beta1), check_beta("beta2", beta2)))
+    return steady_correlation(lion(check_beta("beta1", beta1), check_beta("beta2", beta2)))
 
 
 def _norm_sq(lr: float, eta: float, kernel: Overlap, correlation: Correlation) -> float:
