@@ -24,7 +24,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from steadynorm.lab import paper
-from steadynorm.lab.paper import runner as carrying
+from steadynorm.lab.paper import runner
 from steadynorm.lab.paper.comparison import COMPARISONS, Comparison, Pair, pairs
 from steadynorm.lab.paper.experiment import LEAST, VERDICTS, Claim, Outcome
 from steadynorm.lab.paper.statistics import CONFIDENCE, holm
@@ -47,12 +47,12 @@ STYLE = {"svg.hashsalt": "steadynorm", "svg.fonttype": "none", "font.size": 8, "
 def results(root: Path) -> Iterator[Path]:
     """The folders of finished experiments, in the order of `paper list`."""
     order = list(paper.EXPERIMENTS)
-    found = filter(carrying.is_kept, (root / "results").iterdir())
+    found = filter(runner.is_kept, (root / "results").iterdir())
     yield from sorted(found, key=lambda each: (order.index(_summary(each)["experiment"]), each.name))
 
 
 def _summary(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / carrying.SUMMARY).read_text(encoding="utf-8"))
+    return json.loads((folder / runner.SUMMARY).read_text(encoding="utf-8"))
 
 
 def write(root: Path, out: Path) -> None:
@@ -60,8 +60,8 @@ def write(root: Path, out: Path) -> None:
     shutil.rmtree(out, ignore_errors=True)
     (out / "img").mkdir(parents=True)
     for folder in results(root):
-        name, context = carrying.context_of(folder)
-        outcome, _ = carrying.judge(paper.get(name), context)
+        name, context = runner.context_of(folder)
+        outcome, _ = runner.judge(paper.get(name), context)
         for path, text in of_experiment(folder, outcome).items():
             (out / path).write_text(text, encoding="utf-8")
     for path, text in overviews(root).items():
@@ -70,9 +70,9 @@ def write(root: Path, out: Path) -> None:
 
 def of_experiment(folder: Path, outcome: Outcome) -> dict[str, str]:
     """Return the page and the picture of an experiment, by the paths they go to."""
-    name, context = carrying.context_of(folder)
+    name, context = runner.context_of(folder)
     certain = _certain(results(folder.parent.parent))
-    text = _page(folder, outcome, carrying.not_run(paper.get(name), context), certain)
+    text = _page(folder, outcome, runner.not_run(paper.get(name), context), certain)
     plots = [each for each in outcome.blocks if isinstance(each, page.Plot | page.HeatMap)]
     return {f"{folder.name}.md": text, f"img/{folder.name}.svg": draw(plots[:MOST_PLOTS])}
 
@@ -263,8 +263,8 @@ def _index(root: Path, folders: Sequence[Path], certain: Certain) -> str:
     done = {_summary(folder)["experiment"] for folder in folders}
     waiting = [name for name in paper.EXPERIMENTS if name not in done]
     for folder in folders:
-        name, context = carrying.context_of(folder)
-        if parts := carrying.not_run(paper.get(name), context):
+        name, context = runner.context_of(folder)
+        if parts := runner.not_run(paper.get(name), context):
             waiting.append(f"of [{folder.name}]({folder.name}.md): {_cell('; '.join(parts))}")
     summed = [
         "**all**",

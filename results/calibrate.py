@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from steadynorm.lab.paper.settings import GPT, VIT, Setting
+from steadynorm.lab.paper.baselines import GPT, VIT, Baseline
 from steadynorm.lab.train.config import Config
 from steadynorm.lab.train.loop import train
 
@@ -36,11 +36,11 @@ SWEEPS: list[tuple[str, str, int, list[dict[str, Any]]]] = [
 ]  # fmt: skip
 
 
-def config(setting: Setting, name: str, given: dict[str, Any]) -> Config:
+def config(baseline: Baseline, name: str, given: dict[str, Any]) -> Config:
     if "eta" not in given:
         more = {"betas": (0.9, 0.99)} if name == "lionc" else {}
-        return setting.adam(name, **given, **more)
-    here = replace(setting, lr=given["lr"], decay=given["eta"] / given["lr"], output_lr=given.get("output_lr", 0.3))
+        return baseline.adam(name, **given, **more)
+    here = replace(baseline, lr=given["lr"], decay=given["eta"] / given["lr"], output_lr=given.get("output_lr", 0.3))
     if name == "muon":
         return replace(here, muon_lr=here.lr, muon_output_lr=here.output_lr).muon()
     if name == "scionc, nesterov":
@@ -52,11 +52,11 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = []
     for task, name, steps, sweep in SWEEPS:
-        setting = {"vit": VIT, "gpt": GPT}[task]["desk"]
+        baseline = {"vit": VIT, "gpt": GPT}[task]["desk"]
         for given in sweep:
             with TemporaryDirectory() as folder:
                 made = replace(
-                    config(setting, name, given), out=Path(folder), steps=steps, eval_every=steps, monitor_every=steps
+                    config(baseline, name, given), out=Path(folder), steps=steps, eval_every=steps, monitor_every=steps
                 )
                 final = train(made, quiet=True).final
             rows.append(

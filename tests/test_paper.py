@@ -106,7 +106,7 @@ def test_steady_state_has_the_papers_three_panels():
 @pytest.mark.slow
 def test_random_system_claims_hold_at_three_scales(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setitem(random_system.ETAS, "desk", (1e-1, 1e-2, 1e-3))
-    done = paper.carry_out(paper.get("fig-random-system"), paper.Context(tmp_path, seeds=16))
+    done = paper.run_experiment(paper.get("fig-random-system"), paper.Context(tmp_path, seeds=16))
     assert [claim.verdict for claim in done.outcome.claims] == ["holds"] * 3
     assert done.page.exists()
     saved = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))["numbers"]

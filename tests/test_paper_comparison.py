@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from steadynorm.lab.paper.baselines import VIT
 from steadynorm.lab.paper.comparison import COMPARISONS, MEASURES, Comparison, Pair, pairs
 from steadynorm.lab.paper.experiments.vit_tables import CONSTANT
-from steadynorm.lab.paper.settings import VIT
 
 ROOT = Path(__file__).parent.parent
 ACCURACY, LOSS = MEASURES

@@ -7,27 +7,26 @@ import pytest
 
 from steadynorm.cli import main
 from steadynorm.lab import paper
-from steadynorm.lab.paper import null, statistics
-from steadynorm.lab.paper import runner as carrying
+from steadynorm.lab.paper import null, runner, statistics
 from steadynorm.lab.paper.experiment import Claim, Context, claim
 from steadynorm.lab.paper.experiments import learning_rates, vit_tables
 from steadynorm.lab.paper.metrics import ACCURACY
 from steadynorm.lab.paper.statistics import Finding, at_least, at_most, estimate, parabola_peak
-from steadynorm.lab.paper.trained import Runs, Training
+from steadynorm.lab.paper.trained import Runs, TrainedExperiment
 
-FOLDERS = sorted(filter(carrying.is_kept, (Path(__file__).parent.parent / "results").glob("*")))
+FOLDERS = sorted(filter(runner.is_kept, (Path(__file__).parent.parent / "results").glob("*")))
 FAST, FULL = 500, 20_000  # of 500 draws, a claim that holds in 10 % has more than 25 (5 %) with a chance of 99.99 %
 
 
 def noise_of(name: str) -> null.Noise:
     """Noise in place of the runs of an experiment, of unit spread."""
     experiment = paper.get(name)
-    assert isinstance(experiment, Training)
+    assert isinstance(experiment, TrainedExperiment)
     return null.Noise(experiment.plan(Context(Path())), {}, {})
 
 
 def show(folder: Path, draws: int) -> list[null.Share]:
-    name, context = carrying.context_of(folder)
+    name, context = runner.context_of(folder)
     found = list(null.shares(paper.get(name), context, draws))
     for each in found:
         print(f"{100 * each.share:5.1f} %  {each.experiment}: {each.claim}")
@@ -155,7 +154,7 @@ class Parabola(null.Noise):
 )
 def test_best_lrs_are_told_from_best_effective_lrs(exponent: float, verdicts: list[str]):
     experiment = paper.get("fig-lr-eff")
-    assert isinstance(experiment, Training)
+    assert isinstance(experiment, TrainedExperiment)
     made = Parabola(experiment.plan(Context(Path())), {}, {})
     object.__setattr__(made, "exponent", exponent)
     assert learning_rates.fit(made).exponent() == pytest.approx(exponent, abs=0.05)

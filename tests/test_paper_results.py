@@ -9,11 +9,11 @@ import pytest
 from alike import difference, svg_difference, text_difference
 
 from steadynorm.lab import paper
-from steadynorm.lab.paper import runner as carrying
+from steadynorm.lab.paper import runner
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "paper"
-FOLDERS = sorted(filter(carrying.is_kept, ROOT.glob("results/*")))
+FOLDERS = sorted(filter(runner.is_kept, ROOT.glob("results/*")))
 
 LONG = {
     "fig-nanogpt",
@@ -40,9 +40,9 @@ def generator() -> ModuleType:
 )
 def test_a_committed_folder_is_current_and_small(folder: Path, generator: ModuleType):
     """Judged again from its records, by today's declarations, it says what its summary, page and picture say."""
-    name, context = carrying.context_of(folder)
-    outcome, facts = carrying.judge(paper.get(name), context)
-    summary = json.loads((folder / carrying.SUMMARY).read_text(encoding="utf-8"))
+    name, context = runner.context_of(folder)
+    outcome, facts = runner.judge(paper.get(name), context)
+    summary = json.loads((folder / runner.SUMMARY).read_text(encoding="utf-8"))
     assert not difference([each.plain() for each in outcome.claims], summary["claims"]), "run results/judge.py"
     assert len({each.text for each in outcome.claims}) == len(outcome.claims)
     assert facts["missing"] == summary["missing"]

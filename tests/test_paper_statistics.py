@@ -1,4 +1,4 @@
-"""Means, margins and verdicts: against slow twins, and flipping when the effect is taken away."""
+"""Resources, margins and verdicts: against slow twins, and flipping when the effect is taken away."""
 
 import math
 import random

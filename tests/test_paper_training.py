@@ -23,20 +23,18 @@ from steadynorm.cli.commands import command_of
 from steadynorm.files import lock
 from steadynorm.lab import paper
 from steadynorm.lab.models import GPTConfig
-from steadynorm.lab.paper import commands, pool, settings
+from steadynorm.lab.paper import baselines, commands, pool, runner, slim_records
 from steadynorm.lab.paper import metrics as measures
-from steadynorm.lab.paper import runner as carrying
-from steadynorm.lab.paper import slim_records as keeping
 from steadynorm.lab.paper import trained as training
 from steadynorm.lab.paper.experiment import Context, Outcome, claim
 from steadynorm.lab.paper.experiments import norm_stability as norms
 from steadynorm.lab.paper.plots import measured
 from steadynorm.lab.paper.statistics import at_most, difference
-from steadynorm.lab.paper.trained import Runs, Training
+from steadynorm.lab.paper.trained import Runs, TrainedExperiment
 from steadynorm.lab.train.config import Config, Gpt, plain, training_part
 from steadynorm.lab.train.recipes import RECIPES
 
-TRAININGS = [each for each in paper.EXPERIMENTS.values() if isinstance(each, Training)]
+TRAINED = [each for each in paper.EXPERIMENTS.values() if isinstance(each, TrainedExperiment)]
 STEPS = 6
 
 
@@ -51,15 +49,15 @@ def parsed(command: str) -> Config:
 # Declarations
 
 
-@pytest.mark.parametrize("scale", settings.SCALES)
-@pytest.mark.parametrize("experiment", TRAININGS, ids=lambda each: each.name)
-def test_every_declaration_builds_and_its_commands_parse_back(experiment: Training, scale: str):
-    plan, means = (
+@pytest.mark.parametrize("scale", baselines.SCALES)
+@pytest.mark.parametrize("experiment", TRAINED, ids=lambda each: each.name)
+def test_every_declaration_builds_and_its_commands_parse_back(experiment: TrainedExperiment, scale: str):
+    plan, resources = (
         experiment.plan(Context(Path(), scale=scale)),
-        paper.Means(data=Path("DATA") if scale == "paper" else None),
+        paper.Resources(data=Path("DATA") if scale == "paper" else None),
     )
-    jobs = carrying.jobs(plan, means)
-    printed = carrying.dry_run(plan, means)
+    jobs = runner.jobs(plan, resources)
+    printed = runner.dry_run(plan, resources)
     assert len(printed) == len(jobs) == len(plan.configs)
     some = list(zip(jobs.values(), printed, strict=True))[:: max(1, len(jobs) // 5)]  # parsing takes its time
     for job, line in some:
@@ -70,7 +68,7 @@ def test_every_declaration_builds_and_its_commands_parse_back(experiment: Traini
 
 
 def test_paper_scale_has_the_papers_numbers():
-    vit, gpt = settings.VIT["paper"], settings.GPT["paper"]
+    vit, gpt = baselines.VIT["paper"], baselines.GPT["paper"]
     assert [vit.steps(epochs) for epochs in (30, 60, 90, 150, 300)] == [37534, 75068, 112603, 187671, 375342]
     assert vit.target() == 1.1875
     assert vit.target(1.5) == pytest.approx(0.791666, abs=1e-6)
@@ -79,15 +77,15 @@ def test_paper_scale_has_the_papers_numbers():
     assert vit.adam().schedule.warmup == 10_000
     assert (gpt.steps(100), gpt.target()) == (381_469, 5.79833984375)
     linear = paper.get("fig-momentum-linear")
-    assert isinstance(linear, Training)
+    assert isinstance(linear, TrainedExperiment)
     arms = linear.arms(vit)
     assert arms["alpha 0.1"].optim.steady_norm_sq == 2.375
 
 
 def arms_at_paper_scale(name: str) -> list[Config]:
     experiment = paper.get(name)
-    assert isinstance(experiment, Training)
-    return list(experiment.arms(settings.VIT["paper"]).values())
+    assert isinstance(experiment, TrainedExperiment)
+    return list(experiment.arms(baselines.VIT["paper"]).values())
 
 
 def test_adamw_and_adamc_are_run_with_both_of_the_papers_decays():
@@ -125,7 +123,7 @@ def test_sweeps_have_three_seeds_at_both_scales(capsys: pytest.CaptureFixture[st
         assert len(set(printed)) == count
         assert sum("--seed 2" in line for line in printed) == count / 3
         experiment = paper.get(name)
-        assert isinstance(experiment, Training)
+        assert isinstance(experiment, TrainedExperiment)
         assert experiment.plan(Context(Path())).seeds == (0, 1, 2)
 
 
@@ -142,8 +140,8 @@ def test_what_a_folder_does_not_hold_is_not_run_yet(tmp_path: Path):
     """Arms, seeds and panels that are declared and have no records: named, and in the tables of those that have."""
     experiment = tiny(seeds=2)
     plan = experiment.plan(Context(tmp_path))
-    empty = carrying.read(experiment, Context(tmp_path))
-    assert carrying.not_run(experiment, Context(tmp_path)) == ["seeds 0, 1 of 2"]
+    empty = runner.read(experiment, Context(tmp_path))
+    assert runner.not_run(experiment, Context(tmp_path)) == ["seeds 0, 1 of 2"]
     assert measured(empty, {"loss": measures.LOSS}, plan.arms).rows == [["loss", "not run yet", "not run yet"]]
     for key, config in plan.configs.items():
         if key[0] == "a" and key[2] == 0:
@@ -153,18 +151,18 @@ def test_what_a_folder_does_not_hold_is_not_run_yet(tmp_path: Path):
             with recorder:
                 recorder.write({"step": config.steps, "val_loss": 1.0, "seconds": 1.0})
     context = Context(tmp_path, seeds=1, only=("a",))  # how the folder was made does not hide what it lacks
-    assert carrying.not_run(experiment, context) == ["a (seeds 1)", "b"]
+    assert runner.not_run(experiment, context) == ["a (seeds 1)", "b"]
     steady = paper.get("fig-steady-state")
     only = Context(tmp_path, scale="paper", only=("vector", "square"))
-    assert carrying.not_run(steady, only) == ["1:4, 384 x 1536"]
+    assert runner.not_run(steady, only) == ["1:4, 384 x 1536"]
 
 
 def test_the_papers_decay_by_lr_alone_starts_from_that_of_alpha_0_1():
     """lambda_t = 0.04 gamma_t / gamma, whatever alpha does."""
-    setting = settings.VIT["paper"]
+    baseline = baselines.VIT["paper"]
     linear = paper.get("fig-momentum-linear")
-    assert isinstance(linear, Training)
-    config = linear.arms(setting)["alpha 0.01 to 1, λ by lr alone"]
+    assert isinstance(linear, TrainedExperiment)
+    config = linear.arms(baseline)["alpha 0.01 to 1, λ by lr alone"]
     assert config.schedule.decay_by_lr_alone
     assert theory.weight_decay_for(config.optim.steady_norm_sq, config.optim.lr, config.optim.alpha) == pytest.approx(
         0.04
@@ -185,7 +183,7 @@ def test_options_of_everything_parse_back(tmp_path: Path):
 
 
 def test_an_address_depends_on_what_is_trained_alone():
-    config = settings.VIT["desk"].at(settings.VIT["desk"].scionc(), 30, 0)
+    config = baselines.VIT["desk"].configure(baselines.VIT["desk"].scionc(), 30, 0)
     moved = replace(config, out=Path("elsewhere"), keep=7, save_every=3, device="cpu", tensorboard=True, name="other")
     assert training.address(config) == training.address(moved)
     others = [
@@ -198,17 +196,17 @@ def test_an_address_depends_on_what_is_trained_alone():
 
 
 def test_experiments_share_runs():
-    plans = {each.name: each.plan(Context(Path())) for each in TRAININGS}
+    plans = {each.name: each.plan(Context(Path())) for each in TRAINED}
     folders = {name: {c.out for c in plan.in_pool(Path("p")).values()} for name, plan in plans.items()}
     assert len(folders["fig-scionc"] & folders["fig-output-layer"]) == 3  # Scion, longest budget, 3 seeds
     assert folders["table-sweep-scion"] < folders["table-sweep-constant"]
-    count, seconds = carrying.estimate(list(plans.values()))
+    count, seconds = runner.estimate(list(plans.values()))
     assert count < sum(map(len, folders.values()))
     assert seconds / 2 < 3 * 3600  # on two cores
 
 
 def test_quick_is_one_seed_of_the_shortest_budget():
-    plan = next(each for each in TRAININGS if each.name == "table-vit").plan(Context(Path(), quick=True))
+    plan = next(each for each in TRAINED if each.name == "table-vit").plan(Context(Path(), quick=True))
     assert {(budget, seed) for _, budget, seed in plan.configs} == {(30, 0)}
     assert len(plan.configs) == 5
 
@@ -236,7 +234,7 @@ def made_up(config: Config, norms_at_end: float, accuracy: float) -> records.Run
 
 @pytest.mark.parametrize(("scion_end", "verdict"), [(4.0, "holds"), (9.9, "not testable at this scale")])
 def test_stability_needs_a_baseline_that_moves(scion_end: float, verdict: str):
-    experiment = next(each for each in TRAININGS if each.name == "fig-scionc")
+    experiment = next(each for each in TRAINED if each.name == "fig-scionc")
     plan = experiment.plan(Context(Path()))
     jitter = np.random.default_rng(0)
     found = {
@@ -251,7 +249,7 @@ def test_stability_needs_a_baseline_that_moves(scion_end: float, verdict: str):
 
 
 def test_missing_runs_make_their_claims_untestable_and_leave_the_others():
-    experiment = next(each for each in TRAININGS if each.name == "table-vit")
+    experiment = next(each for each in TRAINED if each.name == "table-vit")
     plan = experiment.plan(Context(Path()))
     jitter = np.random.default_rng(0)
     found = {
@@ -271,9 +269,9 @@ def test_missing_runs_make_their_claims_untestable_and_leave_the_others():
 
 
 TINY = replace(
-    settings.GPT["desk"],
+    baselines.GPT["desk"],
     base=replace(
-        settings.GPT["desk"].base,
+        baselines.GPT["desk"].base,
         task=Gpt(model=GPTConfig(layers=1, width=16, heads=2, vocab=257, context=16), length=16, eval_tokens=64),
         batch=2,
         bf16=False,
@@ -289,25 +287,25 @@ def tiny_judge(runs: Runs) -> Outcome:
     return Outcome([], [made], {})
 
 
-def tiny(*, broken: bool = False, steps: int = STEPS, seeds: int = 2) -> Training:
-    def arms(setting: settings.Setting) -> dict[str, Config]:
-        b = setting.scionc()
-        return {"a": setting.scion(), "b": replace(b, micro_batch=7) if broken else b}
+def tiny(*, broken: bool = False, steps: int = STEPS, seeds: int = 2) -> TrainedExperiment:
+    def arms(baseline: baselines.Baseline) -> dict[str, Config]:
+        b = baseline.scionc()
+        return {"a": baseline.scion(), "b": replace(b, micro_batch=7) if broken else b}
 
-    return Training(
+    return TrainedExperiment(
         "tiny", "t", "f", {"desk": TINY, "paper": TINY}, arms, tiny_judge, norms.COLUMNS, (), (steps,), (), seeds
     )
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, carrying.Done]]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, runner.Finished]]:
     """An experiment of four runs, once for all tests here."""
     root = tmp_path_factory.mktemp("paper")
-    done = paper.carry_out(tiny(), Context(root / "out"), paper.Means(root / "pool"), "the command")
+    done = paper.run_experiment(tiny(), Context(root / "out"), paper.Resources(root / "pool"), "the command")
     yield root, done
 
 
-def test_an_experiment_end_to_end(trained: tuple[Path, carrying.Done]):
+def test_an_experiment_end_to_end(trained: tuple[Path, runner.Finished]):
     root, done = trained
     assert not done.failed
     assert done.page.exists()
@@ -326,29 +324,29 @@ def test_an_experiment_end_to_end(trained: tuple[Path, carrying.Done]):
     assert not list((root / "pool").glob("*/checkpoints"))
 
 
-def test_finished_runs_are_used_again(trained: tuple[Path, carrying.Done], monkeypatch: pytest.MonkeyPatch):
+def test_finished_runs_are_used_again(trained: tuple[Path, runner.Finished], monkeypatch: pytest.MonkeyPatch):
     root, done = trained
     monkeypatch.setattr(pool, "_popen", lambda *_: pytest.fail("nothing is left to train"))
-    again = paper.carry_out(tiny(), Context(root / "again"), paper.Means(root / "pool"))
+    again = paper.run_experiment(tiny(), Context(root / "again"), paper.Resources(root / "pool"))
     assert again.outcome.claims == done.outcome.claims
     kept = [(root / where / "records" / "b-6-s1" / records.FILE).read_bytes() for where in ("out", "again")]
     assert kept[0] == kept[1]
 
 
-def test_a_finished_folder_is_judged_without_the_pool(trained: tuple[Path, carrying.Done]):
+def test_a_finished_folder_is_judged_without_the_pool(trained: tuple[Path, runner.Finished]):
     root, done = trained
-    name, context = carrying.context_of(root / "out")
+    name, context = runner.context_of(root / "out")
     assert (name, context.kept_only) == ("tiny", True)
-    outcome, facts = carrying.judge(tiny(), context)
+    outcome, facts = runner.judge(tiny(), context)
     assert outcome.claims == done.outcome.claims
     assert facts["missing"] == []
-    changed = carrying.judge(tiny(steps=STEPS + 1), context)  # declared anew: what was kept is of another configuration
+    changed = runner.judge(tiny(steps=STEPS + 1), context)  # declared anew: what was kept is of another configuration
     assert changed[0].claims[0].verdict == "not testable at this scale"
 
 
-def test_one_that_fails_stops_no_other(tmp_path: Path, trained: tuple[Path, carrying.Done]):
+def test_one_that_fails_stops_no_other(tmp_path: Path, trained: tuple[Path, runner.Finished]):
     root, _ = trained
-    done = paper.carry_out(tiny(broken=True, seeds=1), Context(tmp_path / "out"), paper.Means(root / "pool2"))
+    done = paper.run_experiment(tiny(broken=True, seeds=1), Context(tmp_path / "out"), paper.Resources(root / "pool2"))
     assert len(done.failed) == 1
     assert "does not divide" in pool.failures(done.failed)
     summary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))
@@ -360,7 +358,7 @@ def test_one_that_fails_stops_no_other(tmp_path: Path, trained: tuple[Path, carr
 @pytest.mark.slow
 def test_a_killed_run_goes_on_and_ends_alike(tmp_path: Path):
     """SIGTERM to the command itself: it stops its run, which saves; the same command finishes it."""
-    config = replace(TINY.at(TINY.scionc(), 800, 0), save_every=100, eval_every=200, out=tmp_path / "run")
+    config = replace(TINY.configure(TINY.scionc(), 800, 0), save_every=100, eval_every=200, out=tmp_path / "run")
     job = "from tests_job import job, pool; print(pool.train_all([job], 1))"
     (tmp_path / "tests_job.py").write_text(
         "import pickle, pathlib\nfrom steadynorm.lab.paper import pool\n"
@@ -389,11 +387,11 @@ def test_a_killed_run_goes_on_and_ends_alike(tmp_path: Path):
 
 
 def test_a_run_that_another_command_trains_is_waited_for(
-    trained: tuple[Path, carrying.Done], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trained: tuple[Path, runner.Finished], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """Its folder is claimed: we wait, and use the run when it is there, without training."""
     root, _ = trained
-    job = next(iter(carrying.jobs(tiny().plan(Context(root)), paper.Means(root / "pool")).values()))
+    job = next(iter(runner.jobs(tiny().plan(Context(root)), paper.Resources(root / "pool")).values()))
     finished, away = job.folder / records.FILE, job.folder / "away"
     other = pool._claim(job.folder)
     assert other is not None
@@ -425,7 +423,7 @@ def test_a_claim_is_one_commands_own(tmp_path: Path):
 
 def test_two_commands_on_one_folder(tmp_path: Path):
     with lock(tmp_path), pytest.raises(ValueError, match="another command is writing"):
-        paper.carry_out(tiny(), Context(tmp_path), paper.Means(tmp_path / "pool"))
+        paper.run_experiment(tiny(), Context(tmp_path), paper.Resources(tmp_path / "pool"))
 
 
 @pytest.mark.parametrize(
@@ -440,7 +438,7 @@ def test_two_commands_on_one_folder(tmp_path: Path):
 def test_a_folder_of_something_else_is_refused(tmp_path: Path, summary: str, said: str):
     (tmp_path / "summary.json").write_text(summary, encoding="utf-8")
     with pytest.raises(ValueError, match=said):
-        paper.carry_out(tiny(), Context(tmp_path), paper.Means(tmp_path / "pool"))
+        paper.run_experiment(tiny(), Context(tmp_path), paper.Resources(tmp_path / "pool"))
     assert (tmp_path / "summary.json").read_text(encoding="utf-8") == summary
 
 
@@ -488,13 +486,13 @@ def test_kept_records_are_slim(tmp_path: Path):
         "seconds": steps * 0.1,
     }
     run = records.Run("r", {"steps": 1000}, "2026-01-01", None, steps, columns, layers)
-    keeping.keep(run, tmp_path / records.FILE, "slim", ("weight_norm", "hidden_norm"), ("excess",))
+    slim_records.keep(run, tmp_path / records.FILE, "slim", ("weight_norm", "hidden_norm"), ("excess",))
     kept = records.read(tmp_path)
-    assert len(kept.steps) <= keeping.POINTS
+    assert len(kept.steps) <= slim_records.MOST_RECORDS
     assert set(kept.columns) == {"weight_norm", "hidden_norm", "val_loss", "seconds"}
     assert np.isfinite(kept.columns["val_loss"]).sum() == 2
     np.testing.assert_allclose(kept.columns["hidden_norm"], 3.0)
     assert kept.layers["a.weight"]["excess"][0] == 0.123457
     assert (kept.created, kept.columns["seconds"][-1]) == ("2026-01-01", 100.0)
-    keeping.keep(run, tmp_path / records.FILE, "slim", ())  # validation alone: two records
+    slim_records.keep(run, tmp_path / records.FILE, "slim", ())  # validation alone: two records
     assert len(records.read(tmp_path).steps) == 2

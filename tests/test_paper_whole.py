@@ -11,10 +11,9 @@ import torch
 from steadynorm.lab import paper
 from steadynorm.lab.data import datasets as get
 from steadynorm.lab.models import GPTConfig, ViTConfig
-from steadynorm.lab.paper import pool, settings
-from steadynorm.lab.paper import runner as carrying
+from steadynorm.lab.paper import baselines, pool, runner
 from steadynorm.lab.paper.experiment import Context
-from steadynorm.lab.paper.trained import Training
+from steadynorm.lab.paper.trained import TrainedExperiment
 from steadynorm.lab.train.config import Gpt, Vit
 from steadynorm.lab.train.loop import train
 from steadynorm.report import page
@@ -23,11 +22,11 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not get.here("cifar10"), reason="steadynorm data get cifar10"),
 ]
-TRAININGS = [each for each in paper.EXPERIMENTS.values() if isinstance(each, Training)]
+TRAINED = [each for each in paper.EXPERIMENTS.values() if isinstance(each, TrainedExperiment)]
 
 
-def miniature(setting: settings.Setting) -> settings.Setting:
-    task = setting.base.task
+def miniature(baseline: baselines.Baseline) -> baselines.Baseline:
+    task = baseline.base.task
     if isinstance(task, Gpt):
         task = replace(
             task, model=GPTConfig(layers=1, width=16, heads=2, vocab=257, context=16), length=16, eval_tokens=64
@@ -36,7 +35,7 @@ def miniature(setting: settings.Setting) -> settings.Setting:
         assert isinstance(task, Vit)
         model = ViTConfig(image=32, patch=16, width=16, depth=1, heads=2, mlp=32, classes=10, variant="scion")
         task = replace(task, model=model, eval_images=64)
-    return replace(setting, base=replace(setting.base, task=task, batch=4), steps_per_unit=0.2, warmup=2)
+    return replace(baseline, base=replace(baseline.base, task=task, batch=4), steps_per_unit=0.2, warmup=2)
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +46,10 @@ def shared_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("experiment", TRAININGS, ids=lambda each: each.name)
-def test_it_runs_in_miniature(experiment: Training, shared_pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("experiment", TRAINED, ids=lambda each: each.name)
+def test_it_runs_in_miniature(
+    experiment: TrainedExperiment, shared_pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     def here(jobs: list[pool.Job], count: int, one_thread: bool) -> dict[Path, str]:
         for job in jobs:
             if not pool.finished(job.config):
@@ -56,8 +57,8 @@ def test_it_runs_in_miniature(experiment: Training, shared_pool: Path, tmp_path:
         return {}
 
     monkeypatch.setattr(pool, "train_all", here)
-    small = replace(experiment, settings={name: miniature(each) for name, each in experiment.settings.items()})
-    done = paper.carry_out(small, Context(tmp_path, seeds=2), paper.Means(shared_pool))
+    small = replace(experiment, baselines={name: miniature(each) for name, each in experiment.baselines.items()})
+    done = paper.run_experiment(small, Context(tmp_path, seeds=2), paper.Resources(shared_pool))
     summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
     assert summary["missing"] == []
     assert done.outcome.claims
@@ -65,6 +66,6 @@ def test_it_runs_in_miniature(experiment: Training, shared_pool: Path, tmp_path:
     drawn = [each for each in done.outcome.blocks if isinstance(each, page.Plot | page.HeatMap)]
     assert drawn
     assert all(each.series for each in drawn if isinstance(each, page.Plot))
-    again, _ = carrying.judge(small, replace(Context(tmp_path, seeds=2), kept_only=True))
+    again, _ = runner.judge(small, replace(Context(tmp_path, seeds=2), kept_only=True))
     assert again.claims == done.outcome.claims
     assert sum(path.stat().st_size for path in (tmp_path / "records").rglob("*")) < 500_000

@@ -7,10 +7,9 @@ import pytest
 from steadynorm import progress, records
 from steadynorm.cli import main
 from steadynorm.lab import bench, paper
-from steadynorm.lab.paper import pool
-from steadynorm.lab.paper import runner as carrying
+from steadynorm.lab.paper import pool, runner
 from steadynorm.lab.paper.experiment import Context
-from steadynorm.lab.paper.trained import Training
+from steadynorm.lab.paper.trained import TrainedExperiment
 
 
 @pytest.fixture
@@ -94,11 +93,11 @@ def test_an_experiment_says_how_long_its_runs_take_before_it_starts_them(
 
     monkeypatch.setattr(pool, "train_all", stop)
     experiment = paper.get("fig-nanogpt")
-    assert isinstance(experiment, Training)
-    context, means = Context(tmp_path / "out"), carrying.Means(tmp_path / "pool", jobs=2)
-    runs, seconds = carrying.estimate([experiment.plan(context)])
+    assert isinstance(experiment, TrainedExperiment)
+    context, resources = Context(tmp_path / "out"), runner.Resources(tmp_path / "pool", jobs=2)
+    runs, seconds = runner.estimate([experiment.plan(context)])
     with pytest.raises(KeyboardInterrupt) as stopped:
-        carrying.carry_out(experiment, context, means)
+        runner.run_experiment(experiment, context, resources)
     assert str(stopped.value) == f"{runs} runs to train: about {progress.duration(seconds / 2)}\n"
 
 
@@ -108,10 +107,10 @@ def test_a_simulated_experiment_says_how_long_it_takes(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(carrying, "judge", stop)
+    monkeypatch.setattr(runner, "judge", stop)
     experiment = paper.get("fig-steady-state")
     with pytest.raises(KeyboardInterrupt):
-        carrying.carry_out(experiment, Context(tmp_path / "out"))
+        runner.run_experiment(experiment, Context(tmp_path / "out"))
     assert capsys.readouterr().err.startswith("fig-steady-state: about ")
 
 

@@ -15,7 +15,7 @@ from steadynorm import ScionC, records
 from steadynorm.cli.commands import command_of
 from steadynorm.lab.data.shards import write_shard
 from steadynorm.lab.models import GPT, SimpleViT
-from steadynorm.lab.paper import settings
+from steadynorm.lab.paper import baselines
 from steadynorm.lab.train import loop, tasks
 from steadynorm.lab.train.config import Config, Gpt, OptimizerName, Vit, plain
 from steadynorm.lab.train.optimizers import build, lr_ratio
@@ -140,9 +140,9 @@ def test_adam_arms_decay_matrices_only_and_keep_the_head_constant(name: str, dec
 
 
 def test_adam_arms_of_the_experiments_are_those_of_the_recipe():
-    setting = settings.VIT["paper"]
-    assert setting.adam("adamw") == with_optimizer("vit-s16-imagenet", "adamw")
-    assert setting.adamc() == with_optimizer("vit-s16-imagenet", "adamc")
+    baseline = baselines.VIT["paper"]
+    assert baseline.adam("adamw") == with_optimizer("vit-s16-imagenet", "adamw")
+    assert baseline.adamc() == with_optimizer("vit-s16-imagenet", "adamc")
 
 
 def test_desk_adam_has_the_variant_warmup_and_clipping_of_the_papers():

@@ -20,8 +20,7 @@ from steadynorm.files import read_json, write_json
 from steadynorm.lab.data import shards, sotu
 from steadynorm.lab.data.datasets import DATA_SETS, get
 from steadynorm.lab.data.download import DataError
-from steadynorm.lab.paper import pool
-from steadynorm.lab.paper import runner as carrying
+from steadynorm.lab.paper import pool, runner
 from steadynorm.lab.train import checkpoint, loop
 from steadynorm.lab.train.checkpoint import CheckpointError
 from steadynorm.records import RecordError
@@ -354,9 +353,9 @@ def test_the_embedded_texts_are_checked(tmp_path: Path, monkeypatch: pytest.Monk
 @much
 def test_a_damaged_summary(tmp_path: Path, flips: int):
     path = tmp_path / "summary.json"
-    held = {"schema": carrying.SCHEMA, "version": carrying.VERSION, "experiment": "tiny", "numbers": {"a": [0.1, 2]}}
+    held = {"schema": runner.SCHEMA, "version": runner.VERSION, "experiment": "tiny", "numbers": {"a": [0.1, 2]}}
     write_json(path, held)
-    assert examine(path, lambda: carrying.check_folder(tmp_path, "tiny"), ValueError, flips) > flips // 2
+    assert examine(path, lambda: runner.check_folder(tmp_path, "tiny"), ValueError, flips) > flips // 2
 
 
 @much

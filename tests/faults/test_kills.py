@@ -16,8 +16,7 @@ from brittle import assert_same_run, config, recorded
 from injecting import Action, child, ended, files_in, injected, instants, killed_after, killed_at_line, lines_of, often
 
 from steadynorm import records
-from steadynorm.lab.paper import runner as carrying
-from steadynorm.lab.paper import slim_records as keeping
+from steadynorm.lab.paper import runner, slim_records
 from steadynorm.lab.paper.experiment import Context, Experiment, Outcome, claim
 from steadynorm.lab.paper.statistics import at_least, estimate
 from steadynorm.lab.train import checkpoint, loop
@@ -109,7 +108,7 @@ def test_a_kill_while_an_old_checkpoint_is_removed_leaves_none_that_looks_whole(
         assert_right(checkpoint.load(path))
 
 
-# Training
+# TrainedExperiment
 
 
 def left_of(made: Config) -> float:
@@ -232,11 +231,11 @@ def experiment(context: Context) -> Outcome:
 
 @often
 def test_summary_and_page_of_an_experiment(tmp_path: Path, light: None, monkeypatch: pytest.MonkeyPatch, times: int):
-    monkeypatch.setattr(carrying, "commit", lambda: None)
+    monkeypatch.setattr(runner, "commit", lambda: None)
     tiny = Experiment("tiny", "Tiny", "nothing", experiment, {"desk": 1.0, "paper": 1.0})
 
     def carry(folder: Path) -> None:
-        carrying.carry_out(tiny, Context(folder))
+        runner.run_experiment(tiny, Context(folder))
 
     last = lines_of(partial(carry, tmp_path / "unbroken"))
     expected = files_in(tmp_path / "unbroken")
@@ -245,7 +244,7 @@ def test_summary_and_page_of_an_experiment(tmp_path: Path, light: None, monkeypa
         folder = tmp_path / f"at{number}"
         killed_at_line(number, partial(carry, folder))
         if (folder / "summary.json").exists():
-            assert carrying.check_folder(folder, "tiny")["numbers"] == {"seed": 0}
+            assert runner.check_folder(folder, "tiny")["numbers"] == {"seed": 0}
         carry(folder)
         assert files_in(folder) == expected
 
@@ -254,14 +253,14 @@ def test_summary_and_page_of_an_experiment(tmp_path: Path, light: None, monkeypa
 def test_kept_records_of_an_experiment(tmp_path: Path, times: int):
     """Half of a run would pass for one that ended early: its verdicts would rest on nothing."""
     run = records.read(recorded(tmp_path / "run", steps=30))
-    keeping.keep(run, tmp_path / "unbroken" / records.FILE, "slim", ["loss"])
+    slim_records.keep(run, tmp_path / "unbroken" / records.FILE, "slim", ["loss"])
     expected = files_in(tmp_path / "unbroken")
     path = tmp_path / "kept" / records.FILE
-    last = lines_of(partial(keeping.keep, run, tmp_path / "counted" / records.FILE, "slim", ["loss"]))
+    last = lines_of(partial(slim_records.keep, run, tmp_path / "counted" / records.FILE, "slim", ["loss"]))
     for number in instants(times, last, seed=9):
         path.unlink(missing_ok=True)
-        killed_at_line(number, partial(keeping.keep, run, path, "slim", ["loss"]))
+        killed_at_line(number, partial(slim_records.keep, run, path, "slim", ["loss"]))
         if path.exists():
             assert records.read(path).steps[-1] == 30
-        keeping.keep(run, path, "slim", ["loss"])
+        slim_records.keep(run, path, "slim", ["loss"])
         assert files_in(path.parent) == expected

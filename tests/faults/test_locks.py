@@ -15,8 +15,7 @@ from injecting import answer, child, ended, files_in, injected
 
 from steadynorm.files import BusyError, atomic_write, lock
 from steadynorm.lab.data.datasets import DATA_SETS, get
-from steadynorm.lab.paper import pool
-from steadynorm.lab.paper import runner as carrying
+from steadynorm.lab.paper import pool, runner
 from steadynorm.lab.paper.experiment import Context, Experiment, Outcome
 from steadynorm.lab.train import loop
 from steadynorm.report.page import rendering
@@ -47,7 +46,7 @@ def holder(folder: Path, name: str = ".lock") -> Iterator[int]:
 
 def carry(folder: Path) -> None:
     tiny = Experiment("tiny", "Tiny", "nothing", lambda _: Outcome([], [], {}), {"desk": 1.0, "paper": 1.0})
-    carrying.carry_out(tiny, Context(folder))
+    runner.run_experiment(tiny, Context(folder))
 
 
 @pytest.mark.parametrize("command", ["train", "paper run"])

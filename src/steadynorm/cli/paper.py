@@ -14,10 +14,9 @@ from tyro.conf import Positional
 from steadynorm import progress
 from steadynorm.cli.subcommands import one_of
 from steadynorm.lab import paper
-from steadynorm.lab.paper import null, pool
-from steadynorm.lab.paper import runner as carrying
+from steadynorm.lab.paper import null, pool, runner
 from steadynorm.lab.paper.experiment import Context, Experiment
-from steadynorm.lab.paper.trained import Training
+from steadynorm.lab.paper.trained import TrainedExperiment
 
 Scale = Literal["desk", "paper"]
 
@@ -38,9 +37,9 @@ class PaperList:
             table.add_column(name, justify=how, no_wrap=name == "name")  # pyright: ignore[reportArgumentType]
         plans, simulated = [], 0.0
         for each in paper.EXPERIMENTS.values():
-            if isinstance(each, Training):
+            if isinstance(each, TrainedExperiment):
                 plans.append(each.plan(Context(Path())))
-                runs, seconds = carrying.estimate(plans[-1:])
+                runs, seconds = runner.estimate(plans[-1:])
                 parts = f"\n{len(plans[-1].seeds)} seeds of: {_joined(plans[-1].arms)}"
             else:
                 runs, seconds = 0, each.seconds["desk"]
@@ -48,7 +47,7 @@ class PaperList:
                 parts = "".join(f"\n{scale} scale: {_joined(names)}" for scale, names in each.parts.items())
             table.add_row(each.name, str(runs or ""), f"{seconds / 60:.0f}", f"{each.title}: {each.found}{parts}")
         Console().print(table)
-        runs, seconds = carrying.estimate(plans)
+        runs, seconds = runner.estimate(plans)
         total = (seconds + simulated) / 60
         print(
             f"all: {runs} different runs, about {total:.0f} minutes of one core, {total / 2:.0f} on two (paper run all)"
@@ -75,7 +74,7 @@ class PaperNull:
 
     def __call__(self) -> int:
         """Print a table; 1 if a claim holds of noise too often."""
-        folders = sorted(filter(carrying.is_kept, self.folder.glob("*")))
+        folders = sorted(filter(runner.is_kept, self.folder.glob("*")))
         if not folders:
             raise ValueError(f"{self.folder} holds no finished experiments; make one with: steadynorm paper run NAME")
         table = Table(title=f"Share of {self.draws:,} draws of noise in which a claim holds", title_justify="left")
@@ -84,7 +83,7 @@ class PaperNull:
         leaning = 0
         with progress.bar(len(folders), "judging noise") as tell:
             for folder in folders:
-                name, context = carrying.context_of(folder)
+                name, context = runner.context_of(folder)
                 for each in null.shares(paper.get(name), context, self.draws):
                     leaning += each.share > null.MOST
                     mark = " !" * (each.share > null.MOST)
@@ -133,37 +132,37 @@ class PaperRun:
             return self._print_commands(chosen)
         failed: dict[Path, str] = {}
         for each in chosen:
-            failed |= self._carry_out(each)
+            failed |= self._run(each)
         if failed:
             print(f"{len(failed)} runs failed; the claims that need them are not testable\n{pool.failures(failed)}")
         return 1 if failed else 0
 
-    def _context(self, experiment: Experiment | Training) -> Context:
+    def _context(self, experiment: Experiment | TrainedExperiment) -> Context:
         parts = [experiment.name, *(["paper"] if self.scale == "paper" else []), *(["quick"] if self.quick else [])]
         folder = Path("runs/paper") / "-".join(parts)
         if self.out is not None:
             folder = self.out / experiment.name if self.name == "all" else self.out
         return Context(folder, self.quick, self.seeds, self.seed, self.only, self.scale)
 
-    def _means(self) -> paper.Means:
+    def _resources(self) -> paper.Resources:
         jobs = self.jobs if self.jobs is not None else (os.cpu_count() or 1) if self.scale == "desk" else 1
         if jobs < 1:
             raise ValueError(f"--jobs {jobs}: at least 1 is needed")
-        return paper.Means(self.pool, jobs, self.data, self.processes)
+        return paper.Resources(self.pool, jobs, self.data, self.processes)
 
-    def _carry_out(self, experiment: Experiment | Training) -> dict[Path, str]:
+    def _run(self, experiment: Experiment | TrainedExperiment) -> dict[Path, str]:
         context = self._context(experiment)
-        done = paper.carry_out(experiment, context, self._means(), self._command(experiment))
+        finished = paper.run_experiment(experiment, context, self._resources(), self._command(experiment))
         table = Table(title=f"{experiment.name}: {experiment.title}", title_justify="left")
         for name in ("claim", "verdict", "figure"):
             table.add_column(name)
-        for claim in done.outcome.claims:
+        for claim in finished.outcome.claims:
             table.add_row(claim.text, claim.verdict, claim.figure)
         Console().print(table)
-        print(f"page: {done.page}\nsummary: {context.folder / carrying.SUMMARY}", flush=True)
-        return dict(done.failed)
+        print(f"page: {finished.page}\nsummary: {context.folder / runner.SUMMARY}", flush=True)
+        return dict(finished.failed)
 
-    def _command(self, experiment: Experiment | Training) -> str:
+    def _command(self, experiment: Experiment | TrainedExperiment) -> str:
         """What makes this folder again; where it is and how it was shared out does not matter."""
         words = ["steadynorm", "paper", "run", experiment.name, "--scale", self.scale]
         words += ["--quick"] * self.quick
@@ -171,11 +170,11 @@ class PaperRun:
         words += [] if self.seed == 0 else ["--seed", str(self.seed)]
         return shlex.join([*words, *(["--only", *self.only] if self.only else [])])
 
-    def _print_commands(self, chosen: list[Experiment | Training]) -> int:
+    def _print_commands(self, chosen: list[Experiment | TrainedExperiment]) -> int:
         seen: dict[str, None] = {}
         for each in chosen:
-            if isinstance(each, Training):
-                seen |= dict.fromkeys(carrying.dry_run(each.plan(self._context(each)), self._means()))
+            if isinstance(each, TrainedExperiment):
+                seen |= dict.fromkeys(runner.dry_run(each.plan(self._context(each)), self._resources()))
             elif self.name != "all":
                 raise ValueError(f"{each.name} trains nothing: it has no commands to print; run it without --dry-run")
         print("\n".join(seen))

@@ -9,12 +9,12 @@ from steadynorm.lab.paper.experiments import norm_stability as norms
 from steadynorm.lab.paper.experiments.overlap_kernel import OVERLAP
 from steadynorm.lab.paper.experiments.random_system import RANDOM_SYSTEM
 from steadynorm.lab.paper.experiments.steady_state import STEADY_STATE
-from steadynorm.lab.paper.runner import Done, Means, carry_out
-from steadynorm.lab.paper.trained import Training
+from steadynorm.lab.paper.runner import Finished, Resources, run_experiment
+from steadynorm.lab.paper.trained import TrainedExperiment
 from steadynorm.suggestions import suggest
 
 # In the order of `paper run all`: what costs little and is asked for by others comes first.
-EXPERIMENTS: dict[str, Experiment | Training] = {
+EXPERIMENTS: dict[str, Experiment | TrainedExperiment] = {
     each.name: each
     for each in (
         RANDOM_SYSTEM,
@@ -47,17 +47,17 @@ __all__ = [
     "EXPERIMENTS",
     "Claim",
     "Context",
-    "Done",
     "Experiment",
-    "Means",
+    "Finished",
     "Outcome",
-    "Training",
-    "carry_out",
+    "Resources",
+    "TrainedExperiment",
     "get",
+    "run_experiment",
 ]
 
 
-def get(name: str) -> Experiment | Training:
+def get(name: str) -> Experiment | TrainedExperiment:
     """Return the experiment of this name; raise ValueError with the nearest names if there is none.
 
     >>> get("fig-overlap").name

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from steadynorm.lab.paper.experiments.nanogpt import NATS
-from steadynorm.lab.paper.experiments.norm_stability import POINTS
+from steadynorm.lab.paper.experiments.norm_stability import ACCURACY_TOLERANCE
 from steadynorm.lab.paper.statistics import CONFIDENCE, Estimate, difference, sample_sd, student_quantile, student_tail
 
 DRIFT = "drift of hidden_norm, %"
@@ -31,7 +31,7 @@ class Measure:
 
 
 MEASURES = (
-    Measure("accuracy", "points", 2, 1.0, POINTS),
+    Measure("accuracy", "points", 2, 1.0, ACCURACY_TOLERANCE),
     Measure("validation loss", "nats", 4, -1.0, NATS),
 )
 

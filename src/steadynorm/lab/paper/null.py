@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from steadynorm.lab.paper import runner as carrying
+from steadynorm.lab.paper import runner
 from steadynorm.lab.paper.experiment import Claim, Context, Experiment, MissingRunsError
 from steadynorm.lab.paper.statistics import Bound, Estimate, sample_sd
-from steadynorm.lab.paper.trained import Runs, Training
+from steadynorm.lab.paper.trained import Runs, TrainedExperiment
 from steadynorm.records import Run
 
 MOST = 0.05  # of the draws
@@ -86,10 +86,10 @@ class Noise(Runs):
         return self.source.draw(max(SEEDS, len(self.plan.seeds)), spread)
 
 
-def shares(experiment: Experiment | Training, context: Context, draws: int) -> Iterator[Share]:
+def shares(experiment: Experiment | TrainedExperiment, context: Context, draws: int) -> Iterator[Share]:
     """How often each claim of a finished experiment holds of noise; trains nothing."""
-    if isinstance(experiment, Training):
-        runs = carrying.read(experiment, context)
+    if isinstance(experiment, TrainedExperiment):
+        runs = runner.read(experiment, context)
         noise = Noise(runs.plan, runs.found, runs.missing)
         for claim in experiment.judge(noise).claims:
             yield Share(context.folder.name, claim.text, share_of_trained(claim, noise.source, draws))

@@ -80,7 +80,7 @@ def results(
     """Budgets down, arms across: ours, mean ± sample standard deviation over seeds, and the paper's in brackets."""
     rows = []
     for budget in runs.budgets:
-        row: list[page.Cell] = [f"{budget} {runs.setting.unit} ({runs.setting.steps(budget)} steps)"]
+        row: list[page.Cell] = [f"{budget} {runs.baseline.unit} ({runs.baseline.steps(budget)} steps)"]
         for arm in arms:
             theirs = (paper or {}).get((arm, budget))
             row.append(_ours(runs, measure, arm, budget, digits) + (f" [{plus_minus(*theirs, 2)}]" if theirs else ""))
@@ -121,7 +121,7 @@ def measured(
         rows.append(row)
         if paper and name in paper:
             rows.append([f"{name}: the paper's", *paper[name]])
-    steps = runs.setting.steps(runs.budgets[-1])
+    steps = runs.baseline.steps(runs.budgets[-1])
     caption = f"Runs of {steps} steps. Mean ± sample standard deviation over seeds."
     return page.Table("Measured", ("", *arms), rows, caption)
 

@@ -16,12 +16,11 @@ import steadynorm
 from steadynorm import progress, records
 from steadynorm.files import lock, make_folder, read_json, write_json
 from steadynorm.lab.data import datasets as get
-from steadynorm.lab.paper import pool
-from steadynorm.lab.paper import slim_records as keeping
+from steadynorm.lab.paper import pool, slim_records
 from steadynorm.lab.paper.commands import train_command
 from steadynorm.lab.paper.experiment import Context, Experiment, Outcome
 from steadynorm.lab.paper.statistics import CONFIDENCE
-from steadynorm.lab.paper.trained import NOT_RUN, Key, Plan, Runs, Training, slug
+from steadynorm.lab.paper.trained import NOT_RUN, Key, RunPlan, Runs, TrainedExperiment, slug
 from steadynorm.lab.train.config import Config, plain, training_part
 from steadynorm.report import page
 
@@ -30,7 +29,7 @@ SUMMARY = "summary.json"
 
 
 @dataclass(frozen=True)
-class Means:
+class Resources:
     """With what the runs are trained."""
 
     pool: Path = Path("runs/paper/pool")
@@ -40,7 +39,7 @@ class Means:
 
 
 @dataclass(frozen=True)
-class Done:
+class Finished:
     """What came out, and what went wrong: the names and last words of failed runs."""
 
     outcome: Outcome
@@ -48,11 +47,11 @@ class Done:
     failed: Mapping[Path, str]
 
 
-def carry_out(
-    experiment: Experiment | Training, context: Context, means: Means | None = None, command: str = ""
-) -> Done:
+def run_experiment(
+    experiment: Experiment | TrainedExperiment, context: Context, resources: Resources | None = None, command: str = ""
+) -> Finished:
     """Run, judge, write summary.json and the page. Finished runs are used again; failed ones make claims untestable."""
-    means = means or Means()
+    resources = resources or Resources()
     make_folder(context.folder)
     busy = f"another command is writing {context.folder}; wait for it, or choose another --out"
     with lock(context.folder, busy=busy):
@@ -63,16 +62,16 @@ def carry_out(
                 progress.announce(experiment.name, experiment.seconds[context.scale])
         else:
             plan = experiment.plan(context)
-            failed = _train(plan, means)
-            _keep(experiment, context, plan, means.pool)
+            failed = _train(plan, resources)
+            _keep(experiment, context, plan, resources.pool)
         outcome, facts = judge(experiment, context)
         facts["seconds"] = max(facts["seconds"], before.get("seconds", 0.0))  # what was simulated before took its time
         summary = _summary(experiment, context, command, facts, outcome)
         write_json(context.folder / SUMMARY, summary)
-        return Done(outcome, _page(experiment, context, outcome, summary), failed)
+        return Finished(outcome, _page(experiment, context, outcome, summary), failed)
 
 
-def judge(experiment: Experiment | Training, context: Context) -> tuple[Outcome, dict[str, Any]]:
+def judge(experiment: Experiment | TrainedExperiment, context: Context) -> tuple[Outcome, dict[str, Any]]:
     """The outcome by what the folder holds (a simulation: and by what it then runs), and the facts of its runs."""
     if isinstance(experiment, Experiment):
         began = time.perf_counter()
@@ -84,13 +83,13 @@ def judge(experiment: Experiment | Training, context: Context) -> tuple[Outcome,
         "runs": len(runs.plan.configs),
         "seconds": round(seconds, 1),
         "seeds": list(runs.plan.seeds),
-        "budgets": {str(budget): runs.setting.steps(budget) for budget in runs.budgets},
+        "budgets": {str(budget): runs.baseline.steps(budget) for budget in runs.budgets},
         "missing": [slug(key) for key in runs.missing],
     }
     return experiment.judge(runs), facts
 
 
-def read(experiment: Training, context: Context) -> Runs:
+def read(experiment: TrainedExperiment, context: Context) -> Runs:
     """The runs whose slim records are in the folder, of the configurations that the experiment declares today."""
     plan, found, missing = experiment.plan(context), {}, {}
     for key, config in plan.configs.items():
@@ -108,7 +107,7 @@ def read(experiment: Training, context: Context) -> Runs:
     return Runs(plan, found, missing)
 
 
-def not_run(experiment: Experiment | Training, context: Context) -> list[str]:
+def not_run(experiment: Experiment | TrainedExperiment, context: Context) -> list[str]:
     """Return the arms, seeds and panels that the experiment declares at this scale and the folder does not hold yet."""
     if isinstance(experiment, Experiment):
         return [part for part in experiment.parts.get(context.scale, ()) if not context.wants(part)]
@@ -150,61 +149,67 @@ def check_folder(folder: Path, name: str) -> dict[str, Any]:
     return held
 
 
-# Training
+# TrainedExperiment
 
 
-def jobs(plan: Plan, means: Means, *, data: Path | None = None) -> dict[Key, pool.Job]:
+def jobs(plan: RunPlan, resources: Resources, *, data: Path | None = None) -> dict[Key, pool.Job]:
     """The command of every run."""
-    processes = means.processes if plan.setting.scale == "paper" else 0
-    configs = plan.in_pool(means.pool, data or means.data)
+    processes = resources.processes if plan.baseline.scale == "paper" else 0
+    configs = plan.in_pool(resources.pool, data or resources.data)
     return {
-        key: pool.Job(config, train_command(config, plan.setting.recipe, processes)) for key, config in configs.items()
+        key: pool.Job(config, train_command(config, plan.baseline.recipe, processes)) for key, config in configs.items()
     }
 
 
-def dry_run(plan: Plan, means: Means) -> list[str]:
+def dry_run(plan: RunPlan, resources: Resources) -> list[str]:
     """One complete command a run, finished or not."""
-    placeholder = Path("DATA") if plan.setting.scale == "paper" and means.data is None else None
-    return [shlex.join(job.command) for job in jobs(plan, means, data=placeholder).values()]
+    placeholder = Path("DATA") if plan.baseline.scale == "paper" and resources.data is None else None
+    return [shlex.join(job.command) for job in jobs(plan, resources, data=placeholder).values()]
 
 
-def _train(plan: Plan, means: Means) -> dict[Path, str]:
-    todo = [job.config for job in jobs(plan, means).values() if not pool.finished(job.config)]
+def _train(plan: RunPlan, resources: Resources) -> dict[Path, str]:
+    todo = [job.config for job in jobs(plan, resources).values() if not pool.finished(job.config)]
     if todo:
-        check_data(plan, means)
-        seconds = sum(plan.setting.seconds(config.steps) for config in todo)
-        progress.announce(f"{len(todo)} runs to train", seconds / min(means.jobs, len(todo)))
-    return pool.train_all(list(jobs(plan, means).values()), means.jobs, one_thread=plan.setting.scale == "desk")
+        check_data(plan, resources)
+        seconds = sum(plan.baseline.seconds(config.steps) for config in todo)
+        progress.announce(f"{len(todo)} runs to train", seconds / min(resources.jobs, len(todo)))
+    return pool.train_all(
+        list(jobs(plan, resources).values()), resources.jobs, one_thread=plan.baseline.scale == "desk"
+    )
 
 
-def check_data(plan: Plan, means: Means) -> None:
+def check_data(plan: RunPlan, resources: Resources) -> None:
     """Before anything is started: is the data there?"""
-    name = plan.setting.data
-    if name and means.data is None and not get.here(name):
+    name = plan.baseline.data
+    if name and resources.data is None and not get.here(name):
         raise ValueError(f"the data set {name} is not there; get it with: steadynorm data get {name}")
-    if plan.setting.scale == "paper" and means.data is None:
+    if plan.baseline.scale == "paper" and resources.data is None:
         wanted = {
             "vit": "ImageNet: a folder with train/ and val/",
             "gpt": "a folder of token shards (steadynorm data tokenize)",
         }
-        raise ValueError(f"--scale paper needs --data, {wanted[plan.setting.recipe[:3]]}")
-    if means.data is not None and not means.data.is_dir():
-        raise ValueError(f"--data {means.data}: no such folder")
+        raise ValueError(f"--scale paper needs --data, {wanted[plan.baseline.recipe[:3]]}")
+    if resources.data is not None and not resources.data.is_dir():
+        raise ValueError(f"--data {resources.data}: no such folder")
 
 
-def _keep(experiment: Training, context: Context, plan: Plan, folder: Path) -> None:
+def _keep(experiment: TrainedExperiment, context: Context, plan: RunPlan, folder: Path) -> None:
     """Slim records of every finished run; those kept before stay where the pool has none."""
     for key, config in plan.in_pool(folder).items():
         if pool.finished(config):
             path = context.records / slug(key) / records.FILE
-            keeping.keep(records.read(config.out), path, slug(key), experiment.columns, experiment.layers)
+            slim_records.keep(records.read(config.out), path, slug(key), experiment.columns, experiment.layers)
 
 
 # What is written
 
 
 def _summary(
-    experiment: Experiment | Training, context: Context, command: str, facts: Mapping[str, Any], outcome: Outcome
+    experiment: Experiment | TrainedExperiment,
+    context: Context,
+    command: str,
+    facts: Mapping[str, Any],
+    outcome: Outcome,
 ) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
@@ -228,7 +233,9 @@ def _summary(
     }
 
 
-def _page(experiment: Experiment | Training, context: Context, outcome: Outcome, summary: Mapping[str, Any]) -> Path:
+def _page(
+    experiment: Experiment | TrainedExperiment, context: Context, outcome: Outcome, summary: Mapping[str, Any]
+) -> Path:
     text = json.dumps(summary, indent=1)
     whole = page.Page(
         experiment.title,
@@ -280,7 +287,7 @@ def commit() -> str | None:
     return None if found is None else found + ("+" if git("status", "--porcelain", str(source.parent)) else "")
 
 
-def estimate(plans: Sequence[Plan], folder: Path = Path()) -> tuple[int, float]:
+def estimate(plans: Sequence[RunPlan], folder: Path = Path()) -> tuple[int, float]:
     """How many different runs these plans ask for, and about how many seconds of one core they take."""
-    different = {config.out: (plan.setting, config) for plan in plans for config in plan.in_pool(folder).values()}
-    return len(different), sum(setting.seconds(config.steps) for setting, config in different.values())
+    different = {config.out: (plan.baseline, config) for plan in plans for config in plan.in_pool(folder).values()}
+    return len(different), sum(baseline.seconds(config.steps) for baseline, config in different.values())

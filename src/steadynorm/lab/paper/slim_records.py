@@ -9,7 +9,7 @@ import numpy as np
 from steadynorm import records
 from steadynorm.records import Run
 
-POINTS = 64  # records kept of each run
+MOST_RECORDS = 64  # records kept of each run
 DIGITS = 6  # of a number
 ALWAYS = ("val_loss", "val_accuracy")
 OUTPUTS = ("head.weight", "embedding.weight")  # the output layer's weight: ViT, GPT (tied)
@@ -30,7 +30,7 @@ def keep(run: Run, path: Path, name: str, columns: Sequence[str], layers: Sequen
     everything = [*wanted.values(), *(values for part in parts.values() for values in part.values())]
     rows = np.flatnonzero(np.isfinite(np.array(everything)).any(axis=0)) if everything else np.arange(0)
     rows = np.union1d(rows, [len(run.steps) - 1])
-    slim = records.thin(_rows(run, wanted | _time(run), parts, rows), POINTS)
+    slim = records.thin(_rows(run, wanted | _time(run), parts, rows), MOST_RECORDS)
     whole = path.with_name(f".{path.name}.new")  # half of a run must not pass for the run
     whole.unlink(missing_ok=True)
     with records.Recorder(whole, name=name, config=run.config, created=run.created) as recorder:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from steadynorm.lab.paper.baselines import Baseline
 from steadynorm.lab.paper.experiment import Context, MissingRunsError, Outcome
-from steadynorm.lab.paper.settings import Setting
 from steadynorm.lab.train.config import Config, Gpt, plain, training_part
 from steadynorm.records import Run
 
@@ -18,14 +18,14 @@ NOT_RUN = "not run yet"  # why a run is missing, and what stands in its place in
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainedExperiment:
     """A figure or table whose runs are trained: arms times budgets times seeds, and what is concluded from them."""
 
     name: str
     title: str
     found: str  # by the paper
-    settings: Mapping[str, Setting]  # by scale
-    arms: Callable[[Setting], Mapping[str, Config]]
+    baselines: Mapping[str, Baseline]  # by scale
+    arms: Callable[[Baseline], Mapping[str, Config]]
     judge: Callable[["Runs"], Outcome]
     columns: Sequence[str]  # kept of every run, besides the final validation
     layers: Sequence[str] = ()  # quantities kept of every layer
@@ -33,23 +33,23 @@ class Training:
     desk_budgets: Sequence[int] = ()  # where they are others: half-lives are what counts
     seeds: int = 3
 
-    def plan(self, context: Context) -> "Plan":
+    def plan(self, context: Context) -> "RunPlan":
         """The runs this asks for."""
-        setting = self.settings[context.scale]
+        baseline = self.baselines[context.scale]
         budgets = (self.desk_budgets or self.budgets) if context.scale == "desk" else self.budgets
-        arms = self.arms(setting)
+        arms = self.arms(baseline)
         chosen = {name: config for name, config in arms.items() if context.wants(name)}
         if not chosen:
             raise ValueError(f"--only {' '.join(context.only)}: the arms of {self.name} are {', '.join(arms)}")
         seeds = 1 if context.quick else context.seeds or self.seeds
-        return Plan(
+        return RunPlan(
             self,
-            setting,
+            baseline,
             tuple(arms),
             tuple(budgets)[:1] if context.quick else tuple(budgets),
             tuple(range(context.seed, context.seed + seeds)),
             {
-                (arm, budget, seed): setting.at(config, budget, seed)
+                (arm, budget, seed): baseline.configure(config, budget, seed)
                 for arm, config in chosen.items()
                 for budget in (tuple(budgets)[:1] if context.quick else budgets)
                 for seed in range(context.seed, context.seed + seeds)
@@ -58,11 +58,11 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """The runs of an experiment; configurations without a folder."""
 
-    experiment: Training
-    setting: Setting
+    experiment: TrainedExperiment
+    baseline: Baseline
     arms: Sequence[str]  # all of them, also those left out by --only
     budgets: Sequence[int]
     seeds: Sequence[int]
@@ -70,9 +70,9 @@ class Plan:
 
     def at_paper_scale(self) -> dict[str, Config]:
         """Every arm as the paper has it, of its longest budget."""
-        setting = self.experiment.settings["paper"]
+        baseline = self.experiment.baselines["paper"]
         budget = self.experiment.budgets[-1]
-        return {arm: setting.at(config, budget, 0) for arm, config in self.experiment.arms(setting).items()}
+        return {arm: baseline.configure(config, budget, 0) for arm, config in self.experiment.arms(baseline).items()}
 
     def in_pool(self, pool: Path, data: Path | None = None) -> dict[Key, Config]:
         """The same with the folder each run has in the pool."""
@@ -112,13 +112,13 @@ def slug(key: Key) -> str:
 class Runs:
     """The finished runs of an experiment, by arm, budget and seed; and why others are missing."""
 
-    plan: Plan
+    plan: RunPlan
     found: Mapping[Key, Run]
     missing: Mapping[Key, str]
 
     @property
-    def setting(self) -> Setting:
-        return self.plan.setting
+    def baseline(self) -> Baseline:
+        return self.plan.baseline
 
     @property
     def budgets(self) -> Sequence[int]:

@@ -12,14 +12,14 @@ import torch
 from steadynorm import lmo, theory
 from steadynorm.groups.builder import param_groups
 from steadynorm.lab.models import SimpleViT, ViTConfig
+from steadynorm.lab.paper.baselines import ALPHA, VIT, Baseline, short
 from steadynorm.lab.paper.experiment import MissingRunsError, Outcome, claim
-from steadynorm.lab.paper.experiments.norm_stability import LONG, NOTHING
+from steadynorm.lab.paper.experiments.norm_stability import LONG_BUDGET, NEGLIGIBLE_PERCENT
 from steadynorm.lab.paper.metrics import ACCURACY, END, Measure, log_ratio, mean_over
 from steadynorm.lab.paper.plots import curves, measured, numbers, round_to
-from steadynorm.lab.paper.settings import ALPHA, VIT, Setting, short
 from steadynorm.lab.paper.slim_records import OUTPUTS
 from steadynorm.lab.paper.statistics import Finding, at_least, at_most, difference, estimate, every, within
-from steadynorm.lab.paper.trained import Runs, Training
+from steadynorm.lab.paper.trained import Runs, TrainedExperiment
 from steadynorm.lab.train.config import Config
 from steadynorm.records import Run
 from steadynorm.report import page
@@ -30,15 +30,15 @@ SMALL = 0.02
 SECOND_HALF = (0.5, 0.9)  # but the last tenth, where lr has left nothing to move the norm
 
 
-def _target_arms(setting: Setting) -> dict[str, Config]:
+def _target_arms(baseline: Baseline) -> dict[str, Config]:
     """At both alphas the same effective lr and the same target; the smaller alpha is where the linear formula is off."""
     root = theory.effective_lr(1.0, ALPHA) / theory.effective_lr(1.0, SMALL)
-    small = {"alpha": SMALL, "lr": short(setting.lr * root), "output_alpha": ALPHA}
+    small = {"alpha": SMALL, "lr": short(baseline.lr * root), "output_alpha": ALPHA}
     return {
-        "linear, alpha 0.1": setting.scionc(),
-        "exact, alpha 0.1": setting.scionc(overlap="exact"),
-        "linear, alpha 0.02": setting.scionc(**small),
-        "exact, alpha 0.02": setting.scionc(overlap="exact", **small),
+        "linear, alpha 0.1": baseline.scionc(),
+        "exact, alpha 0.1": baseline.scionc(overlap="exact"),
+        "linear, alpha 0.02": baseline.scionc(**small),
+        "exact, alpha 0.02": baseline.scionc(overlap="exact", **small),
     }
 
 
@@ -84,19 +84,19 @@ def _target(runs: Runs) -> Outcome:
         for a in (ALPHA, SMALL)
     ]
     claims.append(claim(
-        f"Where only alpha differs, the exact decay gives the hidden matrices the same norm (within {2 * NOTHING:g} %)",
+        f"Where only alpha differs, the exact decay gives the hidden matrices the same norm (within {2 * NEGLIGIBLE_PERCENT:g} %)",
         lambda: within(
             difference(runs.values(off_target, f"exact, alpha {SMALL:g}"), runs.values(off_target, f"exact, alpha {ALPHA:g}")),
-            2 * NOTHING, "norm, alpha 0.02 / 0.1 - 1,", " %",
+            2 * NEGLIGIBLE_PERCENT, "norm, alpha 0.02 / 0.1 - 1,", " %",
         ),
     ))  # fmt: skip
     arms = runs.plan.arms
     off_forecast = log_ratio("matrix_norm", "matrix_forecast", SECOND_HALF)
     claims.append(claim(
         f"Why: these runs start above the asked norm and have not settled yet. Each is where its forecast, which knows the "
-        f"start, puts it (within {2 * NOTHING:g} %)",
+        f"start, puts it (within {2 * NEGLIGIBLE_PERCENT:g} %)",
         lambda: every([
-            within(estimate(runs.values(off_forecast, arm)), 2 * NOTHING, f"100 ln(measured / forecast), {arm},", " %")
+            within(estimate(runs.values(off_forecast, arm)), 2 * NEGLIGIBLE_PERCENT, f"100 ln(measured / forecast), {arm},", " %")
             for arm in arms
         ]),
     ))  # fmt: skip
@@ -136,12 +136,12 @@ def _over_asked(runs: Runs) -> page.Plot:
     )
 
 
-EXACT_TARGET = Training(
+EXACT_TARGET = TrainedExperiment(
     "fig-exact-target",
     "Linear against exact decay: which reaches the asked norm in real training?",
     "ours; the paper takes updates to overlap as their inputs do, and eta as small.",
     VIT, _target_arms, _target,
-    ("matrix_norm", "matrix_forecast", "vector_norm", "vector_forecast", "weight_decay"), desk_budgets=LONG,
+    ("matrix_norm", "matrix_forecast", "vector_norm", "vector_forecast", "weight_decay"), desk_budgets=LONG_BUDGET,
 )  # fmt: skip
 
 
@@ -151,15 +151,15 @@ VECTOR_EXCESS = "excess_alignment/vector"
 FORECAST = ("Scion", "ScionC", "ScionC, Nesterov", "AdamW", "AdamC", "LionC")
 
 
-def _forecast_arms(setting: Setting) -> dict[str, Config]:
+def _forecast_arms(baseline: Baseline) -> dict[str, Config]:
     return {
-        "Scion": setting.scion(),
-        "ScionC": setting.scionc(),
-        "ScionC, Nesterov": setting.scionc(nesterov=True),
-        "AdamW": setting.adam("adamw"),
-        "AdamC": setting.adamc(),
-        "LionC": setting.adam(
-            "lionc", lr=0.2 * setting.adam_lr, weight_decay=5 * setting.adam_decay, betas=(0.9, 0.99)
+        "Scion": baseline.scion(),
+        "ScionC": baseline.scionc(),
+        "ScionC, Nesterov": baseline.scionc(nesterov=True),
+        "AdamW": baseline.adam("adamw"),
+        "AdamC": baseline.adamc(),
+        "LionC": baseline.adam(
+            "lionc", lr=0.2 * baseline.adam_lr, weight_decay=5 * baseline.adam_decay, betas=(0.9, 0.99)
         ),
     }
 
@@ -170,15 +170,17 @@ def _forecast(runs: Runs) -> Outcome:
     scion = FORECAST[:3]
     claims = [
         claim(
-            f"{arm}: the forecast meets the measured norm of the hidden matrices at the end (within {2 * NOTHING:g} %)",
-            lambda arm=arm: within(estimate(runs.values(off, arm)), 2 * NOTHING, "100 ln(measured / forecast)", " %"),
+            f"{arm}: the forecast meets the measured norm of the hidden matrices at the end (within {2 * NEGLIGIBLE_PERCENT:g} %)",
+            lambda arm=arm: within(
+                estimate(runs.values(off, arm)), 2 * NEGLIGIBLE_PERCENT, "100 ln(measured / forecast)", " %"
+            ),
         )
         for arm in FORECAST
     ]
     claims.append(claim(
-        f"Scion's biases: it also meets theirs (within {2 * NOTHING:g} %)",
+        f"Scion's biases: it also meets theirs (within {2 * NEGLIGIBLE_PERCENT:g} %)",
         lambda: every([
-            within(estimate(runs.values(off_vectors, arm)), 2 * NOTHING, f"100 ln(measured / forecast), {arm},", " %")
+            within(estimate(runs.values(off_vectors, arm)), 2 * NEGLIGIBLE_PERCENT, f"100 ln(measured / forecast), {arm},", " %")
             for arm in scion
         ]),
     ))  # fmt: skip
@@ -207,12 +209,12 @@ def _forecast(runs: Runs) -> Outcome:
     return Outcome(blocks, claims, numbers(runs, measures, FORECAST))
 
 
-FORECASTS = Training(
+FORECASTS = TrainedExperiment(
     "fig-forecast",
     "Forecast norms against measured ones",
     "ours: the paper predicts the steady state alone.",
     VIT, _forecast_arms, _forecast,
-    ("matrix_norm", "matrix_forecast", "vector_norm", "vector_forecast", VECTOR_EXCESS), desk_budgets=LONG,
+    ("matrix_norm", "matrix_forecast", "vector_norm", "vector_forecast", VECTOR_EXCESS), desk_budgets=LONG_BUDGET,
 )  # fmt: skip
 
 
@@ -221,8 +223,8 @@ FORECASTS = Training(
 CLEAR = 0.1  # a cosine beyond which a layer is not independent of its updates
 
 
-def _alignment_arms(setting: Setting) -> dict[str, Config]:
-    return {"ScionC": setting.scionc(), "Scion": setting.scion()}
+def _alignment_arms(baseline: Baseline) -> dict[str, Config]:
+    return {"ScionC": baseline.scionc(), "Scion": baseline.scion()}
 
 
 def excess(pattern: str) -> Measure:
@@ -295,9 +297,9 @@ def _map(found: list[Run], arm: str) -> page.HeatMap:
                         -0.5, 0.5, toggle=arm)  # fmt: skip
 
 
-ALIGNMENT = Training(
+ALIGNMENT = TrainedExperiment(
     "fig-alignment",
     "Excess alignment by layer",
     "ours; the paper argues that all layers but the output are independent of their updates.",
-    VIT, _alignment_arms, _alignment, ("excess_alignment",), ("excess",), desk_budgets=LONG,
+    VIT, _alignment_arms, _alignment, ("excess_alignment",), ("excess",), desk_budgets=LONG_BUDGET,
 )  # fmt: skip

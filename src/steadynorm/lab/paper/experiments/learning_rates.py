@@ -6,10 +6,10 @@ from statistics import fmean
 from typing import NamedTuple
 
 from steadynorm import theory
+from steadynorm.lab.paper.baselines import ALPHA, VIT, Baseline, short
 from steadynorm.lab.paper.experiment import MissingRunsError, Outcome, claim
 from steadynorm.lab.paper.metrics import ACCURACY, END, mean_over
 from steadynorm.lab.paper.plots import numbers, round_to
-from steadynorm.lab.paper.settings import ALPHA, VIT, Setting, short
 from steadynorm.lab.paper.statistics import (
     Finding,
     at_least,
@@ -20,7 +20,7 @@ from steadynorm.lab.paper.statistics import (
     parabola_peak,
     sample_sd,
 )
-from steadynorm.lab.paper.trained import Runs, Training
+from steadynorm.lab.paper.trained import Runs, TrainedExperiment
 from steadynorm.lab.train.config import Config
 from steadynorm.report import page
 
@@ -32,17 +32,17 @@ def lr_arm(alpha: float, ratio: float) -> str:
     return f"alpha {alpha:g}, effective lr x {ratio:g}"
 
 
-def _lr_for(setting: Setting, alpha: float, ratio: float) -> float:
+def _lr_for(baseline: Baseline, alpha: float, ratio: float) -> float:
     """The lr with so many times the baseline's effective lr at this alpha."""
-    return short(ratio * setting.lr * theory.effective_lr(1.0, ALPHA) / theory.effective_lr(1.0, alpha))
+    return short(ratio * baseline.lr * theory.effective_lr(1.0, ALPHA) / theory.effective_lr(1.0, alpha))
 
 
-def _lr_arms(setting: Setting) -> dict[str, Config]:
+def _lr_arms(baseline: Baseline) -> dict[str, Config]:
     """The sign layer keeps lr, alpha and decay. At the desk eta is not small against alpha: the exact decay is used."""
-    overlap = "exact" if setting.scale == "desk" else "linear"
+    overlap = "exact" if baseline.scale == "desk" else "linear"
     return {
-        lr_arm(alpha, ratio): setting.scionc(
-            lr=_lr_for(setting, alpha, ratio), alpha=alpha, output_alpha=ALPHA, overlap=overlap
+        lr_arm(alpha, ratio): baseline.scionc(
+            lr=_lr_for(baseline, alpha, ratio), alpha=alpha, output_alpha=ALPHA, overlap=overlap
         )
         for alpha in ALPHAS
         for ratio in RATIOS
@@ -51,7 +51,7 @@ def _lr_arms(setting: Setting) -> dict[str, Config]:
 
 def best_lrs(runs: Runs, alpha: float) -> list[tuple[float, float, bool]]:
     """ln of the best lr and of the best effective lr, by seed; and whether the sweep brackets it."""
-    lrs = [_lr_for(runs.setting, alpha, ratio) for ratio in RATIOS]
+    lrs = [_lr_for(runs.baseline, alpha, ratio) for ratio in RATIOS]
     by_ratio = [runs.values(ACCURACY, lr_arm(alpha, ratio)) for ratio in RATIOS]
     found = []
     for accuracy in zip(*by_ratio, strict=True):
@@ -174,7 +174,7 @@ def _lr_plot(runs: Runs, effective: bool) -> page.Plot:
                 found = estimate(runs.values(ACCURACY, lr_arm(alpha, ratio)))
             except MissingRunsError:
                 continue
-            lr = _lr_for(runs.setting, alpha, ratio)
+            lr = _lr_for(runs.baseline, alpha, ratio)
             points.append((theory.effective_lr(lr, alpha) if effective else lr, found.value, found.error))
         if points:
             x, y, error = zip(*points, strict=True)
@@ -186,7 +186,7 @@ def _lr_plot(runs: Runs, effective: bool) -> page.Plot:
     )
 
 
-LR_EFF = Training(
+LR_EFF = TrainedExperiment(
     "fig-lr-eff",
     "Learning rate and effective learning rate across alpha",
     "the best lr increases with alpha from 0.01 to 0.5; the best effective lr is within a factor of 2.",

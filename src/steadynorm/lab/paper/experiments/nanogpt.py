@@ -1,12 +1,12 @@
 """fig-nanogpt: Scion against ScionC on text. fig-muon: torch's Muon, as it is and corrected, beside ScionC."""
 
+from steadynorm.lab.paper.baselines import GPT, Baseline
 from steadynorm.lab.paper.experiment import Outcome, claim
-from steadynorm.lab.paper.experiments.norm_stability import COLUMNS, NOTHING, expected, steadier
+from steadynorm.lab.paper.experiments.norm_stability import COLUMNS, NEGLIGIBLE_PERCENT, expected, steadier
 from steadynorm.lab.paper.metrics import END, LOSS, Measure, drift, growth, mean_over
 from steadynorm.lab.paper.plots import curves, measured, numbers
-from steadynorm.lab.paper.settings import GPT, Setting
 from steadynorm.lab.paper.statistics import at_most, difference, estimate, every, within
-from steadynorm.lab.paper.trained import Runs, Training
+from steadynorm.lab.paper.trained import Runs, TrainedExperiment
 from steadynorm.lab.train.config import Config
 from steadynorm.report import page
 
@@ -15,8 +15,8 @@ ARMS = ("Scion", "ScionC")
 PAPER = (2.846, 2.838)  # validation loss of 124M parameters on 100B tokens of FineWeb-Edu
 
 
-def _arms(setting: Setting) -> dict[str, Config]:
-    return {"Scion": setting.scion(), "ScionC": setting.scionc()}
+def _arms(baseline: Baseline) -> dict[str, Config]:
+    return {"Scion": baseline.scion(), "ScionC": baseline.scionc()}
 
 
 def _judge(runs: Runs) -> Outcome:
@@ -43,9 +43,9 @@ def _judge(runs: Runs) -> Outcome:
             ),
         ),
         claim(
-            f"The sign norm is stable in both (within {2 * NOTHING:g} % from the middle to the end)",
+            f"The sign norm is stable in both (within {2 * NEGLIGIBLE_PERCENT:g} % from the middle to the end)",
             lambda: every([
-                within(estimate(runs.values(sign, arm)), 2 * NOTHING, f"100 ln(end / middle), {arm},", " %") for arm in ARMS
+                within(estimate(runs.values(sign, arm)), 2 * NEGLIGIBLE_PERCENT, f"100 ln(end / middle), {arm},", " %") for arm in ARMS
             ]),
         ),
     ]  # fmt: skip
@@ -68,7 +68,7 @@ def _judge(runs: Runs) -> Outcome:
     return Outcome(blocks, claims, numbers(runs, measures, ARMS))
 
 
-NANOGPT = Training(
+NANOGPT = TrainedExperiment(
     "fig-nanogpt",
     "NanoGPT: Scion against ScionC",
     "ScionC gives lower validation loss (2.838 against 2.846) and more stable weight, gradient and spectral norms.",
@@ -79,8 +79,8 @@ NANOGPT = Training(
 MUON, CORRECTED, SCIONC = MUONS = ("Muon", "Muon, corrected", "ScionC, Nesterov")
 
 
-def _muon_arms(setting: Setting) -> dict[str, Config]:
-    return {MUON: setting.muon(), CORRECTED: setting.muon("muon-corrected"), SCIONC: setting.nesterov()}
+def _muon_arms(baseline: Baseline) -> dict[str, Config]:
+    return {MUON: baseline.muon(), CORRECTED: baseline.muon("muon-corrected"), SCIONC: baseline.nesterov()}
 
 
 def _judge_muon(runs: Runs) -> Outcome:
@@ -115,7 +115,7 @@ def _judge_muon(runs: Runs) -> Outcome:
     return Outcome(blocks, claims, numbers(runs, measures, MUONS))
 
 
-MUON_CORRECTED = Training(
+MUON_CORRECTED = TrainedExperiment(
     "fig-muon",
     "torch's Muon, as it is and corrected, beside ScionC",
     "ours: the paper has no Muon. The same momentum (alpha 0.1, Nesterov) and half-life for all; the table and output layer are "

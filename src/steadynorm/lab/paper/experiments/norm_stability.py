@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from steadynorm import theory
+from steadynorm.lab.paper.baselines import VIT, Baseline
 from steadynorm.lab.paper.experiment import Claim, MissingRunsError, Outcome, claim
 from steadynorm.lab.paper.metrics import (
     ACCURACY,
@@ -22,7 +23,6 @@ from steadynorm.lab.paper.metrics import (
     mean_over,
 )
 from steadynorm.lab.paper.plots import curves, measured, numbers
-from steadynorm.lab.paper.settings import VIT, Setting
 from steadynorm.lab.paper.statistics import (
     Finding,
     at_least,
@@ -34,15 +34,15 @@ from steadynorm.lab.paper.statistics import (
     noted,
     within,
 )
-from steadynorm.lab.paper.trained import Runs, Training
+from steadynorm.lab.paper.trained import Runs, TrainedExperiment
 from steadynorm.lab.train.config import Config
 from steadynorm.lab.train.optimizers import lr_ratio
 from steadynorm.report import page
 
 STABLE = 0.5  # corrected decay must at least halve the drift that constant decay leaves
-NOTHING = 5.0  # percent: a change smaller than this is none
-POINTS = 1.0  # percentage points of accuracy within which results are called equal
-LONG = (300,)  # at the desk norms are watched over the longest budget: its half-lives are what counts
+NEGLIGIBLE_PERCENT = 5.0  # percent: a change smaller than this is none
+ACCURACY_TOLERANCE = 1.0  # percentage points of accuracy within which results are called equal
+LONG_BUDGET = (300,)  # at the desk norms are watched over the longest budget: its half-lives are what counts
 COLUMNS = ("weight_norm", "hidden_norm", "hidden_forecast", "grad_norm", "effective_lr", "weight_decay")
 
 
@@ -63,12 +63,14 @@ def steadier(runs: Runs, key: str, corrected: str, constant: str) -> Finding:
     figure = f"{key}: {corrected} drifts by {estimate(ours).value:.1f} %, {constant} by {estimate(theirs).value:.1f} %"
     half = estimate(combined((STABLE, theirs), (-1.0, ours)))
     less = noted(at_least(half, 0.0, "half of the latter - the former", " %"), figure)
-    if any(at_least(estimate(each), NOTHING, "").holds for each in (theirs, ours)):
+    if any(at_least(estimate(each), NEGLIGIBLE_PERCENT, "").holds for each in (theirs, ours)):
         return less
-    return replace(less, open_because=f"neither is shown to move by {NOTHING:g} %, a longer run is needed")
+    return replace(less, open_because=f"neither is shown to move by {NEGLIGIBLE_PERCENT:g} %, a longer run is needed")
 
 
-def no_worse(runs: Runs, one: str, other: str, tolerance: float = POINTS, measure: Measure = ACCURACY) -> Finding:
+def no_worse(
+    runs: Runs, one: str, other: str, tolerance: float = ACCURACY_TOLERANCE, measure: Measure = ACCURACY
+) -> Finding:
     """Whether the accuracy of `one` is at least that of `other` less the tolerance."""
     found = difference(runs.values(measure, one), runs.values(measure, other))
     return at_least(found, -tolerance, f"accuracy, {one} - {other}", " points")
@@ -138,7 +140,7 @@ def stability(corrected: str, constant: str, name: str) -> list[Callable[[Runs],
                            lambda: steadier(runs, "hidden_norm", corrected, constant)),
         lambda runs: claim(f"{name}: the gradient norm is more stable (drift at most half)",
                            lambda: steadier(runs, "grad_norm", corrected, constant)),
-        lambda runs: claim(f"{name}: accuracy is no worse (by more than {POINTS:g} point)",
+        lambda runs: claim(f"{name}: accuracy is no worse (by more than {ACCURACY_TOLERANCE:g} point)",
                            lambda: no_worse(runs, corrected, constant)),
     ]  # fmt: skip
 
@@ -156,45 +158,45 @@ def why_it_moves(runs: Runs, corrected: str, constant: str) -> Claim:
     """Where the corrected norm is not as stable as it should be: is it the schedule, or are the updates not independent?"""
     rise = AGAINST_FORECAST[RISE]
     return claim(
-        f"Ours, why: updates independent of each other would leave the hidden norm of {corrected} where it is (within {NOTHING:g} %). "
+        f"Ours, why: updates independent of each other would leave the hidden norm of {corrected} where it is (within {NEGLIGIBLE_PERCENT:g} %). "
         "Real ones are not: with both optimizers measured / forecast rises towards the end, as the lr falls; of the fall "
         "that constant decay brings, this hides a part",
         lambda: every([
-            within(estimate(runs.values(growth("hidden_forecast"), corrected)), NOTHING, "drift of the forecast", " %"),
+            within(estimate(runs.values(growth("hidden_forecast"), corrected)), NEGLIGIBLE_PERCENT, "drift of the forecast", " %"),
             *(at_least(estimate(runs.values(rise, arm)), 0.0, f"rise of measured / forecast, {arm},", " %")
               for arm in (corrected, constant)),
         ]),
     )  # fmt: skip
 
 
-def _scionc_arms(setting: Setting) -> dict[str, Config]:
-    decay = setting.norm_decay
-    return {"Scion": setting.scion(decay=decay), "ScionC (cosine)": setting.scionc(decay=decay, end=0.25)}
+def _scionc_arms(baseline: Baseline) -> dict[str, Config]:
+    decay = baseline.norm_decay
+    return {"Scion": baseline.scion(decay=decay), "ScionC (cosine)": baseline.scionc(decay=decay, end=0.25)}
 
 
-def _constant_arms(setting: Setting) -> dict[str, Config]:
-    decay = setting.norm_decay
-    return {"Scion": setting.scion(decay=0.5 * decay), "ScionC (constant)": setting.scionc(decay=decay)}
+def _constant_arms(baseline: Baseline) -> dict[str, Config]:
+    decay = baseline.norm_decay
+    return {"Scion": baseline.scion(decay=0.5 * decay), "ScionC (constant)": baseline.scionc(decay=decay)}
 
 
 SWAPPED = ("AdamC, AdamW's decay", "AdamW, AdamC's decay")
 FIVEFOLD = ("AdamC, decay x 5", "AdamW, decay x 5")
 
 
-def _adamc_arms(setting: Setting) -> dict[str, Config]:
+def _adamc_arms(baseline: Baseline) -> dict[str, Config]:
     """Both optimizers at both decays (the paper's 0.1 and 0.2).
 
     Ours: the first two with five times the decay, where the desk's runs have ten half-lives instead of two.
     """
     arms = {
-        "AdamW": setting.adam("adamw"),
-        "AdamC": setting.adamc(),
-        SWAPPED[1]: setting.adam("adamw", decay=setting.adamc_decay),
-        SWAPPED[0]: setting.adam("adamc"),
+        "AdamW": baseline.adam("adamw"),
+        "AdamC": baseline.adamc(),
+        SWAPPED[1]: baseline.adam("adamw", decay=baseline.adamc_decay),
+        SWAPPED[0]: baseline.adam("adamc"),
     }
-    if setting.scale == "desk":
-        arms[FIVEFOLD[1]] = setting.adam("adamw", decay=5.0)
-        arms[FIVEFOLD[0]] = setting.adam("adamc", decay=5.0 * setting.adamc_decay)
+    if baseline.scale == "desk":
+        arms[FIVEFOLD[1]] = baseline.adam("adamw", decay=5.0)
+        arms[FIVEFOLD[0]] = baseline.adam("adamc", decay=5.0 * baseline.adamc_decay)
     return arms
 
 
@@ -223,19 +225,19 @@ def _adamc(runs: Runs) -> Outcome:
     return comparison(runs, runs.plan.arms, claims, AGAINST_FORECAST)
 
 
-SCIONC = Training(
+SCIONC = TrainedExperiment(
     "fig-scionc",
     "Scion against ScionC with a target on a cosine",
     "ScionC (cosine) results in more stable weight and gradient norms.",
-    VIT, _scionc_arms, _pair("ScionC (cosine)", "Scion"), COLUMNS, desk_budgets=LONG,
+    VIT, _scionc_arms, _pair("ScionC (cosine)", "Scion"), COLUMNS, desk_budgets=LONG_BUDGET,
 )  # fmt: skip
-SCIONC_CONSTANT = Training(
+SCIONC_CONSTANT = TrainedExperiment(
     "fig-scionc-constant",
     "Scion against ScionC with a constant target",
     "ScionC (constant C² = 1.1875) results in more stable weight and gradient norms than Scion (eta = 0.0004).",
-    VIT, _constant_arms, _pair("ScionC (constant)", "Scion", why_it_moves), COLUMNS, desk_budgets=LONG,
+    VIT, _constant_arms, _pair("ScionC (constant)", "Scion", why_it_moves), COLUMNS, desk_budgets=LONG_BUDGET,
 )  # fmt: skip
-ADAMC = Training(
+ADAMC = TrainedExperiment(
     "fig-adamc",
     "AdamW against AdamC",
     "AdamC results in more stable weight and gradient norms; not in steady state even after 300 epochs.",
@@ -248,15 +250,15 @@ ADAMC = Training(
 _WITHOUT = (0.0, 0.999)
 
 
-def _renormalized_arms(setting: Setting) -> dict[str, Config]:
+def _renormalized_arms(baseline: Baseline) -> dict[str, Config]:
     """Ours: the same two without momentum, where the perpendicular part should matter. The paper's crops start at 0.2."""
     arms = {
-        "AdamW": setting.adam("adamw"),
-        "Renormalized AdamW": setting.adam("renormalized-adamw"),
-        "AdamW, no momentum": setting.adam("adamw", betas=_WITHOUT),
-        "Renormalized AdamW, no momentum": setting.adam("renormalized-adamw", betas=_WITHOUT),
+        "AdamW": baseline.adam("adamw"),
+        "Renormalized AdamW": baseline.adam("renormalized-adamw"),
+        "AdamW, no momentum": baseline.adam("adamw", betas=_WITHOUT),
+        "Renormalized AdamW, no momentum": baseline.adam("renormalized-adamw", betas=_WITHOUT),
     }
-    if setting.scale == "desk":
+    if baseline.scale == "desk":
         return arms
     return {name: replace(each, task=replace(each.task, crop_scale=(0.2, 1.0))) for name, each in arms.items()}
 
@@ -271,21 +273,21 @@ def _renormalized(runs: Runs) -> Outcome:
     pair, alone = ("Renormalized AdamW", "AdamW"), ("Renormalized AdamW, no momentum", "AdamW, no momentum")
     claims = [
         claim(
-            f"Renormalized AdamW changes accuracy little (within {POINTS:g} point)",
+            f"Renormalized AdamW changes accuracy little (within {ACCURACY_TOLERANCE:g} point)",
             lambda: within(
-                difference(*(runs.values(ACCURACY, arm) for arm in pair)), POINTS, "accuracy, renormalized - AdamW", " points"
+                difference(*(runs.values(ACCURACY, arm) for arm in pair)), ACCURACY_TOLERANCE, "accuracy, renormalized - AdamW", " points"
             ),
         ),
         claim(
-            f"Renormalized AdamW changes the weight norm little (within {NOTHING:g} %)",
+            f"Renormalized AdamW changes the weight norm little (within {NEGLIGIBLE_PERCENT:g} %)",
             lambda: within(
-                estimate(_norm_change(runs, *pair, "weight_norm")), NOTHING, "norm at the end, renormalized / AdamW - 1,", " %"
+                estimate(_norm_change(runs, *pair, "weight_norm")), NEGLIGIBLE_PERCENT, "norm at the end, renormalized / AdamW - 1,", " %"
             ),
         ),
         claim(
-            f"Renormalized AdamW changes the gradient norm little (within {2 * NOTHING:g} %)",
+            f"Renormalized AdamW changes the gradient norm little (within {2 * NEGLIGIBLE_PERCENT:g} %)",
             lambda: within(
-                estimate(_norm_change(runs, *pair, "grad_norm")), 2 * NOTHING, "gradient norm, renormalized / AdamW - 1,", " %"
+                estimate(_norm_change(runs, *pair, "grad_norm")), 2 * NEGLIGIBLE_PERCENT, "gradient norm, renormalized / AdamW - 1,", " %"
             ),
         ),
         claim(
@@ -300,11 +302,11 @@ def _renormalized(runs: Runs) -> Outcome:
     return comparison(runs, runs.plan.arms, claims)
 
 
-RENORMALIZED = Training(
+RENORMALIZED = TrainedExperiment(
     "fig-renormalized",
     "Renormalized AdamW against AdamW",
     "negligible differences in accuracy (77.15 against 77.45), weight norm and gradient norm.",
-    VIT, _renormalized_arms, _renormalized, COLUMNS, desk_budgets=LONG,
+    VIT, _renormalized_arms, _renormalized, COLUMNS, desk_budgets=LONG_BUDGET,
 )  # fmt: skip
 
 
@@ -313,23 +315,23 @@ RENORMALIZED = Training(
 BETAS = ("AdamC, betas 0.9, 0.999", "AdamC, betas 0.99, 0.99")
 
 
-def _betas_arms(setting: Setting) -> dict[str, Config]:
-    return {BETAS[0]: setting.adamc(), BETAS[1]: setting.adamc(betas=(0.99, 0.99))}
+def _betas_arms(baseline: Baseline) -> dict[str, Config]:
+    return {BETAS[0]: baseline.adamc(), BETAS[1]: baseline.adamc(betas=(0.99, 0.99))}
 
 
 def _betas(runs: Runs) -> Outcome:
     claims = [
         claim(
-            f"Betas do not move AdamC's weight norm (within {NOTHING:g} %)",
+            f"Betas do not move AdamC's weight norm (within {NEGLIGIBLE_PERCENT:g} %)",
             lambda: within(
-                estimate(_norm_change(runs, BETAS[1], BETAS[0], "weight_norm")), NOTHING, "norm, 0.99 / 0.9 - 1,", " %"
+                estimate(_norm_change(runs, BETAS[1], BETAS[0], "weight_norm")), NEGLIGIBLE_PERCENT, "norm, 0.99 / 0.9 - 1,", " %"
             ),
         ),
         claim(
-            f"Ours: they move the hidden norm as the forecast says for this lr and decay (within {NOTHING:g} %)",
+            f"Ours: they move the hidden norm as the forecast says for this lr and decay (within {NEGLIGIBLE_PERCENT:g} %)",
             lambda: within(
                 difference(*(_norm_change(runs, BETAS[1], BETAS[0], key) for key in ("hidden_norm", "hidden_forecast"))),
-                NOTHING, "change measured - change forecast,", " %",
+                NEGLIGIBLE_PERCENT, "change measured - change forecast,", " %",
             ),
         ),
     ]  # fmt: skip
@@ -338,11 +340,11 @@ def _betas(runs: Runs) -> Outcome:
     )
 
 
-ADAMC_BETAS = Training(
+ADAMC_BETAS = TrainedExperiment(
     "fig-adamc-betas",
     "AdamC with other betas",
     "changing the betas from (0.9, 0.999) to (0.99, 0.99) has almost no effect on the weight norm.",
-    VIT, _betas_arms, _betas, COLUMNS, desk_budgets=LONG,
+    VIT, _betas_arms, _betas, COLUMNS, desk_budgets=LONG_BUDGET,
 )  # fmt: skip
 
 
@@ -351,13 +353,13 @@ ADAMC_BETAS = Training(
 OUTPUT_CORRECTED, BIAS_CONSTANT = "ScionC, output corrected too", "ScionC, output bias constant"
 
 
-def _output_arms(setting: Setting) -> dict[str, Config]:
-    decay = setting.norm_decay
+def _output_arms(baseline: Baseline) -> dict[str, Config]:
+    decay = baseline.norm_decay
     return {
-        "Scion": setting.scion(decay=decay),
-        "ScionC": setting.scionc(decay=decay),
-        OUTPUT_CORRECTED: setting.scionc(decay=decay, correct_output=True),
-        BIAS_CONSTANT: setting.scionc(decay=decay, output_bias="constant"),
+        "Scion": baseline.scion(decay=decay),
+        "ScionC": baseline.scionc(decay=decay),
+        OUTPUT_CORRECTED: baseline.scionc(decay=decay, correct_output=True),
+        BIAS_CONSTANT: baseline.scionc(decay=decay, output_bias="constant"),
     }
 
 
@@ -367,26 +369,26 @@ def _output(runs: Runs) -> Outcome:
         claim(
             "Correcting the output layer makes its sign norm grow towards the end",
             lambda: at_least(
-                estimate(runs.values(sign, OUTPUT_CORRECTED)), NOTHING, "100 ln(end / middle) of the sign norm", " %"
+                estimate(runs.values(sign, OUTPUT_CORRECTED)), NEGLIGIBLE_PERCENT, "100 ln(end / middle) of the sign norm", " %"
             ),
         ),
         claim(
             "It grows more than with constant decay there",
             lambda: at_least(
-                difference(runs.values(sign, OUTPUT_CORRECTED), runs.values(sign, "ScionC")), NOTHING,
+                difference(runs.values(sign, OUTPUT_CORRECTED), runs.values(sign, "ScionC")), NEGLIGIBLE_PERCENT,
                 "growth, output corrected - constant,", " %",
             ),
         ),
         claim(
-            f"With constant decay the sign norm is stable (within {2 * NOTHING:g} %)",
+            f"With constant decay the sign norm is stable (within {2 * NEGLIGIBLE_PERCENT:g} %)",
             lambda: every([
-                within(estimate(runs.values(sign, arm)), 2 * NOTHING, f"growth, {arm},", " %") for arm in ("Scion", "ScionC")
+                within(estimate(runs.values(sign, arm)), 2 * NEGLIGIBLE_PERCENT, f"growth, {arm},", " %") for arm in ("Scion", "ScionC")
             ]),
         ),
         claim(
-            f"The decay of the output's bias, corrected or constant, makes no significant difference (within {POINTS:g} point)",
+            f"The decay of the output's bias, corrected or constant, makes no significant difference (within {ACCURACY_TOLERANCE:g} point)",
             lambda: within(
-                difference(runs.values(ACCURACY, BIAS_CONSTANT), runs.values(ACCURACY, "ScionC")), POINTS,
+                difference(runs.values(ACCURACY, BIAS_CONSTANT), runs.values(ACCURACY, "ScionC")), ACCURACY_TOLERANCE,
                 "accuracy, bias constant - corrected,", " points",
             ),
         ),
@@ -395,9 +397,9 @@ def _output(runs: Runs) -> Outcome:
     return comparison(runs, runs.plan.arms, claims, {"growth of the sign norm, %": sign}, keys)
 
 
-OUTPUT_LAYER = Training(
+OUTPUT_LAYER = TrainedExperiment(
     "fig-output-layer",
     "Correcting the output layer too",
     "the sign norm of the output continues to increase if its decay is corrected, and remains stable if not.",
-    VIT, _output_arms, _output, (*COLUMNS, "spectral_norm", "bias_norm", "sign_norm"), desk_budgets=LONG,
+    VIT, _output_arms, _output, (*COLUMNS, "spectral_norm", "bias_norm", "sign_norm"), desk_budgets=LONG_BUDGET,
 )  # fmt: skip

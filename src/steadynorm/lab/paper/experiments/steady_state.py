@@ -26,7 +26,7 @@ class Kind(NamedTuple):
     seeds: int
 
 
-class Setting(NamedTuple):
+class SimulationSizes(NamedTuple):
     """lr and decay, the alphas, the panels, and how long a run takes."""
 
     lr: float
@@ -37,7 +37,7 @@ class Setting(NamedTuple):
     settled: float  # the last part of the run that is averaged
 
 
-PAPER = Setting(  # its own sizes
+PAPER = SimulationSizes(  # its own sizes
     0.001,
     0.1,
     (0.05, 0.1, 0.5),
@@ -49,7 +49,7 @@ PAPER = Setting(  # its own sizes
     10.0,
     0.5,
 )
-DESK = Setting(
+DESK = SimulationSizes(
     0.05,
     0.1,  # eta = 5e-3: a half-life of 138 steps
     (0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
@@ -89,11 +89,11 @@ class Point(NamedTuple):
 
 def run(context: Context) -> Outcome:
     """Simulate every panel, compare, draw."""
-    setting = DESK if context.quick or context.scale == "desk" else PAPER
-    kinds = [kind for kind in setting.kinds if context.wants(kind.label)]
+    sizes = DESK if context.quick or context.scale == "desk" else PAPER
+    kinds = [kind for kind in sizes.kinds if context.wants(kind.label)]
     if not kinds:
-        raise ValueError(f"--only {' '.join(context.only)}: the parts are {', '.join(k.label for k in setting.kinds)}")
-    points = [point for kind in kinds for point in _panel(context, setting, kind)]
+        raise ValueError(f"--only {' '.join(context.only)}: the parts are {', '.join(k.label for k in sizes.kinds)}")
+    points = [point for kind in kinds for point in _panel(context, sizes, kind)]
     claims = [
         claim("The exact kernel predicts every simulated norm within 1.5 %",
               lambda: every([within(p.off(p.exact), 1.5, f"exact / simulated - 1, {p.where},", " %") for p in points])),
@@ -105,7 +105,7 @@ def run(context: Context) -> Outcome:
     ]  # fmt: skip
     blocks: list[page.Block] = [_plot(kind, points) for kind in kinds]
     blocks += [_table(points), _limit()]
-    summary = {"lr": setting.lr, "weight_decay": setting.weight_decay, "points": [p._asdict() for p in points]}
+    summary = {"lr": sizes.lr, "weight_decay": sizes.weight_decay, "points": [p._asdict() for p in points]}
     return Outcome(blocks, claims, summary)
 
 
@@ -122,13 +122,13 @@ def _linear(points: Sequence[Point]) -> Finding:
     ])  # fmt: skip
 
 
-def _panel(context: Context, setting: Setting, kind: Kind) -> list[Point]:
-    lr, decay = setting.lr, setting.weight_decay
-    steps, kernel = simulate.half_life_steps(setting.half_lives, lr, decay), theory.overlap(kind.lmo, kind.shape)
+def _panel(context: Context, sizes: SimulationSizes, kind: Kind) -> list[Point]:
+    lr, decay = sizes.lr, sizes.weight_decay
+    steps, kernel = simulate.half_life_steps(sizes.half_lives, lr, decay), theory.overlap(kind.lmo, kind.shape)
     cases = {
         f"{kind.label.split(',')[0].replace(':', '-')}-{momentum}-{alpha:g}": (momentum, alpha)
         for momentum in MOMENTA
-        for alpha in setting.alphas
+        for alpha in sizes.alphas
     }
     systems = {
         name: simulate.System(kind.lmo, kind.shape, lr, decay, alpha, momentum)
@@ -145,7 +145,7 @@ def _panel(context: Context, setting: Setting, kind: Kind) -> list[Point]:
     seen = simulated(context, systems, steps, seeds, forecast)
     points = []
     for name, (momentum, alpha) in cases.items():
-        measured, nesterov = seen[name].settled(setting.settled, norm=True), momentum == "nesterov"
+        measured, nesterov = seen[name].settled(sizes.settled, norm=True), momentum == "nesterov"
         exact = math.sqrt(theory.steady_norm_sq(lr, decay, alpha, nesterov=nesterov, overlap=kernel))
         linear = math.sqrt(theory.steady_norm_sq(lr, decay, alpha, nesterov=nesterov))
         paper = math.sqrt(theory.steady_norm_sq(lr, decay, alpha, nesterov=nesterov, limit=True))

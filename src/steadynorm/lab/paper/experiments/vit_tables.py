@@ -4,11 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+from steadynorm.lab.paper.baselines import VIT, Baseline
 from steadynorm.lab.paper.experiment import Claim, MissingRunsError, Outcome, claim
-from steadynorm.lab.paper.experiments.norm_stability import POINTS
+from steadynorm.lab.paper.experiments.norm_stability import ACCURACY_TOLERANCE
 from steadynorm.lab.paper.metrics import ACCURACY, LOSS
 from steadynorm.lab.paper.plots import Paper, curves, numbers, results
-from steadynorm.lab.paper.settings import VIT, Setting
 from steadynorm.lab.paper.statistics import (
     Estimate,
     Finding,
@@ -18,7 +18,7 @@ from steadynorm.lab.paper.statistics import (
     every,
     within,
 )
-from steadynorm.lab.paper.trained import Runs, Training
+from steadynorm.lab.paper.trained import Runs, TrainedExperiment
 from steadynorm.lab.train.config import Config
 from steadynorm.report import page
 
@@ -42,13 +42,13 @@ PAPER = _paper(ARMS, {
 })  # fmt: skip
 
 
-def _arms(setting: Setting) -> dict[str, Config]:
+def _arms(baseline: Baseline) -> dict[str, Config]:
     return {
-        "AdamW": setting.adam("adamw"),
-        "AdamC": setting.adamc(),
-        "Scion": setting.scion(),
-        "ScionC (constant)": setting.scionc(decay=CONSTANT),
-        "ScionC (cosine)": setting.scionc(end=COSINE),
+        "AdamW": baseline.adam("adamw"),
+        "AdamC": baseline.adamc(),
+        "Scion": baseline.scion(),
+        "ScionC (constant)": baseline.scionc(decay=CONSTANT),
+        "ScionC (cosine)": baseline.scionc(end=COSINE),
     }
 
 
@@ -68,16 +68,18 @@ def _judge(runs: Runs) -> Outcome:
 
     claims = [
         claim(
-            f"ScionC (cosine) matches Scion (within {POINTS:g} point, mean over budgets)",
-            lambda: within(over("ScionC (cosine)", "Scion"), POINTS, "ScionC (cosine) - Scion", " points"),
+            f"ScionC (cosine) matches Scion (within {ACCURACY_TOLERANCE:g} point, mean over budgets)",
+            lambda: within(over("ScionC (cosine)", "Scion"), ACCURACY_TOLERANCE, "ScionC (cosine) - Scion", " points"),
         ),
         claim(
-            f"ScionC (constant) is no worse than Scion by more than {POINTS:g} point, mean over budgets",
-            lambda: at_least(over("ScionC (constant)", "Scion"), -POINTS, "ScionC (constant) - Scion", " points"),
+            f"ScionC (constant) is no worse than Scion by more than {ACCURACY_TOLERANCE:g} point, mean over budgets",
+            lambda: at_least(
+                over("ScionC (constant)", "Scion"), -ACCURACY_TOLERANCE, "ScionC (constant) - Scion", " points"
+            ),
         ),
         claim(
-            f"AdamC performs as AdamW does (within {POINTS:g} point, mean over budgets)",
-            lambda: within(over("AdamC", "AdamW"), POINTS, "AdamC - AdamW", " points"),
+            f"AdamC performs as AdamW does (within {ACCURACY_TOLERANCE:g} point, mean over budgets)",
+            lambda: within(over("AdamC", "AdamW"), ACCURACY_TOLERANCE, "AdamC - AdamW", " points"),
         ),
         claim(
             "Scion is ahead of AdamW, mean over budgets",
@@ -111,10 +113,10 @@ def over_arms(runs: Runs, arms: Sequence[str], paper: Paper) -> page.Plot:
         if theirs:
             series.append(page.Series("the paper", *zip(*theirs, strict=True), style="dash", toggle=arm))
     caption = "Mean over seeds with its standard error; dashed: the paper's ViT-S/16 on ImageNet-1k."
-    return page.Plot("Validation accuracy", f"budget, {runs.setting.unit}", "%", series, caption, log_x=True)
+    return page.Plot("Validation accuracy", f"budget, {runs.baseline.unit}", "%", series, caption, log_x=True)
 
 
-TABLE = Training(
+TABLE = TrainedExperiment(
     "table-vit",
     "Accuracy of the ViT under five optimizers and five budgets",
     "ScionC models perform as well as the Scion counterparts, with more stable weight and gradient norms.",
@@ -164,17 +166,17 @@ COSINE_PAPER = _paper([cosine_name(r) for r in COSINE_ENDS.values()], {
 })  # fmt: skip
 
 
-def _scion_arms(setting: Setting) -> dict[str, Config]:
-    return {scion_name(ratio): setting.scion(decay=ratio) for ratio in SCION_DECAYS.values()}
+def _scion_arms(baseline: Baseline) -> dict[str, Config]:
+    return {scion_name(ratio): baseline.scion(decay=ratio) for ratio in SCION_DECAYS.values()}
 
 
-def _constant_arms(setting: Setting) -> dict[str, Config]:
-    ours = {constant_name(ratio): setting.scionc(decay=ratio) for ratio in CONSTANT_DECAYS.values()}
-    return ours | _scion_arms(setting)
+def _constant_arms(baseline: Baseline) -> dict[str, Config]:
+    ours = {constant_name(ratio): baseline.scionc(decay=ratio) for ratio in CONSTANT_DECAYS.values()}
+    return ours | _scion_arms(baseline)
 
 
-def _cosine_arms(setting: Setting) -> dict[str, Config]:
-    return {cosine_name(ratio): setting.scionc(end=ratio) for ratio in COSINE_ENDS.values()}
+def _cosine_arms(baseline: Baseline) -> dict[str, Config]:
+    return {cosine_name(ratio): baseline.scionc(end=ratio) for ratio in COSINE_ENDS.values()}
 
 
 _SCION = {ratio: scion_name(ratio) for ratio in SCION_DECAYS.values()}
@@ -237,25 +239,25 @@ def _cosine_sweep(runs: Runs) -> Outcome:
     names = [cosine_name(ratio) for ratio in COSINE_ENDS.values()]
 
     def indifferent() -> Finding:
-        return within(over_budgets(runs, names[2], names[0]), POINTS, f"{names[2]} - {names[0]}", " points")
+        return within(over_budgets(runs, names[2], names[0]), ACCURACY_TOLERANCE, f"{names[2]} - {names[0]}", " points")
 
-    text = f"The model is indifferent to where the target ends (within {POINTS:g} point, mean over budgets)"
+    text = f"The model is indifferent to where the target ends (within {ACCURACY_TOLERANCE:g} point, mean over budgets)"
     return _sweep(runs, names, COSINE_PAPER, [claim(text, indifferent)])
 
 
-SWEEP_SCION = Training(
+SWEEP_SCION = TrainedExperiment(
     "table-sweep-scion",
     "Decay of Scion swept",
     "the best of λ = 0.04, 0.08, 0.12, 0.16 is 0.08 at every budget.",
     VIT, _scion_arms, _scion_sweep, (), budgets=BUDGETS, desk_budgets=SWEPT,
 )  # fmt: skip
-SWEEP_CONSTANT = Training(
+SWEEP_CONSTANT = TrainedExperiment(
     "table-sweep-constant",
     "Target of ScionC (constant) swept",
     "the best C² is 0.7917, that is λ₀ = 0.12: corrected decay requires a higher largest decay.",
     VIT, _constant_arms, _constant_sweep, (), budgets=BUDGETS, desk_budgets=SWEPT,
 )  # fmt: skip
-SWEEP_COSINE = Training(
+SWEEP_COSINE = TrainedExperiment(
     "table-sweep-cosine",
     "Final target of ScionC (cosine) swept",
     "C_T² = C_0²/2, /4, /8 differ little: the model is indifferent to the schedule of weight norm decrease.",

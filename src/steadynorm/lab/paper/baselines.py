@@ -21,7 +21,7 @@ _SCHEDULE = frozenset(Schedule.__dataclass_fields__) - {"lr"}  # lr is the optim
 
 
 @dataclass(frozen=True)
-class Setting:
+class Baseline:
     """A recipe at one scale: the baseline's numbers, and how long a run is."""
 
     scale: str
@@ -51,7 +51,7 @@ class Setting:
         """About how long a run takes on one core; nan at paper scale."""
         return self.seconds_to_start + steps * self.seconds_per_step
 
-    def at(self, config: Config, budget: int, seed: int) -> Config:
+    def configure(self, config: Config, budget: int, seed: int) -> Config:
         """The configuration at this budget and seed; at the desk with about 60 records and 2 to 6 evaluations."""
         steps = self.steps(budget)
         if self.scale == "desk":
@@ -80,7 +80,7 @@ class Setting:
         return short(theory.steady_norm_sq(self.lr, decay * self.decay, ALPHA, limit=True))
 
     def adam(self, name: OptimizerName = "adamw", *, decay: float = 1.0, **more: Any) -> Config:
-        """AdamW, its relatives and Lion: all that the recipe's AdamW arm changes, with this setting's lr, decay and warmup."""
+        """AdamW, its relatives and Lion: all that the recipe's AdamW arm changes, with this baseline's lr, decay and warmup."""
         arm, task = with_optimizer(self.recipe, "adamw"), self.base.task
         if isinstance(task, Vit) and isinstance(arm.task, Vit):
             task = replace(task, model=replace(task.model, variant=arm.task.model.variant))
@@ -143,7 +143,7 @@ _GPT_TASK = Gpt(
 )
 
 VIT = {
-    "desk": Setting(
+    "desk": Baseline(
         "desk",
         "vit",
         _desk(VIT_DESK, _VIT_TASK, 64),
@@ -161,7 +161,7 @@ VIT = {
         seconds_per_step=0.048,
         seconds_to_start=9.0,
     ),
-    "paper": Setting(
+    "paper": Baseline(
         "paper",
         "vit-s16-imagenet",
         VIT_S16,
@@ -177,7 +177,7 @@ VIT = {
     ),
 }
 GPT = {
-    "desk": Setting(
+    "desk": Baseline(
         "desk",
         "gpt",
         _desk(GPT_DESK, _GPT_TASK, 16),
@@ -191,7 +191,7 @@ GPT = {
         seconds_per_step=0.03,
         seconds_to_start=6.0,
     ),
-    "paper": Setting(
+    "paper": Baseline(
         "paper",
         "gpt-124m-fineweb-edu",
         GPT_124M,
