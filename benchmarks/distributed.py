@@ -27,6 +27,8 @@ from benchmarks import cost_model
 from benchmarks.pages import fill
 from steadynorm import lmo
 from steadynorm.lab.bench import VIT_S16, parameters
+from steadynorm.optim.scion import ScionSettings, bf16_scale
+from steadynorm.polar import Polar
 
 SECONDS = 900
 HERE = Path(__file__).parent
@@ -148,8 +150,9 @@ def table(found: dict[int, dict[str, Any]]) -> str:
 
 def _wire() -> int:
     """Bytes of an element between processes here: bf16 only where the CPU computes in it."""
-    unit = lmo.get("spectral").bf16_unit((4, 4), torch.float32, torch.device("cpu"))
-    return cost_model.EXACT if unit is None else cost_model.WIRE
+    settings = ScionSettings(lmo.get("spectral"), 1, False, Polar())
+    scale = bf16_scale((4, 4), settings, torch.float32, torch.device("cpu"))
+    return cost_model.EXACT if scale is None else cost_model.WIRE
 
 
 def main() -> None:

@@ -7,7 +7,8 @@ import torch
 
 import steadynorm as sn
 from steadynorm import theory
-from steadynorm.lmo import LMOS, by_shape, get
+from steadynorm.lmo import LMOS, get
+from steadynorm.optim.scion import ScionSettings, bf16_scale
 from steadynorm.polar import Polar
 
 SHAPES = {
@@ -213,7 +214,7 @@ def test_empty_parameters_pass():
 
 
 def test_by_shape():
-    assert [by_shape(shape).name for shape in ((), (3,), (3, 3), (3, 3, 3), (3, 3, 3, 3))] == [
+    assert [get("by-shape", shape).name for shape in ((), (3,), (3, 3), (3, 3, 3), (3, 3, 3, 3))] == [
         "bias",
         "bias",
         "spectral",
@@ -255,7 +256,7 @@ def test_errors_quote_what_was_passed(call, message):
 def test_what_travels_in_bf16_loses_nothing(name, shape, blocks, monkeypatch):
     monkeypatch.setenv("STEADYNORM_NATIVE_BF16", "1")
     lmo, x = get(name), torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 1e-5
-    unit = lmo.bf16_unit(shape, x.dtype, x.device, blocks=blocks)
+    unit = bf16_scale(shape, ScionSettings(lmo, blocks, False, Polar()), x.dtype, x.device)
     u = lmo.update(x.clone(), blocks=blocks)
     arrived = x.bfloat16().float()
     torch.testing.assert_close(lmo.update(arrived, blocks=blocks), u, rtol=1e-6, atol=0)
@@ -264,17 +265,17 @@ def test_what_travels_in_bf16_loses_nothing(name, shape, blocks, monkeypatch):
 
 @pytest.mark.parametrize("name", ["bias", "row", "column"])
 def test_what_would_be_rounded_travels_as_it_is(name):
-    assert get(name).bf16_unit((4, 6), torch.float32, torch.device("cpu")) is None
+    assert bf16_scale((4, 6), ScionSettings(get(name), 1, False, Polar()), torch.float32, torch.device("cpu")) is None
 
 
 def test_exact_factors_travel_as_they_are(monkeypatch):
     monkeypatch.setenv("STEADYNORM_NATIVE_BF16", "0")
-    assert get("spectral").bf16_unit((4, 6), torch.float32, torch.device("cpu")) is None
-    how = {"polar": Polar("svd"), "blocks": 1}
-    assert get("spectral").bf16_unit((4, 6), torch.float32, torch.device("cpu"), **how) is None
-    assert get("spectral").bf16_unit((4, 6), torch.float64, torch.device("cpu")) is None
-    assert get("spectral").bf16_unit((1, 6), torch.float32, torch.device("cuda")) is None
-    assert get("spectral").bf16_unit((4, 16), torch.float32, torch.device("cuda")) == 0.5
+    express, svd = (ScionSettings(get("spectral"), 1, False, polar) for polar in (Polar(), Polar("svd")))
+    assert bf16_scale((4, 6), express, torch.float32, torch.device("cpu")) is None
+    assert bf16_scale((4, 6), svd, torch.float32, torch.device("cpu")) is None
+    assert bf16_scale((4, 6), express, torch.float64, torch.device("cpu")) is None
+    assert bf16_scale((1, 6), express, torch.float32, torch.device("cuda")) is None
+    assert bf16_scale((4, 16), express, torch.float32, torch.device("cuda")) == 0.5
 
 
 @pytest.mark.parametrize(("shape", "blocks"), [((128, 128), 1), (((96, 384)), 1), ((384, 128), 3)])

@@ -102,7 +102,7 @@ class Recipe:
 
 def fitting(shape: tuple[int, ...], name: str, blocks: int) -> tuple[str, int]:
     """The lmo and blocks to use for a shape: those wanted if they fit, else the lmo by shape, else one block."""
-    lmo = lmos.by_shape(shape) if name == "by-shape" or len(shape) < UPDATES[name].least_ndim else lmos.get(name)
+    lmo = lmos.get("by-shape" if name not in UPDATES or len(shape) < UPDATES[name].view.least_ndim else name, shape)
     try:
         lmo.check(shape, blocks)
     except ValueError:

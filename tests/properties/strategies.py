@@ -98,7 +98,7 @@ def shapes_for(lmo: str) -> st.SearchStrategy[tuple[int, ...]]:
     """Shapes that an lmo takes."""
     if lmo == "bias":
         return st.one_of(vectors, matrices)
-    return kernels if UPDATES[lmo].least_ndim > 2 else st.one_of(matrices, stacks)
+    return kernels if UPDATES[lmo].view.least_ndim > 2 else st.one_of(matrices, stacks)
 
 
 def orthogonal(n: int, seed: int) -> Tensor:

@@ -215,7 +215,7 @@ def test_polar_factor_is_finite_and_bounded(method, given, dtype, steps):
 def test_blocks_and_shapes_that_do_not_fit_are_refused_and_others_work(shape, name, blocks, seed):
     lmo, x = get(name), Drawn(shape, "normal", seed).make()
     cut = {"spectral-transposed": -1, "conv": 0, "conv-tap": 0, "bias": 0}.get(name, -2)
-    fits = len(shape) >= UPDATES[lmo.name].least_ndim and blocks >= 1 and shape[cut] % blocks == 0
+    fits = len(shape) >= UPDATES[lmo.name].view.least_ndim and blocks >= 1 and shape[cut] % blocks == 0
     if not fits:
         with pytest.raises(ValueError, match=r"lmo|blocks"):
             lmo.update(x, blocks=blocks)

@@ -15,8 +15,6 @@ from steadynorm.groups.roles import BLOCKED, ROLES, find_outputs, places, role_o
 from steadynorm.optim.scion import Scion
 from steadynorm.optim.sharding.layout import Layout, layout_of, local
 
-SPECTRAL = ("spectral", lmos.TRANSPOSED, "conv", "conv-tap")
-PEAK = ("sign", "embedding")  # their norm is a multiple of the largest entry
 # What records call the roles of `roles.ROLES`; of an lmo where neither group nor model says more.
 _PARTS = {
     "hidden": "hidden",
@@ -55,7 +53,7 @@ class Layer:
 
     @property
     def is_spectral(self) -> bool:
-        return self.lmo.name in SPECTRAL and self.parameter.numel() > 0
+        return self.lmo.numbers.is_polar and self.parameter.numel() > 0
 
 
 def find_layers(optimizer: Optimizer, model: nn.Module | None) -> list[Layer]:
@@ -70,7 +68,7 @@ def find_layers(optimizer: Optimizer, model: nn.Module | None) -> list[Layer]:
     for index, group in enumerate(optimizer.param_groups):
         names = group.get("param_names") or [None] * len(group["params"])
         for k, (given, p) in enumerate(zip(names, group["params"], strict=True)):
-            in_model, in_role, role, blocks = known.get(id(p), (None, "", lmos.by_shape(p.shape), 1))
+            in_model, in_role, role, blocks = known.get(id(p), (None, "", lmos.get("by-shape", p.shape), 1))
             name = str(given or in_model or f"{index}.{k}")
             name = name if name not in taken else f"{name} ({index}.{k})"
             _check(name, p)
@@ -144,7 +142,7 @@ def _roles_in(model: nn.Module) -> dict[int, tuple[str, str, lmos.Lmo, int]]:
         role, _ = role_of(placed, {}, outputs, strict=False)
         lmo, least, most = ROLES[role]
         shape = placed.parameter.shape
-        entry = lmos.get(lmo) if least <= len(shape) <= most else lmos.by_shape(shape)
+        entry = lmos.get(lmo if least <= len(shape) <= most else "by-shape", shape)
         blocks = row_blocks(placed, role, {})[0] if entry.name in BLOCKED else 1
         found[id(placed.parameter)] = placed.name, role, entry, blocks
     return found

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from steadynorm.decay.families import unwrapped
 from steadynorm.decay.skip import decay_of
-from steadynorm.monitor.layers import PEAK, Layer, find_layers
+from steadynorm.monitor.layers import Layer, find_layers
 from steadynorm.monitor.motion import is_decoupled, motion_of
 from steadynorm.monitor.norms import gradient, norms, peak, totals
 from steadynorm.monitor.record import (
@@ -54,7 +54,7 @@ def _plan(layers: list[Layer]) -> Plan:
     by_device: dict[torch.device, list[Layer]] = {}
     for layer in layers:
         by_device.setdefault(layer.parameter.device, []).append(layer)
-    peaks = [layer for layer in layers if layer.lmo.name in PEAK and layer.parameter.numel()]
+    peaks = [layer for layer in layers if layer.lmo.entry_size is not None and layer.parameter.numel()]
     return Plan(layers, by_device, {layer.parameter: layer for layer in layers}, peaks, spectral_norms(layers))
 
 

@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steadynorm import lmo as lmos
+from steadynorm import views
 from steadynorm.monitor.layers import Layer
 from steadynorm.optim.buckets import MAX_ELEMENTS, stack
-from steadynorm.theory import matrix_sides
 
 _GOLDEN_ANGLE = 2.399963
 _SQUARINGS = 10  # T^1024 is, to 0.1 % of the norm, the projector onto its leading eigenvectors
@@ -111,15 +110,12 @@ class SpectralNorms:
     def __init__(self, layers: Sequence[Layer]):
         first = layers[0]
         self.layers = list(layers)
-        self.rows, self.columns = matrix_sides(first.lmo.name, first.shape, first.blocks)
+        self.rows, self.columns = first.lmo.view.sides(first.shape, first.blocks)
         self.matrices = first.parameter.numel() // (self.rows * self.columns)  # of one layer
-        self.scale = math.sqrt(self.columns / self.rows)
-        if first.lmo.name == "conv-tap":
-            self.scale *= math.prod(first.shape[2:])
+        self.scale = math.sqrt(self.columns / self.rows) * first.lmo.view.divisor(first.shape)
         # Else sharded weights are gathered, a layer at a time.
-        self.by_rows = (
-            first.layout is not None and first.layout.keeps_rows_whole and first.lmo.name in ("spectral", "conv")
-        )
+        separate_rows = first.lmo.view in (views.MATRIX, views.FLATTENED)
+        self.by_rows = first.layout is not None and first.layout.keeps_rows_whole and separate_rows
         p = first.parameter
         self.dtype = torch.float64 if p.dtype == torch.float64 else torch.float32
         # Equidistributed phases: not the global random state, not orthogonal to anything in particular.
@@ -213,10 +209,8 @@ class SpectralNorms:
     def _matrices(self, parameters: list[Tensor]) -> Tensor:
         """(matrices, d_out, d_in) of parameters of this shape."""
         first, x = self.layers[0], stack(parameters).to(self.dtype)
-        if first.lmo.name in ("conv-tap", lmos.TRANSPOSED):
-            x = lmos._matrices(x, first.lmo.name, first.blocks, 1)
-            x = x.mT if first.lmo.name == lmos.TRANSPOSED else x
-        return x.reshape(-1, self.rows, self.columns)  # rows of a block, or of a matrix in a stack, follow each other
+        x = first.lmo.view.to_matrices(x, first.blocks, 1)
+        return (x.mT if first.lmo.view.is_transposed else x).reshape(-1, self.rows, self.columns)
 
 
 def _length(x: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Scion and ScionC (Algorithm 2 of the paper)."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Never
@@ -19,9 +20,7 @@ from steadynorm.optim.idle import Slices
 from steadynorm.optim.parameters import find_parameter
 from steadynorm.optim.validation import check_lr, check_range, refuse_unknown
 from steadynorm.polar import Polar
-from steadynorm.theory import matrix_sides
 from steadynorm.theory.steady_state import check_reachable, eta_of
-from steadynorm.theory.updates import UPDATES, newton_schulz_share
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -37,12 +36,7 @@ class ScionSettings:
 
     def share(self, shape: Sequence[int]) -> float:
         """Return |u|^2 over that of an exact lmo, which Newton-Schulz falls short of; for Gaussian momentum."""
-        if self.polar.method != "newton-schulz" or not UPDATES[self.lmo.name].is_polar:
-            return 1.0
-        sides = matrix_sides(self.lmo.name, shape, self.blocks)
-        if min(sides) <= 1:  # a vector is normalised, not iterated
-            return 1.0
-        return newton_schulz_share(*sides, self.polar.quintics[0], self.polar.steps)
+        return self.lmo.numbers.length_share(shape, self.blocks, self.polar.method, self.polar.steps)
 
 
 def _direction(batch: Batch, scalars: Scalars, settings: ScionSettings) -> Tensor:
@@ -75,13 +69,23 @@ def _cost(shape: tuple[int, ...], settings: ScionSettings) -> float:
     return settings.lmo.operations(shape, blocks=settings.blocks, steps=settings.polar.steps)
 
 
-def _bf16_unit(
+def bf16_scale(
     shape: tuple[int, ...], settings: ScionSettings, dtype: torch.dtype, device: torch.device
 ) -> float | None:
-    return settings.lmo.bf16_unit(shape, dtype, device, blocks=settings.blocks, polar=settings.polar)
+    """Return c such that bf16 holds all that the lmo uses of x, and u/c exactly; None if there is no such c.
+
+    Transfers between processes then take half the bytes, and nothing is lost.
+    """
+    lmo, polar = settings.lmo, settings.polar
+    sides = rows, columns = lmo.view.sides(shape, settings.blocks)
+    if not lmo.numbers.is_polar:
+        return None if lmo.entry_size is None else lmo.entry_size(*sides)
+    if polar.working_dtype(dtype, device, sides) != torch.bfloat16:
+        return None
+    return math.sqrt(rows / columns) / lmo.view.divisor(shape)
 
 
-SCION_PARTS = Parts(_direction, _update, _cost, _bf16_unit)
+SCION_PARTS = Parts(_direction, _update, _cost, bf16_scale)
 
 
 class Scion(SteadyOptimizer):
@@ -154,14 +158,14 @@ class Scion(SteadyOptimizer):
     @staticmethod
     def settings_of(group: Group, shape: Sequence[int]) -> ScionSettings:
         """Return what a group says of a parameter of this shape."""
-        lmo = lmos.by_shape(shape) if group["lmo"] == lmos.BY_SHAPE else lmos.get(group["lmo"])
+        lmo = lmos.get(group["lmo"], shape)
         lmo.check(shape, group["blocks"])
-        blocks = 1 if lmo.by_rows else group["blocks"]  # rows do not see each other, so neither do blocks
+        blocks = 1 if lmo.row_separable else group["blocks"]  # rows do not see each other, so neither do blocks
         return ScionSettings(lmo, blocks, bool(group["nesterov"]), Polar(group["polar"], group["polar_steps"]))
 
     def settings(self, group: Group, p: Tensor) -> tuple[ScionSettings, bool]:
         settings = self.settings_of(group, p.shape)
-        return settings, settings.lmo.by_slices(p.shape)
+        return settings, settings.lmo.slice_separable(p.shape)
 
     def slices(self, group: Group, p: Tensor) -> Slices:
         settings = self.settings(group, p)[0]
@@ -169,7 +173,7 @@ class Scion(SteadyOptimizer):
         waiting = slice_ndim if group["own_time"] else 0
         if slice_ndim == 2 and p.ndim == 3 and settings.blocks == 1:  # a stack: its matrices fade if they do not wait
             return Slices(waiting, len(p), 0)
-        return Slices(waiting, settings.blocks, settings.lmo.blocks_dim)
+        return Slices(waiting, settings.blocks, settings.lmo.view.blocks_dim)
 
     def check_group(self, group: Group) -> None:
         if "momentum" in group:

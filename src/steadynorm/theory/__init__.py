@@ -1,6 +1,6 @@
 """Predict weight norms: overlap kernels, steady state, the decay for a target, forecasts. No torch in here."""
 
-from steadynorm.theory.kernels import Overlap, matrix_sides, overlap
+from steadynorm.theory.kernels import Overlap
 from steadynorm.theory.momentum import (
     Correlation,
     Filter,
@@ -36,6 +36,7 @@ from steadynorm.theory.trajectory import (
     initial_state,
     steady_overlap,
 )
+from steadynorm.theory.updates import matrix_sides, overlap
 
 __all__ = [
     "Correlation",

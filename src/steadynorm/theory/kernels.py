@@ -8,7 +8,7 @@ nodes of the measure a_n on geometric bins of n, so about 160 terms stand for a 
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -18,10 +18,6 @@ from steadynorm.theory.momentum import Correlation, check_alpha, ema, steady_cor
 
 Floats: TypeAlias = np.ndarray
 
-_KERNELS = (
-    "linear", "adam", "spectral", "spectral-transposed", "conv", "conv-tap", "sign", "embedding", "lion", "bias", "row",
-    "column",
-)  # fmt: skip
 _LAST_MODE = 1 << 20  # (1 - alpha)^n is below 1e-45 there for every alpha >= 1e-4
 _EXACT_MODES = 40  # odd n = 1, 3, ..., 79 are kept as they are
 _BIN_RATIO = 1.25
@@ -32,7 +28,7 @@ _NODES_PER_BIN = 3
 class Overlap:
     """The kernel f(r) = sum_n a_n r^n of one lmo and shape.
 
-    >>> f = overlap("sign", (64, 64))
+    >>> f = vector_kernel(1)  # of the sign
     >>> round(f(0.5), 6)  # (2/pi) asin(1/2)
     0.333333
     >>> round(f.gain(0.1), 3) < 19.0  # the linear kernel has (2 - alpha)/alpha = 19
@@ -55,7 +51,7 @@ class Overlap:
     def gain(self, alpha: float, *, nesterov: bool = False, eta: float = 0.0) -> float:
         """G = 1 + 2 sum_{k>=1} (1-eta)^k f(r_k) for momentum with weight alpha on the new gradient.
 
-        >>> round(overlap("linear", None).gain(0.1), 12)
+        >>> round(LINEAR.gain(0.1), 12)
         19.0
         """
         return self.gain_of(steady_correlation(ema(check_alpha(alpha), nesterov=nesterov)), float(eta))
@@ -78,73 +74,9 @@ def _log(value: float, gap: float) -> float:
     return math.log1p(-gap)
 
 
-def overlap(lmo: str, shape: Sequence[int] | None, *, blocks: int = 1) -> Overlap:
-    """The overlap kernel of an lmo on a parameter of this shape.
-
-    Args:
-        lmo: "linear", "spectral", "spectral-transposed", "conv", "conv-tap", "sign", "embedding", "lion", "bias", "row",
-            "column", "adam".
-        shape: of the parameter; not needed for linear, adam, sign, embedding and lion.
-        blocks: the rows are this many independent matrices (fused QKV: 3).
-
-    The spectral kernel is that of large Gaussian matrices (free probability); a matrix with one row or column is a
-    normalised vector and gets that kernel, which is exact.
-
-    >>> round(overlap("spectral", (384, 384))(0.5), 4)
-    0.3764
-    """
-    if lmo not in _KERNELS:
-        raise ValueError(f"overlap: unknown lmo {lmo!r}; choose one of {', '.join(_KERNELS)}")
-    if lmo in ("linear", "adam"):
-        return _LINEAR
-    if lmo in ("sign", "embedding", "lion"):
-        return _vector(1)
-    if shape is None:
-        raise ValueError(f"overlap({lmo!r}): this kernel depends on the shape; pass the parameter's shape")
-    shape = tuple(int(side) for side in shape)
-    if lmo == "bias":
-        return _vector(_divided(math.prod(shape), blocks, shape))
-    if len(shape) < 2:
-        raise ValueError(f"overlap({lmo!r}): needs a matrix, got shape {shape}; use 'bias' for a vector")
-    rows, columns = matrix_sides(lmo, shape, blocks)
-    if lmo == "row":
-        return _vector(columns)
-    if lmo == "column":
-        return _vector(rows)
-    small, large = sorted((rows, columns))
-    common = math.gcd(small, large)
-    return _vector(large) if small <= 1 else _spectral(small // common, large // common)
-
-
-def matrix_sides(lmo: str, shape: Sequence[int], blocks: int = 1) -> tuple[int, int]:
-    """(d_out, d_in) of one of the matrices that an lmo sees in a parameter of this shape.
-
-    conv flattens the kernel to d_out x (d_in k k); conv-tap takes each tap as d_out x d_in; spectral-transposed is
-    stored d_in x d_out; otherwise leading dimensions are a batch. blocks divides d_out.
-
-    >>> matrix_sides("conv", (64, 3, 7, 7)), matrix_sides("spectral", (1152, 384), blocks=3)
-    ((64, 147), (384, 384))
-    """
-    if lmo == "conv":
-        rows, columns = shape[0], math.prod(shape[1:])
-    elif lmo == "conv-tap":
-        rows, columns = shape[0], shape[1]
-    elif lmo == "spectral-transposed":
-        rows, columns = shape[-1], shape[-2]
-    else:
-        rows, columns = shape[-2], shape[-1]
-    return _divided(rows, blocks, shape), columns
-
-
-def _divided(rows: int, blocks: int, shape: Sequence[int]) -> int:
-    if blocks < 1 or rows % blocks:
-        raise ValueError(f"blocks={blocks} does not divide the {rows} rows of shape {tuple(shape)}; use blocks=1")
-    return rows // blocks
-
-
 @functools.lru_cache(maxsize=256)
-def _vector(d: int) -> Overlap:
-    """Normalised Gaussian d-vector: f(r) = r (2/d) (Gamma((d+1)/2)/Gamma(d/2))^2 2F1(1/2, 1/2; d/2+1; r^2).
+def vector_kernel(d: int) -> Overlap:
+    """Return the kernel of a normalised Gaussian d-vector: f(r) = r (2/d) (Gamma((d+1)/2)/Gamma(d/2))^2 2F1(1/2, 1/2; d/2+1; r^2).
 
     d = 1 is the sign of a Gaussian: (2/pi) asin r.
     """
@@ -160,9 +92,16 @@ def _arcsine(r: float) -> float:
     return 2 / math.pi * math.asin(r)
 
 
+def spectral_kernel(rows: int, columns: int) -> Overlap:
+    """Return the kernel of the polar factor of a large Gaussian matrix; of one row or column, that of a vector."""
+    small, large = sorted((rows, columns))
+    common = math.gcd(small, large)
+    return vector_kernel(large) if small <= 1 else _polar_kernel(small // common, large // common)
+
+
 @functools.lru_cache(maxsize=256)
-def _spectral(small: int, large: int) -> Overlap:
-    """Polar factor of a large Gaussian matrix; only the ratio c = small/large of its sides matters.
+def _polar_kernel(small: int, large: int) -> Overlap:
+    """Return the kernel of a polar factor; only the ratio c = small/large of the sides matters.
 
     With sigma(phi) = sqrt(1 + c + 2 sqrt(c) cos phi) the orthonormal polynomials of the symmetrised
     Marchenko-Pastur law are P_{2k+1} = sigma U_k(cos phi), so
@@ -218,4 +157,4 @@ def _gauss(x: Floats, mass: Floats) -> tuple[Floats, Floats]:
     return middle + half * place, total * vectors[0] ** 2
 
 
-_LINEAR = Overlap("linear", np.array([1.0]), np.array([1.0]))
+LINEAR = Overlap("linear", np.array([1.0]), np.array([1.0]))

@@ -8,17 +8,10 @@ import functools
 import math
 from typing import TypeAlias
 
-from steadynorm.theory.kernels import Overlap, overlap
+from steadynorm.theory.kernels import LINEAR, Overlap, vector_kernel
 from steadynorm.theory.momentum import Correlation, check_alpha, check_beta, ema, lion, steady_correlation
 
 Kernel: TypeAlias = str | Overlap  # "linear" or an Overlap
-
-LINEAR = overlap("linear", None)
-
-
-def sign_kernel() -> Overlap:
-    """Lion's. Not a constant: summing its million modes, once, takes longer than importing all of this package."""
-    return overlap("sign", None)
 
 
 def momentum_gain(alpha: float, *, nesterov: bool = False) -> float:
@@ -123,7 +116,7 @@ def lion_steady_norm_sq(lr: float, weight_decay: float, beta1: float, beta2: flo
     >>> lion_steady_norm_sq(1e-4, 1.0, 0.9, 0.99) > steady_norm_sq(1e-4, 1.0, 1.0)
     True
     """
-    return _norm_sq(float(lr), eta_of(lr, weight_decay), sign_kernel(), _lion(beta1, beta2))
+    return _norm_sq(float(lr), eta_of(lr, weight_decay), vector_kernel(1), _lion(beta1, beta2))
 
 
 def lion_weight_decay_for(steady_norm_sq: float, lr: float, beta1: float, beta2: float) -> float:
@@ -134,7 +127,7 @@ def lion_weight_decay_for(steady_norm_sq: float, lr: float, beta1: float, beta2:
     0.01
     """
     correlation, lr, target = _lion(beta1, beta2), check_lr(lr), _check_target("steady_norm_sq", steady_norm_sq)
-    return _decay_for(target, lr, sign_kernel(), correlation) if lr > 0 else 0.0
+    return _decay_for(target, lr, vector_kernel(1), correlation) if lr > 0 else 0.0
 
 
 def lion_gain(beta1: float, beta2: float, *, eta: float = 0.0) -> float:
@@ -143,7 +136,7 @@ def lion_gain(beta1: float, beta2: float, *, eta: float = 0.0) -> float:
     >>> lion_gain(0.9, 0.99) > 1
     True
     """
-    return sign_kernel().gain_of(_lion(beta1, beta2), float(eta))
+    return vector_kernel(1).gain_of(_lion(beta1, beta2), float(eta))
 
 
 def adam_mean_square(lr: float, weight_decay: float, beta1: float = 0.9, *, limit: bool = False) -> float:

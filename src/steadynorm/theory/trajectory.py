@@ -15,9 +15,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from steadynorm.theory.kernels import Floats, Overlap
+from steadynorm.theory.kernels import Floats, Overlap, vector_kernel
 from steadynorm.theory.momentum import Filter, Step, advance, check_alpha, check_beta, ema, lion, trace
-from steadynorm.theory.steady_state import Kernel, as_kernel, eta_of, sign_kernel
+from steadynorm.theory.steady_state import Kernel, as_kernel, eta_of
 
 Series: TypeAlias = float | Sequence[float] | Floats
 
@@ -158,7 +158,7 @@ def forecast_lion(
     >>> len(forecast_lion(np.full(10, 1e-3), 1.0))
     10
     """
-    kernel = sign_kernel()
+    kernel = vector_kernel(1)
     gamma, decay, b1, b2 = _series(lr=lr, weight_decay=weight_decay, beta1=beta1, beta2=beta2)
     filters = (
         lion(check_beta("beta1", one), check_beta("beta2", two))

@@ -1,6 +1,6 @@
-"""What the theory must know of each lmo's update u, as plain numbers: the shapes it fits, U^2 = |u|^2, its kernel.
+"""Table 1 of the paper in plain numbers: the shapes each lmo fits, U^2 = |u|^2 of its update u, and its overlap kernel.
 
-`steadynorm.lmo` has the same rows with tensors, and takes the numbers from here; `predict` needs no torch.
+`steadynorm.lmo` completes each row with its functions of tensors. `predict` needs the numbers only, and no torch.
 """
 
 import functools
@@ -10,18 +10,33 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steadynorm.theory.kernels import Overlap, matrix_sides, overlap
+from steadynorm import views
+from steadynorm.theory.kernels import LINEAR, Overlap, spectral_kernel, vector_kernel
+from steadynorm.views import MatrixView
 
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Muon's quintic a s + b s^3 + c s^5: fast at first, never settles
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Muon's quintic a s + b s^3 + c s^5: fast at first, never converges
+BY_SHAPE = "by-shape"
 
 
 @dataclass(frozen=True)
 class Update:
-    """One row of Table 1 in numbers."""
+    """One row of Table 1 in numbers.
+
+    Attributes:
+        name: what the row is called in a parameter group.
+        view: how it sees a parameter as matrices.
+        matrix_norm_sq: |u|^2 of one d_out x d_in matrix.
+        kernel: the overlap kernel of one d_out x d_in matrix.
+        is_polar: whether the update is made of polar factors.
+        is_elementwise: whether elements do not see each other, so that the kernel does not depend on the shape.
+    """
 
     name: str
-    least_ndim: int  # of the parameter
-    matrix_norm_sq: Callable[[int, int], float]  # |u|^2 of one d_out x d_in matrix
+    view: MatrixView
+    matrix_norm_sq: Callable[[int, int], float]
+    kernel: Callable[[int, int], Overlap]
+    is_polar: bool = False
+    is_elementwise: bool = False
 
     def update_norm_sq(self, shape: Sequence[int], *, blocks: int = 1) -> float:
         """Return U^2 = |u|^2 for an exact polar factor.
@@ -30,42 +45,35 @@ class Update:
         1536.0
         """
         self.check(shape, blocks)
-        if self.name == "bias":
-            return float(math.prod(shape))
-        rows, columns = matrix_sides(self.name, shape, blocks)
-        total = self.matrix_norm_sq(rows, columns) * (math.prod(shape) // (rows * columns))
-        return total / math.prod(shape[2:]) ** 2 if self.name == "conv-tap" else total
-
-    @property
-    def is_polar(self) -> bool:
-        """Whether the update is made of polar factors."""
-        return self.matrix_norm_sq is _polar
-
-    @property
-    def blocks_dim(self) -> int:
-        """The dimension of a parameter along which its blocks lie."""
-        return -1 if self.name == "spectral-transposed" else 0 if self.name in ("conv", "conv-tap", "bias") else -2
+        if not (elements := math.prod(shape)):
+            return 0.0
+        rows, columns = self.view.sides(shape, blocks)
+        total = self.matrix_norm_sq(rows, columns) * (elements // (rows * columns))
+        return total / self.view.divisor(shape) ** 2
 
     def overlap(self, shape: Sequence[int], *, blocks: int = 1) -> Overlap:
         """Return how updates overlap when their inputs correlate: see `overlap`."""
         self.check(shape, blocks)
-        return overlap(self.name, shape, blocks=blocks)
+        return self.kernel(*self.view.sides(shape, blocks))
 
     def check(self, shape: Sequence[int], blocks: int = 1) -> None:
         """Raise ValueError if this lmo does not fit a parameter of this shape."""
-        shape = tuple(shape)
-        if len(shape) < self.least_ndim:
+        if len(shape) < self.view.least_ndim:
             remedy = "use lmo='spectral'" if len(shape) == 2 else "use lmo='bias' for vectors and scalars"
             raise ValueError(
-                f"lmo {self.name!r} needs {self.least_ndim} dimensions or more, got shape {shape}; {remedy}"
+                f"lmo {self.name!r} needs {self.view.least_ndim} dimensions or more, got shape {tuple(shape)}; {remedy}"
             )
-        length, what = shape[self.blocks_dim] if shape else 1, "columns" if self.blocks_dim == -1 else "rows"
-        if blocks < 1 or length % blocks:
-            raise ValueError(f"blocks={blocks} does not divide the {length} {what} of shape {shape}; use blocks=1")
+        self.view.check_blocks(shape, blocks)
 
+    def length_share(self, shape: Sequence[int], blocks: int, method: str, steps: int) -> float:
+        """Return |u|^2 over that of an exact lmo, given how polar factors are found; for Gaussian momentum.
 
-def _polar(d_out: int, d_in: int) -> float:
-    return d_out / d_in * min(d_out, d_in)
+        Only Newton-Schulz falls short. A vector is normalised, not iterated on.
+        """
+        sides = self.view.sides(shape, blocks)
+        if method != "newton-schulz" or not self.is_polar or min(sides) <= 1:
+            return 1.0
+        return newton_schulz_share(*sides, NEWTON_SCHULZ, steps)
 
 
 @functools.lru_cache(maxsize=256)
@@ -91,20 +99,29 @@ def newton_schulz_share(d_out: int, d_in: int, coefficients: tuple[float, float,
     return float(2 / grid * np.sin(phi) ** 2 / x @ s**2)
 
 
+def _polar_row(name: str, view: MatrixView) -> Update:
+    return Update(name, view, lambda m, n: m / n * min(m, n), spectral_kernel, is_polar=True)
+
+
+def _element_row(name: str, matrix_norm_sq: Callable[[int, int], float]) -> Update:
+    return Update(name, views.MATRIX, matrix_norm_sq, lambda m, n: vector_kernel(1), is_elementwise=True)
+
+
 UPDATES: dict[str, Update] = {
     update.name: update
     for update in (
-        Update("spectral", 2, _polar),
-        Update("spectral-transposed", 2, _polar),
-        Update("conv", 3, _polar),
-        Update("conv-tap", 3, _polar),
-        Update("sign", 2, lambda m, n: m / n),
-        Update("embedding", 2, lambda m, n: float(m * n)),
-        Update("bias", 0, lambda _, n: float(n)),
-        Update("row", 2, lambda m, n: m / n),
-        Update("column", 2, lambda m, n: float(m * n)),
+        _polar_row("spectral", views.MATRIX),
+        _polar_row("spectral-transposed", views.TRANSPOSED),
+        _polar_row("conv", views.FLATTENED),
+        _polar_row("conv-tap", views.PER_TAP),
+        _element_row("sign", lambda m, n: m / n),
+        _element_row("embedding", lambda m, n: float(m * n)),
+        Update("bias", views.VECTOR, lambda m, n: float(n), lambda m, n: vector_kernel(n)),
+        Update("row", views.MATRIX, lambda m, n: m / n, lambda m, n: vector_kernel(n)),
+        Update("column", views.MATRIX, lambda m, n: float(m * n), lambda m, n: vector_kernel(m)),
     )
 }
+_OTHER_KERNELS = {"linear": lambda: LINEAR, "adam": lambda: LINEAR, "lion": lambda: vector_kernel(1)}
 
 
 def update_of(lmo: str, shape: Sequence[int]) -> Update:
@@ -113,8 +130,44 @@ def update_of(lmo: str, shape: Sequence[int]) -> Update:
     >>> update_of("by-shape", (8, 3, 3, 3)).name, update_of("by-shape", (8,)).name
     ('conv', 'bias')
     """
-    if lmo == "by-shape":
+    if lmo == BY_SHAPE:
         return UPDATES["conv" if len(shape) > 2 else "spectral" if len(shape) == 2 else "bias"]
     if lmo not in UPDATES:
-        raise ValueError(f"unknown lmo {lmo!r}; choose one of {', '.join(UPDATES)} or 'by-shape'")
+        raise ValueError(f"unknown lmo {lmo!r}; choose one of {', '.join(UPDATES)} or {BY_SHAPE!r}")
     return UPDATES[lmo]
+
+
+def overlap(lmo: str, shape: Sequence[int] | None, *, blocks: int = 1) -> Overlap:
+    """Return the overlap kernel of an lmo on a parameter of this shape.
+
+    The spectral kernel is that of large Gaussian matrices (free probability). A matrix with one row or column is a
+    normalised vector and gets that kernel, which is exact.
+
+    Args:
+        lmo: "linear", "spectral", "spectral-transposed", "conv", "conv-tap", "sign", "embedding", "lion", "bias", "row",
+            "column" or "adam".
+        shape: the parameter's shape; not needed for linear, adam, sign, embedding and lion.
+        blocks: how many independent matrices the rows are (fused QKV: 3).
+
+    >>> round(overlap("spectral", (384, 384))(0.5), 4)
+    0.3764
+    """
+    if lmo in _OTHER_KERNELS:
+        return _OTHER_KERNELS[lmo]()
+    if lmo not in UPDATES:
+        raise ValueError(f"overlap: unknown lmo {lmo!r}; choose one of {', '.join([*_OTHER_KERNELS, *UPDATES])}")
+    row = UPDATES[lmo]
+    if row.is_elementwise:
+        return row.kernel(1, 1)
+    if shape is None:
+        raise ValueError(f"overlap({lmo!r}): this kernel depends on the shape; pass the parameter's shape")
+    return row.overlap(tuple(int(side) for side in shape), blocks=blocks)
+
+
+def matrix_sides(lmo: str, shape: Sequence[int], blocks: int = 1) -> tuple[int, int]:
+    """Return (d_out, d_in) of one of the matrices that an lmo sees in a parameter of this shape.
+
+    >>> matrix_sides("conv", (64, 3, 7, 7)), matrix_sides("spectral", (1152, 384), blocks=3)
+    ((64, 147), (384, 384))
+    """
+    return UPDATES[lmo].view.sides(shape, blocks)
