@@ -38,7 +38,7 @@ test: $(VENV)/.chromium ## the test suite without the slow part, as many files a
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow'
 
 # Polar factors and training take bf16 products where the processor has them and fp32 elsewhere: this is the other way.
-NUMERICAL = tests/test_polar.py tests/test_lmo.py tests/test_optim.py tests/test_contract.py tests/test_buckets.py \
+NUMERICAL = tests/test_polar.py tests/test_lmo.py $(wildcard tests/test_optim_*.py tests/test_contract*.py) tests/test_buckets.py \
 	tests/properties/test_lmo_properties.py tests/properties/test_optim_properties.py \
 	tests/properties/test_twin_properties.py tests/test_train.py tests/test_demo.py
 OTHER = $$($(BIN)/python -c 'from steadynorm import machine; print(int(not machine.native_bf16()))')

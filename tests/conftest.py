@@ -12,7 +12,7 @@ import torch
 FLAGS = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
 
 LONG = (
-    "test_distributed", "test_contract", "test_train_parallel", "test_torch_loops", "test_paper_results", "test_train",
+    "test_distributed", "test_contract", "test_contract_checkpoints", "test_train_parallel", "test_torch_loops", "test_paper_results", "test_train",
     "test_paper_training", "test_decay_steady", "test_stateful_properties", "test_docs", "test_monitor_forecast",
     "test_inductor", "test_recipes", "test_steady_state", "test_demo", "test_torch_harness", "test_examples",
 )  # fmt: skip

@@ -1,15 +1,16 @@
-"""The registry that drives tests/test_contract.py: to put a new optimizer under the whole contract, add one line.
+"""The registry that drives tests/test_contract*.py: to put a new optimizer under the whole contract, add one line.
 
 Also what all those tests share: parameters, gradients that depend on the weights, settings that change at every step,
 snapshots. Everything is keyed by the parameter's name, so order and grouping can be varied.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -188,3 +189,15 @@ def assert_same(a: Snapshot, b: Snapshot, *, names: Iterable[str] | None = None,
                 equal_nan=False,
                 msg=lambda m, at=f"{name}, {key}": f"{at}: {m}",
             )
+
+
+def entries(test: Callable[[Entry], bool] = lambda entry: True, slow: Collection[str] = ()) -> Any:
+    """Parametrise over the registry, or those of it that `test` holds for; some of them are slow."""
+    marks = {name: [pytest.mark.slow] for name in slow}
+    chosen = [pytest.param(entry, id=entry.name, marks=marks.get(entry.name, ())) for entry in REGISTRY if test(entry)]
+    return pytest.mark.parametrize("entry", chosen)
+
+
+every = entries()
+own = entries(lambda entry: entry.own)
+engine = entries(lambda entry: entry.engine)

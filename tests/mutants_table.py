@@ -10,25 +10,25 @@ momentum = in_module("theory.momentum", "test_theory_kernels.py", "test_theory_f
 kernels = in_module("theory.kernels", "test_theory_kernels.py")
 steady = in_module("theory.steady_state", "test_theory_steady.py")
 trajectory = in_module("theory.trajectory", "test_theory_forecast.py")
-correction = in_module("decay.correction", "test_decay.py")
-foreign = in_module("decay.foreign", "test_decay.py")
+correction = in_module("decay.correction", "test_decay.py", "test_decay_checkpoints.py", "test_decay_written.py")
+foreign = in_module("decay.foreign", "test_decay_refusals.py", "test_decay_copies.py")
 skip = in_module("decay.skip", "test_decay_skip.py")
-families = in_module("decay.families", "test_decay.py", "test_decay_choices.py")
+families = in_module("decay.families", "test_decay.py", "test_decay_refusals.py", "test_decay_choices.py")
 lmo = in_module("lmo", "test_lmo.py")
 idle = in_module("optim.idle", "test_idle.py")
 updates = in_module("theory.updates", "test_lmo.py")
 polar = in_module("polar", "test_polar.py")
-TWIN = "test_optim.py::test_scion_equals_its_twin"
+TWIN = "test_optim_twins.py::test_scion_equals_its_twin"
 buckets = in_module("optim.buckets", TWIN)
 scion = in_module("optim.scion", TWIN)
-lion = in_module("optim.lion", "test_optim.py::test_lionc_equals_its_twin")
-renormalized = in_module("optim.renormalized", "test_optim.py::test_renormalized_adamw_equals_its_twin")
+lion = in_module("optim.lion", "test_optim_twins.py::test_lionc_equals_its_twin")
+renormalized = in_module("optim.renormalized", "test_optim_twins.py::test_renormalized_adamw_equals_its_twin")
 schedule = in_module("schedule", "test_schedule.py")
 translation = in_module("conversion.translation", "test_predict.py")
 scheduler = in_module("scheduler", "test_schedule.py")
 roles = in_module("groups.roles", "test_groups.py")
-builder = in_module("groups.builder", "test_groups.py")
-SLOWLY = "test_monitor.py::test_spectral_norm_within_a_percent_of_svd_on_a_slowly_changing_matrix"
+builder = in_module("groups.builder", "test_groups.py", "test_groups_output.py", "test_explain.py")
+SLOWLY = "test_monitor_norms.py::test_spectral_norm_within_a_percent_of_svd_on_a_slowly_changing_matrix"
 FORECAST = "test_monitor_forecast.py::test_forecast_and_expected_alignment_are_the_theorys"
 norms = in_module("monitor.norms", SLOWLY)
 spectral = in_module("monitor.spectral", SLOWLY)
@@ -94,7 +94,7 @@ MUTANTS = (
     correction("Correction._value", "a base of zero leaves the decay as it was", "return 0.0", "return None"),
     foreign("_attach", "a copy loses its correction", "copyreg.dispatch_table.setdefault(type(optimizer), _apart)", "_ = copyreg"),
     families("Family.factor", "momentum factor upside down", "self.gain(now, group) / self.gain(initial, group)", "self.gain(initial, group) / self.gain(now, group)"),
-    families("SGD", "trace SGD's factor not squared", "check_alpha(alpha) ** -2", "check_alpha(alpha) ** -1", "test_optim.py::test_trace_decay_goes_with_the_square_of_alpha"),
+    families("SGD", "trace SGD's factor not squared", "check_alpha(alpha) ** -2", "check_alpha(alpha) ** -1", "test_optim_decay.py::test_trace_decay_goes_with_the_square_of_alpha"),
     families("muon_alpha_of", "Muon's momentum taken for alpha", '1 - float(group.get("momentum", 0.0))', 'float(group.get("momentum", 0.0))'),
     families("flag_against", "decay that a flag makes coupled is accepted", "group.get(flag) is False", "False"),
     families("flag_against", "decay that does not scale with lr is accepted", 'group.get("fixed_decay")', "False"),
@@ -149,7 +149,7 @@ MUTANTS = (
     buckets("_run_piece", "state of one parameter goes to another", "batch.state[key]", "batch.state[key].flip(0)", "test_buckets.py"),
     buckets("_run_piece", "weights of one parameter go to another", "batch.theta", "batch.theta.flip(0)", "test_buckets.py"),
     buckets("_run_piece", "non-finite gradients not skipped", "finite.to(exact)", "torch.ones_like(finite).to(exact)", "test_buckets.py"),
-    buckets("decay_and_step_", "alignment with the weights after the step", "theta.reshape(len(theta), -1)", "(theta - gamma * u).reshape(len(theta), -1)", "test_monitor.py::test_alignment_equals_copies_of_the_weights"),
+    buckets("decay_and_step_", "alignment with the weights after the step", "theta.reshape(len(theta), -1)", "(theta - gamma * u).reshape(len(theta), -1)", "test_monitor_alignment.py::test_alignment_equals_copies_of_the_weights"),
     scion("_direction", "Nesterov missing", "grad.lerp_(m, 1 - alpha) if settings.nesterov else m", "m"),
     scion("_direction", "momentum keeps alpha instead of 1 - alpha", "m.lerp_(grad, alpha)", "m.lerp_(grad, 1 - alpha)"),
     scion("_from_kept", "Nesterov missing where momentum is kept in bf16", "torch.lerp(x, wide, 1 - a) if nesterov else wide", "wide", "test_buckets.py::test_bf16_momentum_is_the_rounded_momentum_of_its_formula"),
@@ -162,15 +162,15 @@ MUTANTS = (
     renormalized("renormalized_rule", "bias correction missing", "torch.where(bias > 0, bias, 1.0)", "1.0"),
     renormalized("renormalized_rule", "renormalisation skipped", "torch.where((size >= eps) & (gamma > 0), scale, 1.0)", "torch.where((size >= eps) & (gamma > 0), torch.ones_like(scale), 1.0)"),
     renormalized("renormalized_rule", "norm of the weights before their decay", "theta * ((1 - eta) / unit)", "theta / unit"),
-    renormalized("renormalized_rule", "a step past zero is turned back", "(size - gamma * along).abs()", "size - gamma * along", "test_optim.py::test_renormalized_adamw_steps_past_zero_as_adamw_does"),
-    Mutant("optim.sgd:sgd_rule", "trace momentum damped", "batch.live if settings.trace else alpha", "alpha", ("test_optim.py::test_sgdc_equals_its_twin",)),
-    Mutant("optim.sgd:sgd_rule", "SGD's Nesterov missing", "share.addcmul_(m, 1 - alpha) if settings.nesterov else m", "m", ("test_optim.py::test_sgdc_equals_its_twin",)),
-    Mutant("optim.sgd:sgd_rule", "SGD's momentum never forgets", "m.mul_(1 - alpha)", "m", ("test_optim.py::test_sgdc_equals_its_twin",)),
-    Mutant("optim.adam:AdamC._prepare", "AdamC without its correction", "own_correction(self, ADAM)(self)", "own_correction(self, ADAM)", ("test_optim.py::test_adamc_equals_its_twin",)),
+    renormalized("renormalized_rule", "a step past zero is turned back", "(size - gamma * along).abs()", "size - gamma * along", "test_optim_twins.py::test_renormalized_adamw_steps_past_zero_as_adamw_does"),
+    Mutant("optim.sgd:sgd_rule", "trace momentum damped", "batch.live if settings.trace else alpha", "alpha", ("test_optim_twins.py::test_sgdc_equals_its_twin",)),
+    Mutant("optim.sgd:sgd_rule", "SGD's Nesterov missing", "share.addcmul_(m, 1 - alpha) if settings.nesterov else m", "m", ("test_optim_twins.py::test_sgdc_equals_its_twin",)),
+    Mutant("optim.sgd:sgd_rule", "SGD's momentum never forgets", "m.mul_(1 - alpha)", "m", ("test_optim_twins.py::test_sgdc_equals_its_twin",)),
+    Mutant("optim.adam:AdamC._prepare", "AdamC without its correction", "own_correction(self, ADAM)(self)", "own_correction(self, ADAM)", ("test_optim_twins.py::test_adamc_equals_its_twin",)),
     Mutant("optim.adam:AdamC._withhold_non_finite", "AdamC steps along non-finite gradients", "p.grad = None", "p.grad = p.grad", ("test_contract.py::test_non_finite_gradient_skips_that_parameter_only",)),
-    Mutant("optim.peak_relative:loading", "a plain checkpoint's decay is not the base", '"base_weight_decay" not in saved', "False", ("test_optim.py::test_plain_adamw_checkpoint_continues_in_adamc",)),
-    Mutant("optim.loading:load_exactly", "resuming loses the momentum", "placed_like(values[key], fresh) if key in values else fresh", "fresh", ("test_contract.py::test_resumed_run_equals_unbroken_run",)),
-    Mutant("optim.loading:load_exactly", "a checkpoint without the peak lr loses it", "group.setdefault(key, value)", "pass", ("test_optim.py::test_plain_adamw_checkpoint_continues_in_adamc",)),
+    Mutant("optim.peak_relative:loading", "a plain checkpoint's decay is not the base", '"base_weight_decay" not in saved', "False", ("test_optim_checkpoints.py::test_plain_adamw_checkpoint_continues_in_adamc",)),
+    Mutant("optim.loading:load_exactly", "resuming loses the momentum", "placed_like(values[key], fresh) if key in values else fresh", "fresh", ("test_contract_checkpoints.py::test_resumed_run_equals_unbroken_run",)),
+    Mutant("optim.loading:load_exactly", "a checkpoint without the peak lr loses it", "group.setdefault(key, value)", "pass", ("test_optim_checkpoints.py::test_plain_adamw_checkpoint_continues_in_adamc",)),
     # schedules
     schedule("Ratio.__call__", "warmup off by one", "step + 1", "step"),
     schedule("Ratio.__call__", "end of the cosine off by one", "since / self.decay", "(since + 1) / self.decay"),
@@ -192,10 +192,10 @@ MUTANTS = (
     builder("from_radius", "radius left out of the lr", "lr * radius", "lr"),
     # monitor
     spectral("SpectralNorms.__call__", "a record starts from the first vector again", "self.vectors = torch.cat(vectors)", "_ = torch.cat(vectors)"),
-    spectral("products_per_record", "one power iteration per record, however long ago the last one was", "min(16, 8 * every)", "1", "test_monitor.py::test_spectral_norm_within_a_percent_of_svd_while_training"),
-    spectral("_orthonormal", "directions that are in the Krylov space already", "torch.bmm(torch.bmm(r.unsqueeze(1), basis.mT), basis).squeeze(1)", "0 * torch.bmm(torch.bmm(r.unsqueeze(1), basis.mT), basis).squeeze(1)", "test_monitor.py::test_spectral_norm_within_a_percent_of_svd_while_training"),
+    spectral("products_per_record", "one power iteration per record, however long ago the last one was", "min(16, 8 * every)", "1", "test_monitor_norms.py::test_spectral_norm_within_a_percent_of_svd_while_training"),
+    spectral("_orthonormal", "directions that are in the Krylov space already", "torch.bmm(torch.bmm(r.unsqueeze(1), basis.mT), basis).squeeze(1)", "0 * torch.bmm(torch.bmm(r.unsqueeze(1), basis.mT), basis).squeeze(1)", "test_monitor_norms.py::test_spectral_norm_within_a_percent_of_svd_while_training"),
     spectral("SpectralNorms.__init__", "spectral norm over d_in/d_out", "self.columns / self.rows", "self.rows / self.columns"),
-    norms("peak", "sign norm without d_in", "largest * layer.shape[-1]", "largest", "test_monitor.py::test_role_norms_are_means_of_table_1"),
+    norms("peak", "sign norm without d_in", "largest * layer.shape[-1]", "largest", "test_monitor_norms.py::test_role_norms_are_means_of_table_1"),
     record("compose", "sign of the excess alignment", "cosine - expected", "expected - cosine"),
     record("_cosine", "cosine over the squared norm", "math.sqrt(update * before)", "update * before", "test_monitor_forecast.py::test_random_gradients_have_no_excess_alignment"),
     track("ForecastTrack.norm", "forecast forgets the start", "unit * self.norms[at] + start.norm_sq * self.keeps[at]", "unit * self.norms[at]"),
@@ -207,7 +207,7 @@ MUTANTS = (
     Mutant("monitor.motion:MOTIONS", "effective lr of a trace is that of an average", '_lr(group) / (alpha_of(group) if group["trace"] else 1.0)', "_lr(group)", ("test_monitor_forecast.py::test_effective_lr_of_sgd_with_and_without_a_trace",)),
     track("ForecastTrack._begin", "momentum of a young Adam taken for an old one's", "self.count if young else None", "None", "test_monitor_forecast.py::test_momentum_of_a_young_adam_holds_as_many_gradients_as_it_has_seen"),
     Mutant("conversion.equivalents:muon_factor", "size of Muon's adjusted update", "math.sqrt(max(rows, columns))", "max(rows, columns)", ("test_monitor_forecast.py::test_size_of_muons_update_is_known",)),
-    Mutant("monitor.monitor:Monitor._products", "decay counted as update", "theta * (1 - eta)", "theta", ("test_monitor.py::test_alignment_equals_copies_of_the_weights",)),
+    Mutant("monitor.monitor:Monitor._products", "decay counted as update", "theta * (1 - eta)", "theta", ("test_monitor_alignment.py::test_alignment_equals_copies_of_the_weights",)),
     Mutant("monitor.monitor:Monitor.load_state_dict", "resumed monitor forgets its power vectors", 'each.load(state["power"])', "each.load({})", ("test_monitor_forecast.py::test_resumed_run_continues_as_the_unbroken",)),
     # many processes
     exchange("planned", "matrices come back in the order they had, not that of their owners", "sorted(owners, key=lambda entry: entry[:2])", "owners", "test_bench.py::test_matrices_are_put_in_the_order_of_their_owners"),

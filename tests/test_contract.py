@@ -1,10 +1,8 @@
-"""The contract that every optimizer of tests/contract.py keeps."""
+"""The contract of tests/contract.py: calling conventions, schedulers, bad input, compilation."""
 
-import copy
 import itertools
 import math
-import pickle
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,10 +11,12 @@ from contract import (
     LR,
     REGISTRY,
     Entry,
-    Params,
     assert_same,
+    engine,
+    entries,
+    every,
     noise,
-    parameters,
+    own,
     ratio,
     set_gradients,
     snapshot,
@@ -36,133 +36,6 @@ from torch.optim.lr_scheduler import (
     ReduceLROnPlateau,
     SequentialLR,
 )
-
-
-def entries(test: Callable[[Entry], bool] = lambda entry: True, slow: Collection[str] = ()) -> Any:
-    """Parametrise over the registry, or those of it that `test` holds for; some of them are slow."""
-    marks = {name: [pytest.mark.slow] for name in slow}
-    chosen = [pytest.param(entry, id=entry.name, marks=marks.get(entry.name, ())) for entry in REGISTRY if test(entry)]
-    return pytest.mark.parametrize("entry", chosen)
-
-
-every = entries()
-own = entries(lambda entry: entry.own)
-engine = entries(lambda entry: entry.engine)
-
-
-# --- stop, save, resume
-
-
-@every
-def test_resumed_run_equals_unbroken_run(entry: Entry, tmp_path):
-    """Mid-schedule, through a file, into an instance built with another lr: the checkpoint alone decides."""
-
-    def scheduled(params: Params, **settings: Any) -> tuple[Any, LambdaLR]:
-        optimizer = entry(params, **settings)
-        return optimizer, LambdaLR(optimizer, ratio)
-
-    def go(optimizer: Any, scheduler: LambdaLR, params: Params, steps: range) -> None:
-        for t in steps:
-            vary(optimizer, t)
-            set_gradients(params, t)
-            optimizer.step()
-            scheduler.step()
-
-    params = entry.params()
-    optimizer, scheduler = scheduled(params)
-    go(optimizer, scheduler, params, range(7))
-    saved = {"model": dict(params), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
-    torch.save(saved, tmp_path / "checkpoint.pt")
-    go(optimizer, scheduler, params, range(7, 14))
-
-    loaded = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
-    resumed = {name: nn.Parameter(p.detach()) for name, p in loaded["model"].items()}
-    new, new_scheduler = scheduled(resumed, lr=0.3 * LR)
-    new.load_state_dict(state_dict=loaded["optimizer"])
-    new_scheduler.load_state_dict(loaded["scheduler"])
-    go(new, new_scheduler, resumed, range(7, 14))
-    assert_same(snapshot(new, resumed), snapshot(optimizer, params))
-
-
-@own
-def test_checkpoint_before_the_first_step_has_state_for_every_parameter(entry: Entry):
-    """Made at construction, so that every rank and every checkpoint has the same keys."""
-    params = entry.params()
-    optimizer = entry(params)
-    before = optimizer.state_dict()["state"]
-    assert sorted(before) == list(range(len(params)))
-    train(optimizer, params, range(2))
-    after = optimizer.state_dict()["state"]
-    assert {k: set(v) for k, v in before.items()} == {k: set(v) for k, v in after.items()}
-
-
-@every
-def test_group_values_are_plain(entry: Entry):
-    """They load with weights_only=True, and mean the same in any version."""
-    params = entry.params()
-    optimizer = entry(params)
-    train(optimizer, params, range(2))
-    for group in optimizer.state_dict()["param_groups"]:
-        for key, value in group.items():
-            for item in value if isinstance(value, list | tuple) else [value]:
-                assert item is None or type(item) in (float, int, str, bool), (key, value)
-
-
-@engine
-def test_state_of_a_bf16_model_is_loaded_in_fp32(entry: Entry):
-    """torch would cast it to the parameter's dtype."""
-    params = entry.params(torch.bfloat16)
-    optimizer = entry(params)
-    train(optimizer, params, range(3))
-    assert any(
-        not torch.equal(value, value.bfloat16().to(value.dtype)) for value in optimizer.state[params["wide"]].values()
-    )
-    new = entry(other := entry.params(torch.bfloat16))
-    new.load_state_dict(optimizer.state_dict())
-    for name, p in params.items():
-        for key, value in optimizer.state[p].items():
-            loaded = new.state[other[name]][key]
-            assert loaded.dtype == value.dtype
-            assert torch.equal(loaded, value), (name, key)
-
-
-@own
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_skip_counter_survives_a_checkpoint_exactly(entry: Entry, dtype):
-    if dtype == torch.float16 and not entry.engine:
-        return  # AdamC refuses it
-    params = entry.params(dtype)
-    optimizer = entry(params)
-    optimizer.state[params["wide"]]["skipped"].fill_(100_001)  # no bf16 or fp16 number
-    new = entry(entry.params(dtype))
-    new.load_state_dict(optimizer.state_dict())
-    assert new.skipped_steps().item() == 100_001
-
-
-@own
-def test_checkpoint_of_another_model_is_refused_by_name(entry: Entry):
-    other = parameters({"a": (4, 6), "b": (3, 2)})
-    saved = entry(other).state_dict()
-    params = parameters({"a": (4, 6), "b": (2, 3)})
-    optimizer = entry(params.items())
-    train(optimizer, params, range(2))
-    before = snapshot(optimizer, params)
-    with pytest.raises(ValueError, match=r"'b'.*another model"):
-        optimizer.load_state_dict(saved)
-    assert_same(snapshot(optimizer, params), before)
-
-
-@every
-@pytest.mark.parametrize("how", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))], ids=["copy", "pickle"])
-def test_copy_of_model_and_optimizer_continues_as_the_original(entry: Entry, how):
-    params = entry.params()
-    optimizer = entry(params)
-    train(optimizer, params, range(6))
-    params_too, optimizer_too = how((params, optimizer))
-    train(optimizer, params, range(6, 12))
-    train(optimizer_too, params_too, range(6, 12))
-    assert_same(snapshot(optimizer_too, params_too), snapshot(optimizer, params))
-
 
 # --- torch's calling conventions
 
@@ -436,136 +309,6 @@ def test_decay_follows_one_cycle_with_its_momentum_cycling(entry: Entry):
         schedule.step()
     assert len(momenta) > 5
     assert params["wide"].isfinite().all()
-
-
-# --- numbers
-
-
-@engine
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_state_of_half_precision_parameters_is_that_of_fp32_ones(entry: Entry, dtype):
-    """Momentum is not rounded to the parameter's precision: fed the same gradients, it is the same bit for bit."""
-    half, single = entry.params(dtype), entry.params()
-    optimizer, reference = entry(half), entry(single)
-    for t in range(5):
-        set_gradients(half, t, pull=0.0)
-        for name, p in single.items():
-            p.grad = half[name].grad.float()
-        optimizer.step()
-        reference.step()
-    for name, p in half.items():
-        assert p.dtype == dtype
-        assert p.isfinite().all()
-        for key, value in optimizer.state[p].items():
-            assert torch.equal(value, reference.state[single[name]][key]), (name, key)
-        torch.testing.assert_close(p.float(), single[name], rtol=0.05, atol=0.05)
-
-
-@engine
-def test_state_of_fp64_parameters_is_fp64(entry: Entry):
-    params = entry.params(torch.float64)
-    optimizer = entry(params)
-    train(optimizer, params, range(2))
-    for p in params.values():
-        for key, value in optimizer.state[p].items():
-            assert value.shape == () or value.dtype == torch.float64, key
-            assert p.dtype == torch.float64
-
-
-@entries(lambda entry: entry.own and not entry.engine)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_torch_built_state_has_the_dtypes_torch_gives_it(entry: Entry, dtype):
-    params, plain = entry.params(dtype), entry.params(dtype)
-    optimizer, reference = entry(params), torch.optim.AdamW(plain.values(), lr=LR)
-    train(optimizer, params, range(2))
-    train(reference, plain, range(2))
-    for name, p in params.items():
-        assert p.isfinite().all()
-        for key, value in reference.state[plain[name]].items():
-            assert optimizer.state[p][key].dtype == value.dtype, key
-
-
-@own
-def test_half_precision_with_small_gradients_trains_or_is_refused(entry: Entry):
-    """torch's AdamW would divide by a second moment of 0 and an eps of 0."""
-    params = entry.params(torch.float16)
-    if not entry.engine:
-        with pytest.raises(
-            ValueError, match=r"AdamC, group 0: parameter 0 .*torch\.float16.*fp32 \(with autocast\) or bf16"
-        ):
-            entry(params)
-        return
-    optimizer = entry(params)
-    for _ in range(5):
-        for p in params.values():
-            p.grad = torch.full_like(p, 1e-4)
-        optimizer.step()
-    assert all(p.isfinite().all() for p in params.values())
-    assert optimizer.skipped_steps().item() == 0
-
-
-@every
-def test_non_contiguous_parameters_equal_contiguous_ones(entry: Entry):
-    plain = entry.params(torch.float64)
-    params = {}
-    for name, p in plain.items():
-        value = p.detach()
-        strided = value.mT.contiguous().mT if value.ndim >= 2 else value
-        params[name] = nn.Parameter(strided)
-    assert not params["wide"].is_contiguous()
-    optimizer, reference = entry(params), entry(plain)
-    train(optimizer, params, range(4))
-    train(reference, plain, range(4))
-    for name, p in params.items():
-        torch.testing.assert_close(p, plain[name], rtol=1e-10, atol=1e-10)
-
-
-@engine
-def test_gradients_may_have_other_strides_than_their_parameters(entry: Entry):
-    params, plain = entry.params(torch.float64), entry.params(torch.float64)
-    optimizer, reference = entry(params), entry(plain)
-    set_gradients(params, 0)
-    set_gradients(plain, 0)
-    params["wide"].grad = params["wide"].grad.mT.contiguous().mT
-    optimizer.step()
-    reference.step()
-    torch.testing.assert_close(params["wide"], plain["wide"], rtol=1e-10, atol=1e-10)
-
-
-@entries(lambda entry: "scalar" in entry.shapes)
-def test_scalar_and_empty_parameters_train(entry: Entry):
-    params = entry.params()
-    optimizer = entry(params)
-    start = params["scalar"].item()
-    train(optimizer, params, range(3))
-    assert params["scalar"].shape == ()
-    assert math.isfinite(params["scalar"].item())
-    assert params["scalar"].item() != start
-    assert params["empty"].shape == (0, 3)
-
-
-@entries(lambda entry: entry.own and entry.normalised)
-@pytest.mark.parametrize("scale", [2.0**-100, 2.0**100])
-def test_gradient_scale_does_not_matter_to_normalised_rules(entry: Entry, scale):
-    params, plain = entry.params(), entry.params()
-    optimizer, reference = entry(params), entry(plain)
-    train(optimizer, params, range(5), scale=scale)
-    train(reference, plain, range(5))
-    for name in params:
-        assert torch.equal(params[name], plain[name]), name
-
-
-@every
-def test_order_and_grouping_of_parameters_change_nothing(entry: Entry):
-    """Permuted, and one group each, so that nothing is batched."""
-    params, turned, apart = (entry.params(torch.float64) for _ in range(3))
-    optimizer = entry(params)
-    backwards = entry(list(turned.values())[::-1])
-    single = entry([{"params": [p]} for p in apart.values()])
-    for each, values in ((optimizer, params), (backwards, turned), (single, apart)):
-        train(each, values, range(5))
-    assert_same(snapshot(backwards, turned), snapshot(optimizer, params), rtol=1e-10)
-    assert_same(snapshot(single, apart), snapshot(optimizer, params), rtol=1e-10)
 
 
 # --- bad input

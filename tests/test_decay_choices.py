@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_decay import (
+from decay_cases import (
     COPIES,
     DECAY,
     DECOUPLED,

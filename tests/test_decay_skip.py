@@ -12,7 +12,20 @@ from typing import Any
 
 import pytest
 import torch
-from test_decay import COPIES, DECAY, DECOUPLED, LR, SCHEDULES, adamw, parameters, refused, step, through_disk, weight
+from decay_cases import (
+    COPIES,
+    DECAY,
+    DECOUPLED,
+    LR,
+    SCHEDULES,
+    adamw,
+    decays,
+    parameters,
+    refused,
+    step,
+    through_disk,
+    weight,
+)
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -480,3 +493,40 @@ def test_adamc_and_convert_take_a_skip_over() -> None:
     converted, _ = sn.convert(optimizer, net, output=False)
     constant = [p for group in converted.param_groups if not group["corrected"] for p in group["params"]]
     assert [id(p) for p in constant] == [id(net.head.weight)]
+
+
+# ---------------------------------------------------------------- skip, by whole groups; parts of them: test_decay_skip.py
+
+
+@pytest.mark.parametrize("index", [1, -1])
+def test_skip_by_group_index(index: int) -> None:
+    optimizer = correct(adamw({"params": [weight()]}, {"params": [weight()]}), skip=[index])
+    assert len(optimizer.param_groups) == 2
+    assert decays(optimizer, LR / 2) == [DECAY / 2, DECAY]
+    assert decays(optimizer, LR * 3 / 4) == pytest.approx([DECAY * 3 / 4, DECAY])
+
+
+def test_skipping_all_of_a_group_does_not_split_it_and_may_come_late() -> None:
+    head = weight()
+    optimizer = adamw({"params": [weight()]}, {"params": [head]})
+    SCHEDULES["cosine"](optimizer)
+    step(optimizer)
+    correct(optimizer, skip=[head])
+    assert len(optimizer.param_groups) == 2
+    assert decays(optimizer, LR / 2) == [DECAY / 2, DECAY]
+
+
+def test_a_skipped_group_may_go_above_the_guessed_peak() -> None:
+    optimizer = correct(adamw({"params": [weight()]}, {"params": [weight()]}), skip=[1])
+    optimizer.param_groups[1]["lr"] = 5 * LR
+    step(optimizer)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [DECAY, DECAY]
+
+
+@pytest.mark.parametrize("target", [{}, {"steady_norm_sq": 0.3}], ids=["relative", "absolute"])
+def test_a_group_without_decay_stays_without(target: dict[str, float]) -> None:
+    optimizer = correct(adamw({"params": [weight()]}, {"params": [weight()], "weight_decay": 0.0}), **target)
+    for lr in (LR, LR / 2):
+        corrected, without = decays(optimizer, lr)
+        assert corrected > 0
+        assert without == 0.0

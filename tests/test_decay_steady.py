@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_decay import Lion
+from decay_cases import Lion
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import Optimizer
 

@@ -7,7 +7,7 @@ import statistics
 import numpy as np
 import pytest
 import torch
-from test_monitor import LAYERS, assert_alike, noise, parameters, set_noise, train
+from monitor_cases import LAYERS, assert_alike, noise, parameters, set_noise, train
 from torch import nn
 
 import steadynorm as sn

@@ -74,7 +74,7 @@ def test_forloop_goes_right_direction(info: OptimizerInfo, contiguous: bool, wit
     for constructors in info.scheduler_inputs if with_lrsched else [[]]:
         for kwargs in all_inputs(info):
             if kwargs.get("fused") and not contiguous:
-                continue  # refused: test_optim.py
+                continue  # refused: test_optim_refusals.py
             params, closure = problem(contiguous=contiguous)
             optimizer = info.optim_cls(params, **kwargs)
             schedulers = [make(optimizer) for make in constructors]

@@ -1,0 +1,92 @@
+"""Claims about `correct(optimizer)`: which lr is the peak."""
+
+import math
+
+import pytest
+import torch
+from decay_cases import DECAY, LR, adamw, decays, parameters, refused, step, weight
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.optim import lr_scheduler
+
+from steadynorm import correct
+
+# ---------------------------------------------------------------- the peak
+
+
+def test_the_peak_is_given_else_max_lr_else_initial_lr_else_lr() -> None:
+    keys: dict[str, float] = {}
+    for key, value in (("lr", 0.1), ("initial_lr", 0.2), ("max_lr", 0.4)):
+        keys[key] = value
+        optimizer = correct(adamw({"params": [weight()], **keys}))
+        assert decays(optimizer, 0.05) == pytest.approx([DECAY * 0.05 / value], rel=1e-12)
+    optimizer = correct(adamw({"params": [weight()], **keys}), peak_lr=0.8)
+    assert decays(optimizer, 0.05) == pytest.approx([DECAY * 0.05 / 0.8], rel=1e-12)
+
+
+def test_above_an_explicit_peak_the_decay_goes_above_the_base() -> None:
+    assert decays(correct(adamw(), peak_lr=LR / 2), LR) == [2 * DECAY]
+
+
+def test_above_a_guessed_peak_nothing_is_written_and_the_error_names_group_and_remedy() -> None:
+    groups = [{"params": [weight()]}, {"params": [weight()], "name": "head"}]
+    optimizer = correct(adamw(*groups))
+    decays(optimizer, LR / 2)
+    optimizer.param_groups[0]["lr"] = LR / 4
+    optimizer.param_groups[1]["lr"] = LR * (1 + 5e-7)  # rounding of a schedule is forgiven
+    step(optimizer)
+    assert optimizer.param_groups[1]["weight_decay"] == pytest.approx(DECAY, rel=1e-6)
+    optimizer.param_groups[0]["lr"] = LR / 8
+    optimizer.param_groups[1]["lr"] = LR * (1 + 2e-6)
+    with refused(optimizer, r'group 1 \("head"\): lr=0.1\S* exceeds .*peak_lr=0.1; pass peak_lr='):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("lr", [-0.1, math.nan, math.inf])
+def test_an_impossible_lr_is_an_error_that_names_the_group(lr: float) -> None:
+    optimizer = correct(adamw(), peak_lr=LR)
+    step(optimizer)
+    optimizer.param_groups[0]["lr"] = lr
+    before = parameters(optimizer)[0].clone()
+    with pytest.raises(ValueError, match=r"group 0: lr="):
+        optimizer.step()
+    assert torch.equal(parameters(optimizer)[0], before)
+    assert optimizer.param_groups[0]["weight_decay"] == DECAY
+
+
+def test_each_group_has_its_own_peak() -> None:
+    lrs = [0.1, 0.05, 0.001]  # layer-wise lr
+    optimizer = adamw(*({"params": [weight()], "lr": lr, "weight_decay": lr * 7} for lr in lrs))
+    scheduler = lr_scheduler.LambdaLR(correct(optimizer), lambda t: 0.5**t)
+    for t in range(4):
+        step(optimizer)
+        expected = [lr * 7 * 0.5**t for lr in lrs]
+        assert [group["weight_decay"] for group in optimizer.param_groups] == pytest.approx(expected, rel=1e-12)
+        scheduler.step()
+
+
+def test_onecycle_with_a_max_lr_per_group() -> None:
+    optimizer = adamw({"params": [weight()]}, {"params": [weight()]})
+    scheduler = lr_scheduler.OneCycleLR(optimizer, max_lr=[0.7, 0.07], total_steps=12)
+    correct(optimizer)
+    for _ in range(11):
+        step(optimizer)
+        for group, peak in zip(optimizer.param_groups, (0.7, 0.07), strict=True):
+            assert group["weight_decay"] == pytest.approx(DECAY * group["lr"] / peak, rel=1e-12)
+        scheduler.step()
+
+
+def test_peak_lr_is_one_number_for_all_groups_or_one_each() -> None:
+    for peak, peaks in ((0.4, (0.4, 0.4)), ([0.4, 0.2], (0.4, 0.2)), ((0.4, 0.2), (0.4, 0.2))):
+        optimizer = correct(adamw({"params": [weight()]}, {"params": [weight()]}), peak_lr=peak)
+        assert decays(optimizer, LR) == pytest.approx([DECAY * LR / each for each in peaks], rel=1e-12)
+
+
+def test_a_step_with_lr_zero_changes_neither_peak_nor_base() -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = correct(torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=DECAY))
+    saved = get_optimizer_state_dict(model, optimizer)  # torch's DCP: lr = 0, step(), lr restored
+    assert optimizer.state
+    assert saved["param_groups"]
+    assert optimizer.param_groups[0]["lr"] == LR
+    assert decays(optimizer, LR) == [DECAY]
+    assert decays(optimizer, LR / 2) == [DECAY / 2]

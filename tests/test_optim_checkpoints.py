@@ -1,0 +1,147 @@
+"""Checkpoints of our own optimizers, from and to others."""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from contract import assert_same, parameters, set_gradients, snapshot, train
+from optim_shapes import MATRIX, SHAPES
+
+import steadynorm as sn
+from steadynorm.decay.correction import KEYS
+
+# --- checkpoints from and to others
+
+
+def test_plain_adamw_checkpoint_continues_in_adamc():
+    """Its weight_decay is the base; moments and step counts are kept."""
+    params, plain = parameters(SHAPES), parameters(SHAPES)
+    old = torch.optim.AdamW(params.values(), lr=0.01, weight_decay=0.3)
+    reference = torch.optim.AdamW(plain.values(), lr=0.01, weight_decay=0.3)
+    for each, values in ((old, params), (reference, plain)):
+        for t in range(4):
+            set_gradients(values, t)
+            each.step()
+    new = sn.AdamC(params.values(), lr=0.01, weight_decay=0.7)
+    new.load_state_dict(old.state_dict())
+    assert new.param_groups[0]["base_weight_decay"] == 0.3
+    for t, ratio in ((4, 1.0), (5, 0.5)):
+        new.param_groups[0]["lr"] = reference.param_groups[0]["lr"] = 0.01 * ratio
+        reference.param_groups[0]["weight_decay"] = 0.3 * ratio
+        for each, values in ((new, params), (reference, plain)):
+            set_gradients(values, t)
+            each.step()
+    for name in params:
+        assert torch.equal(params[name], plain[name]), name
+    assert new.skipped_steps() == 0
+
+
+def test_adamc_checkpoint_continues_in_plain_adamw_and_in_corrected_adamw():
+    params, plain, again = (parameters(SHAPES) for _ in range(3))
+    optimizer = sn.AdamC(params.values(), lr=0.01, weight_decay=0.3)
+    train(optimizer, params, range(6), lr=0.01)
+    saved = copy.deepcopy(optimizer.state_dict())
+    for values in (plain, again):
+        for name, p in values.items():
+            p.data.copy_(params[name].data)
+    constant = torch.optim.AdamW(plain.values(), lr=0.5)
+    constant.load_state_dict(copy.deepcopy(saved))
+    corrected = sn.correct(torch.optim.AdamW(again.values(), lr=0.5, weight_decay=0.9))
+    corrected.load_state_dict(saved)
+    assert constant.param_groups[0]["weight_decay"] == optimizer.param_groups[0]["weight_decay"] < 0.3
+    train(optimizer, params, range(6, 9), lr=0.01)
+    train(corrected, again, range(6, 9), lr=0.01)
+    for name in params:
+        assert torch.equal(params[name], again[name]), name
+    set_gradients(plain, 6)
+    constant.step()
+    assert constant.state[plain["matrix"]]["step"] == 7
+
+
+@pytest.mark.parametrize("make", [sn.AdamC, sn.LionC, sn.SGDC])
+def test_checkpoint_without_the_corrections_keys_has_its_decay_as_base(make):
+    params = parameters(SHAPES)
+    saved = make(params.values(), lr=0.01, weight_decay=0.3).state_dict()
+    for key in KEYS:
+        saved["param_groups"][0].pop(key, None)
+    optimizer = make(params.values(), lr=0.01, weight_decay=0.7)
+    optimizer.load_state_dict(saved)
+    optimizer.param_groups[0]["lr"] = 0.005
+    set_gradients(params, 0)
+    optimizer.step()
+    assert optimizer.param_groups[0]["weight_decay"] == pytest.approx(0.15)
+
+
+def test_checkpoint_of_another_optimizer_is_refused():
+    params = parameters({"w": MATRIX})
+    saved = torch.optim.AdamW(params.values())
+    set_gradients(params, 0)
+    saved.step()
+    optimizer = sn.ScionC(params.items(), lmo="spectral")
+    before = snapshot(optimizer, params)
+    with pytest.raises(ValueError, match=r"group 0.*momentum_buffer.*'w'.*another model or optimizer"):
+        optimizer.load_state_dict(saved.state_dict())
+    assert_same(snapshot(optimizer, params), before)
+    assert optimizer.param_groups[0]["lmo"] == "spectral"
+
+
+def test_a_scion_checkpoint_leaves_scionc_corrected():
+    """Momentum and lr are taken over; the constant decay only where the group's own is constant, too."""
+    params = parameters({"w": MATRIX, "head": MATRIX})
+
+    def groups(**head: float) -> list[dict[str, Any]]:
+        return [{"params": [params["w"]]}, {"params": [params["head"]], **head}]
+
+    old = sn.Scion(groups(), lr=0.03, lmo="spectral", weight_decay=0.3)
+    train(old, params, range(2), lr=0.03)
+    new = sn.ScionC(groups(weight_decay=0.7), lmo="spectral", steady_norm_sq=2.0)
+    new.load_state_dict(old.state_dict())
+    assert [group["weight_decay"] for group in new.param_groups] == [None, 0.3]
+    lr, alpha = new.param_groups[0]["lr"], new.param_groups[0]["alpha"]
+    assert lr == old.param_groups[0]["lr"] != 0.01
+    assert new.weight_decay_of(params["w"]) == pytest.approx((2 - alpha) / (2 * alpha * 2.0) * lr)
+    assert torch.equal(new.state[params["w"]]["momentum_buffer"], old.state_dict()["state"][0]["momentum_buffer"])
+    again = sn.ScionC(groups(weight_decay=0.7), lmo="spectral")
+    again.load_state_dict(new.state_dict())
+    assert [group["weight_decay"] for group in again.param_groups] == [None, 0.3]
+
+
+OTHERS: dict[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {
+    "ScionC in Scion": (
+        partial(sn.ScionC, lmo="sign"),
+        partial(sn.Scion, lmo="sign"),
+        r"weight_decay=None.*use ScionC",
+    ),
+    "SGDC in LionC": (sn.SGDC, sn.LionC, r"no betas.*another optimizer"),
+    "LionC in SGDC": (sn.LionC, sn.SGDC, r"no alpha.*another optimizer"),
+    "SGDC in ScionC": (sn.SGDC, partial(sn.ScionC, lmo="sign"), r"no lmo.*another optimizer"),
+    "Scion in SGDC": (partial(sn.Scion, lmo="sign"), sn.SGDC, r"no trace.*another optimizer"),
+    "SGD in AdamC, before its first step": (torch.optim.SGD, sn.AdamC, r"no betas.*another optimizer"),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_a_checkpoint_with_other_group_settings_is_refused_before_anything_changes(case: str):
+    saves, loads, message = OTHERS[case]
+    params = parameters({"w": MATRIX})
+    saved = saves(params.values()).state_dict()
+    optimizer = loads(params.values())
+    train(optimizer, params, range(1), lr=optimizer.param_groups[0]["lr"])
+    before, groups = snapshot(optimizer, params), copy.copy(optimizer.param_groups[0])
+    with pytest.raises(ValueError, match=rf"{type(optimizer).__name__}, group 0: .*{message}"):
+        optimizer.load_state_dict(saved)
+    assert_same(snapshot(optimizer, params), before)
+    assert optimizer.param_groups[0] == groups
+
+
+def test_a_checkpoint_with_a_setting_out_of_range_is_refused_before_anything_changes():
+    params = parameters({"w": MATRIX})
+    optimizer = sn.ScionC(params.values(), lmo="spectral")
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["param_groups"][0]["alpha"] = 1.5
+    with pytest.raises(ValueError, match=r"ScionC, group 0: the checkpoint's group is refused: alpha=1\.5"):
+        optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["alpha"] == 0.1
