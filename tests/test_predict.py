@@ -14,7 +14,7 @@ from steadynorm import theory
 from steadynorm.cli import main
 from steadynorm.conversion import equivalents, translation
 from steadynorm.conversion.translation import AdamW, Lion, Muon, Tuned
-from steadynorm.prediction import Plan, Setting
+from steadynorm.prediction import LrPlan, ParamSetting
 
 VECTORS = json.loads((Path(__file__).parent / "data" / "theory_vectors.json").read_text(encoding="utf-8"))
 
@@ -34,7 +34,7 @@ def test_the_papers_settings_print_the_papers_decay(case: dict, capsys: pytest.C
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("shape", [(64, 64), (32, 128), (100,)])
 def test_a_target_is_reached_by_the_exact_decay_and_missed_by_the_papers(shape: tuple[int, ...], nesterov: bool):
-    found = predict.predict(Setting(0.02, 0.1, shape, nesterov=nesterov, steady_norm_sq=1.5))
+    found = predict.predict(ParamSetting(0.02, 0.1, shape, nesterov=nesterov, steady_norm_sq=1.5))
     assert found.exact.steady_norm_sq == pytest.approx(1.5, rel=1e-9)
     assert found.paper.formula_norm_sq == pytest.approx(1.5, rel=1e-9)
     if len(set(shape)) == 1 and len(shape) == 2:  # square: the paper's assumption is furthest off
@@ -46,19 +46,19 @@ def test_a_target_is_reached_by_the_exact_decay_and_missed_by_the_papers(shape: 
 
 
 def test_matching_decays_keep_the_norm():
-    setting = Setting(0.01, 0.1, (64, 64), weight_decay=0.08)
+    setting = ParamSetting(0.01, 0.1, (64, 64), weight_decay=0.08)
     before = predict.predict(setting)
     for match in predict.matches(setting, [0.05, 0.5], [0.002, 0.03]):
-        after = predict.predict(Setting(match.lr, match.alpha, (64, 64), weight_decay=match.exact_decay))
+        after = predict.predict(ParamSetting(match.lr, match.alpha, (64, 64), weight_decay=match.exact_decay))
         assert after.exact.steady_norm_sq == pytest.approx(before.exact.steady_norm_sq, rel=1e-9)
-        after = predict.predict(Setting(match.lr, match.alpha, (64, 64), weight_decay=match.paper_decay))
+        after = predict.predict(ParamSetting(match.lr, match.alpha, (64, 64), weight_decay=match.paper_decay))
         assert after.paper.formula_norm_sq == pytest.approx(before.paper.formula_norm_sq, rel=1e-9)
 
 
 @pytest.mark.parametrize("shape", [(16, 48), (48, 16), (24, 24)])
 @pytest.mark.parametrize("adjust", equivalents.MUON_ADJUST)
 def test_converted_settings_make_torch_muon_take_the_same_steps(shape: tuple[int, int], adjust: str):
-    setting = Setting(0.02, 0.1, shape, lmo="spectral", weight_decay=0.5)
+    setting = ParamSetting(0.02, 0.1, shape, lmo="spectral", weight_decay=0.5)
     other = equivalents.equivalents(setting)[f"torch Muon, {adjust}"]
     ours, theirs = (torch.nn.Parameter(torch.full(shape, 0.1)) for _ in range(2))
     scion = sn.Scion([ours], lr=0.02, alpha=0.1, lmo="spectral", weight_decay=0.5, polar="svd")
@@ -76,13 +76,13 @@ def test_converted_settings_make_torch_muon_take_the_same_steps(shape: tuple[int
 
 
 def test_published_scion_and_back():
-    setting = Setting(0.01, 0.1, (64, 64), weight_decay=0.08)
+    setting = ParamSetting(0.01, 0.1, (64, 64), weight_decay=0.08)
     other = equivalents.equivalents(setting)["Scion"]
     assert sn.from_radius(other["gamma"], other["rho"]) == pytest.approx({"lr": 0.01, "weight_decay": 0.08})
 
 
 def test_adamw_settings_have_the_same_half_life_and_the_same_steady_rms():
-    setting = Setting(0.001, 0.1, (64, 64), lmo="sign", weight_decay=0.08)
+    setting = ParamSetting(0.001, 0.1, (64, 64), lmo="sign", weight_decay=0.08)
     adam = equivalents.equivalents(setting)["AdamW"]
     assert adam["lr"] * adam["weight_decay"] == pytest.approx(0.001 * 0.08)
     rms = math.sqrt(theory.adam_mean_square(adam["lr"], adam["weight_decay"], limit=True))
@@ -92,7 +92,7 @@ def test_adamw_settings_have_the_same_half_life_and_the_same_steady_rms():
 
 
 def test_forecast_of_a_run_is_theorys_with_both_decays():
-    setting, plan = Setting(0.05, 0.2, (32, 32), weight_decay=0.1), Plan(500, warmup=50, final=0.1)
+    setting, plan = ParamSetting(0.05, 0.2, (32, 32), weight_decay=0.1), LrPlan(500, warmup=50, final=0.1)
     found = predict.forecast(setting, plan, start_rms=0.03)
     ratios = np.array([sn.schedule.cosine(500, warmup=50, final=0.1)(t) for t in range(500)])
     start = 0.03**2 * 32 * 32 / 32
@@ -104,7 +104,7 @@ def test_forecast_of_a_run_is_theorys_with_both_decays():
 
 @pytest.mark.parametrize("schedule", predict.SCHEDULES)
 def test_every_schedule_warms_up_to_the_peak(schedule: str):
-    ratios = Plan(100, warmup=10, schedule=schedule).ratios()
+    ratios = LrPlan(100, warmup=10, schedule=schedule).ratios()
     assert len(ratios) == 100
     assert ratios.max() == pytest.approx(1.0)
     assert ratios[0] < 0.2
@@ -185,7 +185,7 @@ def test_scionc_gets_lions_half_life_and_steady_rms():
 def test_forecast_of_a_tuned_optimizer_is_met_by_it_under_random_gradients(tuned: Tuned, corrected: bool):
     torch.manual_seed(0)
     weight = torch.nn.Parameter(torch.zeros(32, 32))
-    optimizer, plan = live(tuned, weight), Plan(500, warmup=50)
+    optimizer, plan = live(tuned, weight), LrPlan(500, warmup=50)
     if corrected:
         sn.correct(optimizer)
     for ratio in plan.ratios():
@@ -200,7 +200,7 @@ def test_forecast_of_a_tuned_optimizer_is_met_by_it_under_random_gradients(tuned
 
 @pytest.mark.parametrize("tuned", [AdamW(0.01, 1.0), Lion(0.005, 2.0), Muon(0.05, 0.2, 0.8)], ids=str)
 def test_a_long_run_at_constant_lr_ends_at_the_steady_norm(tuned: Tuned):
-    plan, steady = Plan(800, schedule="constant"), translation.steady(tuned, (32, 64))
+    plan, steady = LrPlan(800, schedule="constant"), translation.steady(tuned, (32, 64))
     found = translation.forecast(tuned, (32, 64), plan, start_rms=steady.rms)
     assert found.constant[-1] == found.corrected[-1] == pytest.approx(steady.weight_norm, rel=1e-3)
     assert steady.rms * math.sqrt(32 * 64) == pytest.approx(steady.weight_norm)

@@ -20,7 +20,7 @@ SCHEDULES = ("constant", "cosine", "linear")
 
 
 @dataclass(frozen=True)
-class Setting:
+class ParamSetting:
     """A parameter and how it is trained; either weight_decay or steady_norm_sq (C^2) is given."""
 
     lr: float
@@ -95,17 +95,17 @@ class Level:
 class Prediction:
     """Two levels: with the decay as given both are the same; for a target, by the paper's formula and by the kernel."""
 
-    setting: Setting
+    setting: ParamSetting
     effective_lr: float
     update_norm: float
     paper: Level
     exact: Level
 
 
-def predict(setting: Setting) -> Prediction:
+def predict(setting: ParamSetting) -> Prediction:
     """Steady state of a setting.
 
-    >>> p = predict(Setting(lr=0.01, alpha=0.1, shape=(384, 1536), lmo="spectral", steady_norm_sq=1.1875))
+    >>> p = predict(ParamSetting(lr=0.01, alpha=0.1, shape=(384, 1536), lmo="spectral", steady_norm_sq=1.1875))
     >>> round(p.paper.weight_decay, 6), round(p.paper.steady_norm_sq, 2), round(p.exact.steady_norm_sq, 4)
     (0.08, 1.13, 1.1875)
     """
@@ -114,7 +114,7 @@ def predict(setting: Setting) -> Prediction:
     return Prediction(setting, effective, math.sqrt(setting.update_norm_sq), *levels)
 
 
-def _level(setting: Setting, decay: float) -> Level:
+def _level(setting: ParamSetting, decay: float) -> Level:
     lr, alpha, nesterov = setting.lr, setting.alpha, setting.nesterov
     formula = theory.steady_norm_sq(lr, decay, alpha, nesterov=nesterov, limit=True)
     exact = theory.steady_norm_sq(lr, decay, alpha, nesterov=nesterov, overlap=setting.kernel)
@@ -134,10 +134,10 @@ class Match:
     exact_decay: float
 
 
-def matches(setting: Setting, alphas: Sequence[float], lrs: Sequence[float]) -> list[Match]:
+def matches(setting: ParamSetting, alphas: Sequence[float], lrs: Sequence[float]) -> list[Match]:
     """The decay that keeps the steady norm at every other alpha (same lr) and every other lr (same alpha).
 
-    >>> s = Setting(lr=0.01, alpha=0.1, shape=(384, 384), lmo="spectral", weight_decay=0.08)
+    >>> s = ParamSetting(lr=0.01, alpha=0.1, shape=(384, 384), lmo="spectral", weight_decay=0.08)
     >>> [round(m.paper_decay, 4) for m in matches(s, [0.1, 1.0], [0.005])]
     [0.08, 0.0042, 0.04]
     """
@@ -153,7 +153,7 @@ def matches(setting: Setting, alphas: Sequence[float], lrs: Sequence[float]) -> 
 
 
 @dataclass(frozen=True)
-class Plan:
+class LrPlan:
     """A whole run: how lr goes over it."""
 
     steps: int
@@ -179,7 +179,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Forecast:
+class NormForecast:
     """Weight norm after every step of a run, with constant and with corrected decay."""
 
     lr: Floats
@@ -187,11 +187,11 @@ class Forecast:
     corrected: Floats
 
 
-def forecast(setting: Setting, plan: Plan, *, start_rms: float = 0.0) -> Forecast:
+def forecast(setting: ParamSetting, plan: LrPlan, *, start_rms: float = 0.0) -> NormForecast:
     """The expected norm along a run that starts from weights of this RMS per element.
 
-    >>> s = Setting(lr=0.05, alpha=0.1, shape=(32, 32), lmo="spectral", weight_decay=0.1)
-    >>> f = forecast(s, Plan(steps=2000))
+    >>> s = ParamSetting(lr=0.05, alpha=0.1, shape=(32, 32), lmo="spectral", weight_decay=0.1)
+    >>> f = forecast(s, LrPlan(steps=2000))
     >>> bool(f.constant[-1] < 0.8 * f.constant.max()), bool(f.corrected[-1] > 0.9 * f.corrected.max())
     (True, True)
     """
@@ -206,7 +206,7 @@ def forecast(setting: Setting, plan: Plan, *, start_rms: float = 0.0) -> Forecas
         )
         for each in (decay, decay * ratios)
     )
-    return Forecast(lr, constant, corrected)
+    return NormForecast(lr, constant, corrected)
 
 
 def spark(values: Sequence[float] | Floats, width: int = 40) -> str:

@@ -134,8 +134,8 @@ class Predict:
     def _alpha(self) -> float:
         return translation.SCION_ALPHA if self.alpha is None else self.alpha
 
-    def _setting(self, shape: tuple[int, ...]) -> predict.Setting:
-        return predict.Setting(
+    def _setting(self, shape: tuple[int, ...]) -> predict.ParamSetting:
+        return predict.ParamSetting(
             self.lr, self._alpha, shape, self.lmo, self.nesterov, self.weight_decay, self.steady_norm_sq, self.blocks
         )
 
@@ -151,14 +151,14 @@ class Predict:
     def _half_lives(self, level: predict.Level) -> dict[str, float]:
         return {unit: level.half_life * each for unit, each in {"steps": 1.0, **self._units()}.items()}
 
-    def _plan(self) -> predict.Plan | None:
+    def _plan(self) -> predict.LrPlan | None:
         if self.steps is None:
             if self.page is not None:
                 raise ValueError("--page draws a forecast: give --steps as well")
             return None
-        return predict.Plan(self.steps, self.warmup, self.schedule, self.final)
+        return predict.LrPlan(self.steps, self.warmup, self.schedule, self.final)
 
-    def _forecasts(self, settings: Sequence[predict.Setting]) -> list[predict.Forecast]:
+    def _forecasts(self, settings: Sequence[predict.ParamSetting]) -> list[predict.NormForecast]:
         plan = self._plan()
         return [] if plan is None else [predict.forecast(each, plan, start_rms=self.start_rms) for each in settings]
 
@@ -173,7 +173,7 @@ class Predict:
         rows = translations.rows(tuned, shapes, self.lmo, self.blocks, self.alpha)
         plan = self._plan()
         shown = [text for text, row in zip(self.shape, rows, strict=True) if not row.refusal]
-        forecasts: dict[str, predict.Forecast] = {}
+        forecasts: dict[str, predict.NormForecast] = {}
         if plan is not None:
             for text in shown:
                 forecasts[text] = translation.forecast(tuned, parse_shape(text), plan, start_rms=self.start_rms)
@@ -200,7 +200,7 @@ class Predict:
         predictions: Sequence[predict.Prediction],
         matches: Sequence[Sequence[predict.Match]],
         same: Sequence[dict[str, dict[str, Any]]],
-        forecasts: Sequence[predict.Forecast],
+        forecasts: Sequence[predict.NormForecast],
     ) -> None:
         console = Console()
         names = [f"{text} ({p.setting.entry.name})" for text, p in zip(self.shape, predictions, strict=True)]
@@ -220,7 +220,7 @@ class Predict:
         console.print(_equivalent(names, same))
         self._print_forecasts(console, dict(zip(names, forecasts, strict=False)))
 
-    def _print_forecasts(self, console: Console, forecasts: Mapping[str, predict.Forecast]) -> None:
+    def _print_forecasts(self, console: Console, forecasts: Mapping[str, predict.NormForecast]) -> None:
         for name, forecast in forecasts.items():
             console.print(
                 f"\n{name}: weight norm over {self.steps} steps, {self.schedule}, warmup {self.warmup}, from weights of RMS "
@@ -247,7 +247,7 @@ class Predict:
         for name, values in rows.items():
             table.add_row(name, *map(number, values))
 
-    def _write(self, forecasts: Mapping[str, predict.Forecast]) -> None:
+    def _write(self, forecasts: Mapping[str, predict.NormForecast]) -> None:
         from steadynorm.report import page
 
         assert self.page is not None
@@ -270,7 +270,7 @@ class Predict:
         )
 
 
-def _plain(forecast: predict.Forecast) -> dict[str, list[float]]:
+def _plain(forecast: predict.NormForecast) -> dict[str, list[float]]:
     return {"constant": forecast.constant.tolist(), "corrected": forecast.corrected.tolist()}
 
 
@@ -332,7 +332,7 @@ class Simulate:
             raise ValueError(f"half-lives {self.half_lives}: must be above 0")
         shape, nesterov = parse_shape(self.shape), self.momentum == "nesterov"
         settings = [
-            predict.Setting(self.lr, alpha, shape, self.lmo, nesterov, self.weight_decay) for alpha in self.alpha
+            predict.ParamSetting(self.lr, alpha, shape, self.lmo, nesterov, self.weight_decay) for alpha in self.alpha
         ]
         predictions = [predict.predict(each) for each in settings]
         steps = simulate.half_life_steps(self.half_lives, self.lr, self.weight_decay)
@@ -378,7 +378,7 @@ class Simulate:
             table.add_row(number(row["alpha"]), *cells)
         Console().print(table)
 
-    def _response(self, setting: predict.Setting, prediction: predict.Prediction) -> dict[str, float]:
+    def _response(self, setting: predict.ParamSetting, prediction: predict.Prediction) -> dict[str, float]:
         from steadynorm.lab import simulate
 
         seen = simulate.gradient_response(

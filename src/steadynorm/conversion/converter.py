@@ -21,7 +21,7 @@ from steadynorm.decay.skip import UNCORRECTED, is_skipped
 from steadynorm.groups.builder import Output, param_groups
 from steadynorm.groups.roles import find_outputs, places
 from steadynorm.optim import AdamC, Scion, ScionC
-from steadynorm.prediction import Setting
+from steadynorm.prediction import ParamSetting
 
 _ADAM = (
     "betas",
@@ -141,7 +141,9 @@ def _rule(source: Source, rules: Mapping[int, Group], alpha: float | None, neste
 def _to_scion(source: Source, rule: Group, options: ConvertOptions) -> Change:
     """The new group's values of one parameter."""
     momentum = {"alpha": rule["alpha"], "nesterov": rule["nesterov"]}
-    setting = Setting(1.0, shape=source.shape, lmo=rule["lmo"], blocks=rule["blocks"], weight_decay=1.0, **momentum)
+    setting = ParamSetting(
+        1.0, shape=source.shape, lmo=rule["lmo"], blocks=rule["blocks"], weight_decay=1.0, **momentum
+    )
     same = source.factor(setting) * source.peak
     peak = same if options.keep_lr else rule["lr"]
     values = {"name": rule["name"], "lmo": rule["lmo"], "blocks": rule["blocks"], **momentum}

@@ -4,14 +4,14 @@ import math
 from collections.abc import Sequence
 
 from steadynorm import theory
-from steadynorm.prediction import Setting
+from steadynorm.prediction import ParamSetting
 from steadynorm.theory.updates import NEWTON_SCHULZ, UPDATES, newton_schulz_share
 
 MUON_ADJUST = ("original", "match_rms_adamw")
 MUON_ITERATION = (NEWTON_SCHULZ, 5)  # torch.optim.Muon's default ns_coefficients and ns_steps
 
 
-def equivalents(setting: Setting) -> dict[str, dict[str, float | str | bool]]:
+def equivalents(setting: ParamSetting) -> dict[str, dict[str, float | str | bool]]:
     """The same training in other optimizers' words.
 
     - Scion as published: theta <- (1 - gamma) theta + gamma rho lmo(m), so gamma = eta, rho = 1 / decay
@@ -20,7 +20,7 @@ def equivalents(setting: Setting) -> dict[str, dict[str, float | str | bool]]:
       sqrt(d_out/d_in) polar, while its decay goes by the bare lr.
     - AdamW with the same half-life, the same RMS step a gradient makes in the end, and so the same steady RMS.
 
-    >>> s = Setting(lr=0.01, alpha=0.1, shape=(384, 384), lmo="spectral", weight_decay=0.08)
+    >>> s = ParamSetting(lr=0.01, alpha=0.1, shape=(384, 384), lmo="spectral", weight_decay=0.08)
     >>> round(equivalents(s)["Scion"]["rho"], 6), round(equivalents(s)["torch Muon, original"]["lr"], 6)
     (12.5, 0.01)
     """
@@ -89,10 +89,10 @@ def from_muon(
     return ours, lr * weight_decay / ours
 
 
-def from_adamw(lr: float, weight_decay: float, setting: Setting) -> tuple[float, float]:
+def from_adamw(lr: float, weight_decay: float, setting: ParamSetting) -> tuple[float, float]:
     """(lr, weight_decay) with AdamW's half-life and steady RMS, at this setting's shape, lmo, alpha.
 
-    >>> s = Setting(lr=0.01, alpha=0.1, shape=(384, 384), lmo="spectral", weight_decay=0.08)
+    >>> s = ParamSetting(lr=0.01, alpha=0.1, shape=(384, 384), lmo="spectral", weight_decay=0.08)
     >>> adam = equivalents(s)["AdamW"]
     >>> [round(value, 9) for value in from_adamw(adam["lr"], adam["weight_decay"], s)]
     [0.01, 0.08]

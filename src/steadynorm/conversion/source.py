@@ -12,7 +12,7 @@ from steadynorm.conversion.official_scion import Rule, rule_of
 from steadynorm.conversion.translation import AdamW, Muon
 from steadynorm.decay.families import group_label
 from steadynorm.groups.builder import from_radius
-from steadynorm.prediction import Setting
+from steadynorm.prediction import ParamSetting
 
 Group = dict[str, Any]
 SCHEDULED = ("lr", "initial_lr", "max_lr", "min_lr")  # what torch's schedulers keep in a group
@@ -69,7 +69,7 @@ class Source:
         except ValueError as error:
             raise ValueError(f"convert: {self.name}: {error}") from None
 
-    def factor(self, setting: Setting) -> float:
+    def factor(self, setting: ParamSetting) -> float:
         """Our lr / theirs for the same effective lr, that is, the same size of what one gradient does in the end."""
         if self.kind == "AdamW":
             return AdamW(1.0, 1.0).scion_lr(setting)

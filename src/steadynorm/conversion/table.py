@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from steadynorm import theory
 from steadynorm.conversion.source import MOMENTUM, Group, Source
-from steadynorm.groups.explanation import aligned
+from steadynorm.groups.explanation import format_table
 
 _TITLES = ("parameter", "shape", "rule", "lr", "decay", "steady rms", "state")
 
@@ -26,7 +26,7 @@ class Change(NamedTuple):
 
 def table(changes: Sequence[Change]) -> str:
     """A line of titles, then a line for each parameter."""
-    return aligned([_TITLES, *map(_row, changes)])
+    return format_table([_TITLES, *map(_row, changes)])
 
 
 def _row(change: Change) -> list[str]:

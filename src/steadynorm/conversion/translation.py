@@ -15,7 +15,7 @@ import numpy as np
 
 from steadynorm import theory
 from steadynorm.conversion.equivalents import from_adamw, from_muon, muon_update_norm_sq
-from steadynorm.prediction import Floats, Forecast, Plan, Setting, check_decays, check_start
+from steadynorm.prediction import Floats, LrPlan, NormForecast, ParamSetting, check_decays, check_start
 
 SCION_ALPHA = 0.1  # ScionC's default
 
@@ -68,7 +68,7 @@ class Tuned(ABC):
         """E theta_i^2 of an element after every step of a run; start: before the first."""
 
     @abstractmethod
-    def scion_lr(self, setting: Setting) -> float:
+    def scion_lr(self, setting: ParamSetting) -> float:
         """The lr with the same effective lr per element under this setting's lmo, shape and momentum."""
 
 
@@ -101,7 +101,7 @@ class AdamW(Tuned):
     def mean_squares(self, shape: Sequence[int], lr: Floats, weight_decay: Floats, start: float) -> Floats:
         return theory.forecast_adam(lr, weight_decay, self.betas[0], start=start)
 
-    def scion_lr(self, setting: Setting) -> float:
+    def scion_lr(self, setting: ParamSetting) -> float:
         return from_adamw(self.lr, self.weight_decay, setting)[0]
 
 
@@ -129,7 +129,7 @@ class Lion(Tuned):
     def mean_squares(self, shape: Sequence[int], lr: Floats, weight_decay: Floats, start: float) -> Floats:
         return theory.forecast_lion(lr, weight_decay, *self.betas, start=start)
 
-    def scion_lr(self, setting: Setting) -> float:
+    def scion_lr(self, setting: ParamSetting) -> float:
         return from_adamw(self.effective_lr, self.weight_decay, setting)[0]
 
 
@@ -176,7 +176,7 @@ class Muon(Tuned):
             lr, weight_decay, self.alpha, nesterov=self.nesterov, overlap=kernel, start=start / unit
         )
 
-    def scion_lr(self, setting: Setting) -> float:
+    def scion_lr(self, setting: ParamSetting) -> float:
         same_step = from_muon(self.lr, self.weight_decay, setting.shape, self.adjust, setting.update_norm_sq)[0]
         ours = theory.effective_lr(self.lr, setting.alpha, nesterov=setting.nesterov)
         return same_step * self.effective_lr / ours
@@ -221,7 +221,7 @@ def steady(tuned: Tuned, shape: Sequence[int]) -> Steady:
 
 def to_scionc(
     tuned: Tuned, shape: Sequence[int], lmo: str = "by-shape", *, blocks: int = 1, alpha: float | None = None
-) -> Setting:
+) -> ParamSetting:
     """Return ScionC's lr and C^2 with the effective lr and the half-life that were tuned, as `convert` does.
 
     The same effective lr and half-life give the same steady RMS by the paper's formula. alpha: by default the tuned
@@ -230,17 +230,17 @@ def to_scionc(
     if refusal := tuned.refusal(shape):
         raise ValueError(f"shape {tuple(shape)}: {refusal}")
     alpha, nesterov = tuned.alpha if alpha is None else alpha, tuned.is_nesterov
-    unit = Setting(1.0, alpha, tuple(shape), lmo, nesterov, weight_decay=1.0, blocks=blocks)
+    unit = ParamSetting(1.0, alpha, tuple(shape), lmo, nesterov, weight_decay=1.0, blocks=blocks)
     lr = tuned.scion_lr(unit)
     decay = tuned.lr * tuned.weight_decay / lr
     target = theory.steady_norm_sq(lr, decay, alpha, nesterov=nesterov, limit=True)
-    return Setting(lr, alpha, tuple(shape), lmo, nesterov, steady_norm_sq=target, blocks=blocks)
+    return ParamSetting(lr, alpha, tuple(shape), lmo, nesterov, steady_norm_sq=target, blocks=blocks)
 
 
-def forecast(tuned: Tuned, shape: Sequence[int], plan: Plan, *, start_rms: float = 0.0) -> Forecast:
+def forecast(tuned: Tuned, shape: Sequence[int], plan: LrPlan, *, start_rms: float = 0.0) -> NormForecast:
     """Return the expected norm along a run: with the decay as it is, and corrected (times lr / peak).
 
-    >>> run = forecast(AdamW(1e-2, 1.0), (32, 32), Plan(steps=1000))
+    >>> run = forecast(AdamW(1e-2, 1.0), (32, 32), LrPlan(steps=1000))
     >>> bool(run.constant[-1] < 0.7 * run.constant.max()), bool(run.corrected[-1] > 0.95 * run.corrected.max())
     (True, True)
     """
@@ -253,4 +253,4 @@ def forecast(tuned: Tuned, shape: Sequence[int], plan: Plan, *, start_rms: float
         np.sqrt(math.prod(shape) * tuned.mean_squares(shape, lr, each, start_rms**2))
         for each in (decay, decay * ratios)
     )
-    return Forecast(lr, constant, corrected)
+    return NormForecast(lr, constant, corrected)

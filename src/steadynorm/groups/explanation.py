@@ -43,7 +43,7 @@ def explain(groups: Iterable[Mapping[str, Any]] | Optimizer, *, full: bool = Fal
             shown = f"{name} (also {', '.join(ties[name])})" if ties.get(name) else name
             rows.append((shown, *_rule(index, group, parameter), (why or {}).get(name, "given by hand")))
     table = [_TITLES, *(rows if full else folded(rows))]
-    return aligned(table if why is not None else [row[:-1] for row in table])
+    return format_table(table if why is not None else [row[:-1] for row in table])
 
 
 def _checked(groups: Any) -> Iterator[Mapping[str, Any]]:
@@ -136,10 +136,10 @@ def _text(part: str | tuple[int, ...]) -> str:
     return text if len(part) == 1 else f"{{{text}}}"
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> str:
+def format_table(rows: Sequence[Sequence[str]]) -> str:
     """Rows of cells as text, columns of one width.
 
-    >>> print(aligned([["a", "shape"], ["longer", "2x4"]]))
+    >>> print(format_table([["a", "shape"], ["longer", "2x4"]]))
     a       shape
     longer  2x4
     """

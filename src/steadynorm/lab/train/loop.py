@@ -45,9 +45,9 @@ def train(config: Config, *, quiet: bool = False) -> Result:
     config.check()
     with parallel.team(config.device) as team:
         config = _with_known_bf16(config, team)
-        result = _lead(config, team, quiet) if team.leads else _follow(config, team)
+        result = _lead(config, team, quiet) if team.is_main else _follow(config, team)
         gc.collect()  # what still holds the process group may hang when it is let go after the group's end
-        team.wait()
+        team.barrier()
         return result
 
 
@@ -57,13 +57,13 @@ def _lead(config: Config, team: Team, quiet: bool) -> Result:
     with lock(config.out, busy=busy):
         _keep_config(config)
         checkpoint.tidy(config.out / "checkpoints")
-        team.wait()
+        team.barrier()
         with Trainer(config, team, quiet) as trainer, _signals(trainer):
             return trainer.run()
 
 
 def _follow(config: Config, team: Team) -> Result:
-    team.wait()  # the first process checks the folder
+    team.barrier()  # the first process checks the folder
     with Trainer(config, team, quiet=True) as trainer, _signals(trainer):
         return trainer.run()
 
@@ -89,10 +89,10 @@ class Trainer:
         self.flushed = self.step, self.seconds  # records reach up to here
         name = config.name or config.out.name
         self.display = Display(config.steps, name, quiet)
-        if self.step and team.leads and not quiet:
+        if self.step and team.is_main and not quiet:
             to_stderr(f"{name}: resumed after step {self.step}")
         self.recorder = self.writer = None
-        if team.leads:
+        if team.is_main:
             self.recorder = records.Recorder(
                 config.out / records.FILE,
                 name=name,
@@ -177,7 +177,7 @@ class Trainer:
         self.parts.model.eval()
         with self._autocast():
             sums = self.team.totals(self.parts.task.evaluate(self.called, self.device))
-        self.team.settle(self.parts.model)
+        self.team.reshard(self.parts.model)
         count = sums.pop("count")
         self.final = {key: value / count for key, value in sums.items()}
         return self.final

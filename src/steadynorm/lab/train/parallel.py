@@ -31,7 +31,7 @@ class Team:
     mesh: DeviceMesh | None = None
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """The one that writes records, shows progress and says what happened."""
         return self.rank == 0
 
@@ -52,7 +52,7 @@ class Team:
             wrapped.set_requires_gradient_sync(last)
         return wrapped.no_sync() if isinstance(wrapped, DistributedDataParallel) and not last else nullcontext()
 
-    def settle(self, model: nn.Module) -> None:
+    def reshard(self, model: nn.Module) -> None:
         """After an evaluation FSDP2 leaves whole weights in place of the sharded ones that the optimizer has."""
         for module in model.modules():
             if isinstance(module, FSDPModule):
@@ -80,7 +80,7 @@ class Team:
         dist.all_reduce(found, dist.ReduceOp.MAX)
         return bool(found.item())
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Until all are here."""
         if self.mesh is not None:
             dist.barrier()

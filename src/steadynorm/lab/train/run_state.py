@@ -65,15 +65,15 @@ def store(folder: Path, parts: Parts, progress: Progress, team: Team, *, keep: i
         whole = {name: tensor.detach().cpu().contiguous() for name, tensor in parts.model.state_dict().items()}
         checkpoint.save(folder, progress.step, rest | {"optimizers": optimizers}, whole, keep=keep)
         return
-    made = checkpoint.begin(folder, progress.step, fresh=team.leads)
-    team.wait()
+    made = checkpoint.begin(folder, progress.step, fresh=team.is_main)
+    team.barrier()
     try:
         dcp.save(_sharded(parts), checkpoint_id=made / checkpoint.SHARDS)
     except dcp.CheckpointException as error:  # no Exception of Python's: it would pass every handler
         raise CheckpointError(f"{made}: cannot be written ({error}); the checkpoints before it are whole") from error
-    if team.leads:
+    if team.is_main:
         checkpoint.save(folder, progress.step, rest, None, keep=keep)
-    team.wait()
+    team.barrier()
 
 
 def restore(folder: Path, parts: Parts, team: Team) -> Progress | None:
