@@ -302,7 +302,7 @@ def test_an_unreachable_target_is_an_error_before_anything_is_written() -> None:
 FLIPS: dict[str, tuple[Callable[[], Optimizer], str]] = {
     "AdamW, target": (
         lambda: correct(adamw(lr=1e-3), steady_norm_sq=1e-7),
-        r"group 0: steady_norm_sq=1e-07 is unreachable at lr=0\.001: .*decay of 5 a step; raise steady_norm_sq or lower",
+        r"group 0: steady_norm_sq=1e-07 is unreachable at lr=0\.001: .*decay of 5 per step; raise steady_norm_sq or lower",
     ),
     "Muon, target": (
         lambda: correct(torch.optim.Muon([weight(4, 4)], lr=0.1, weight_decay=DECAY), steady_norm_sq=1e-3),

@@ -84,7 +84,7 @@ def test_warm_momentum_starts_from_a_gradient(nesterov):
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_trace_momentum_with_changing_mu_is_not_ema_but_follows_the_same_walk(nesterov):
+def test_trace_momentum_with_changing_mu_is_not_ema_but_follows_the_same_recursion(nesterov):
     kernel, f = KERNELS["sign"]
     mu = np.linspace(0.95, 0.0, T)
     S = twin.overlaps(twin.trace_weights(mu, nesterov=nesterov), f)
@@ -153,7 +153,7 @@ def test_alignment_is_what_the_norm_gains_beyond_independent_updates():
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_long_schedule_is_the_double_sum_across_chunks(nesterov):
-    """2048 steps are walked at a time: the sums do not notice."""
+    """Steps are processed in chunks of 2048 without changing the result."""
     steps = 2300
     t = np.arange(steps)
     lr = 0.02 * (1 + np.cos(np.pi * t / steps)) + 0.001
@@ -165,7 +165,7 @@ def test_long_schedule_is_the_double_sum_across_chunks(nesterov):
 
 
 @pytest.mark.parametrize("steps", [T, 5000])
-def test_walk_in_two_pieces_is_one_walk(steps):
+def test_forecast_in_two_pieces_equals_one_forecast(steps):
     kernel = KERNELS["square"][0]
     t = np.arange(steps)
     lr = 0.05 * (1 + np.cos(np.pi * t / steps))
@@ -176,12 +176,12 @@ def test_walk_in_two_pieces_is_one_walk(steps):
         first, cos_first, state = advance_forecast(
             initial_state(kernel, start=1.0), kernel, filters[:cut], lr[:cut], eta[:cut]
         )
-        kept = state.past.copy()
+        kept = state.overlaps.copy()
         second, cos_second, last = advance_forecast(state, kernel, filters[cut:], lr[cut:], eta[cut:])
         np.testing.assert_allclose(np.concatenate((first, second)), norms, rtol=1e-12)
         np.testing.assert_allclose(np.concatenate((cos_first, cos_second)), cosines, rtol=1e-12)
         assert (last.norm_sq, last.var) == pytest.approx((end.norm_sq, end.var), rel=1e-12)
-        np.testing.assert_array_equal(state.past, kept)  # a state can be walked from again
+        np.testing.assert_array_equal(state.overlaps, kept)  # a state can be reused
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -382,7 +382,7 @@ def test_bad_input_is_named(name):
 
 
 @pytest.mark.parametrize("momentum", [ema(0.3), ema(0.1, nesterov=True), trace(0.8)], ids=str)
-def test_what_momentum_and_the_past_settle_at_is_where_a_long_walk_arrives(momentum):
+def test_steady_variance_and_overlap_are_where_a_long_forecast_arrives(momentum):
     kernel, lr, decay = KERNELS["square"][0], 0.05, 0.2
     var = 0.0
     for updates in range(1, 400):
@@ -393,7 +393,7 @@ def test_what_momentum_and_the_past_settle_at_is_where_a_long_walk_arrives(momen
         initial_state(kernel), kernel, [momentum] * 3000, np.full(3000, lr), np.full(3000, lr * decay)
     )
     settled = steady_overlap(kernel, advance(momentum, variance(momentum)), lr, lr * decay)
-    np.testing.assert_allclose(settled, arrived.past, rtol=1e-9)
+    np.testing.assert_allclose(settled, arrived.overlaps, rtol=1e-9)
 
 
 def test_a_momentum_of_a_tiny_alpha_keeps_its_digits():

@@ -272,7 +272,7 @@ class Forecasts:
                 "layers": [layer.name for layer in course.layers],
                 "norm_sq": course.walk.norm_sq,
                 "var": course.walk.var,
-                "past": torch.from_numpy(np.array(course.walk.past)),
+                "past": torch.from_numpy(np.array(course.walk.overlaps)),
                 "keep": course.keep,
                 "count": course.count,
                 "begun": course.begun,

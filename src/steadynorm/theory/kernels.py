@@ -1,9 +1,9 @@
-"""Overlap kernels: how much two unit updates overlap when their inputs correlate by r.
+"""Overlap kernels: how much two unit updates overlap when their inputs have correlation r.
 
 An LMO is not linear, so its outputs overlap less than its inputs do. For Gaussian inputs with correlation r the
-expected overlap is f(r) = sum_n a_n r^n, with a_n >= 0, sum a_n = 1 and odd n only. f(r) = r is the paper's
-assumption. The series is kept in compressed form: the first modes as they are, later ones as Gauss quadrature
-nodes of the measure a_n on geometric bins of n, so about 160 terms stand for a million.
+expected overlap is f(r) = sum_n a_n r^n, with a_n >= 0, sum a_n = 1 and odd n only. The paper assumes f(r) = r. The
+series is stored in compressed form: the first modes unchanged, later ones as Gauss quadrature nodes of the measure a_n
+on geometric bins of n, so that about 160 terms represent a million.
 """
 
 import functools
@@ -19,7 +19,7 @@ from steadynorm.theory.momentum import Correlation, check_alpha, ema, steady_cor
 Floats: TypeAlias = np.ndarray
 
 _LAST_MODE = 1 << 20  # (1 - alpha)^n is below 1e-45 there for every alpha >= 1e-4
-_EXACT_MODES = 40  # odd n = 1, 3, ..., 79 are kept as they are
+_EXACT_MODES = 40  # odd n = 1, 3, ..., 79 are stored unchanged
 _BIN_RATIO = 1.25
 _NODES_PER_BIN = 3
 
@@ -27,6 +27,12 @@ _NODES_PER_BIN = 3
 @dataclass(frozen=True, eq=False)
 class Overlap:
     """The kernel f(r) = sum_n a_n r^n of one lmo and shape.
+
+    Attributes:
+        name: What the kernel depends on; kernels of the same name are equal.
+        n: The exponents; not all are whole after compression.
+        a: The weights, which sum to 1.
+        closed: f in closed form, if there is one.
 
     >>> f = vector_kernel(1)  # of the sign
     >>> round(f(0.5), 6)  # (2/pi) asin(1/2)
@@ -36,12 +42,12 @@ class Overlap:
     """
 
     name: str
-    n: Floats = field(repr=False)  # exponents; not all whole after compression
-    a: Floats = field(repr=False)  # weights, sum 1
+    n: Floats = field(repr=False)
+    a: Floats = field(repr=False)
     closed: Callable[[float], float] | None = field(default=None, repr=False)
 
     def __call__(self, r: float) -> float:
-        """Expected overlap of two unit updates whose inputs correlate by r in [-1, 1]."""
+        """Return the expected overlap of two unit updates whose inputs have correlation r."""
         if not -1 <= r <= 1:
             raise ValueError(f"overlap {self.name}: correlation r={r} is outside [-1, 1]")
         if self.closed is not None:
@@ -49,7 +55,7 @@ class Overlap:
         return math.copysign(float(self.a @ np.abs(r) ** self.n), r)
 
     def gain(self, alpha: float, *, nesterov: bool = False, eta: float = 0.0) -> float:
-        """G = 1 + 2 sum_{k>=1} (1-eta)^k f(r_k) for momentum with weight alpha on the new gradient.
+        """Return G = 1 + 2 sum_{k>=1} (1-eta)^k f(r_k) for momentum with weight alpha on the new gradient.
 
         >>> round(LINEAR.gain(0.1), 12)
         19.0
@@ -57,18 +63,18 @@ class Overlap:
         return self.gain_of(steady_correlation(ema(check_alpha(alpha), nesterov=nesterov)), float(eta))
 
     def gain_of(self, correlation: Correlation, eta: float = 0.0) -> float:
-        """G for any momentum: 1 + 2 (1-eta) sum_n a_n first^n / (1 - q_n), q_n = (1-eta) ratio^n."""
+        """Return G for any momentum: 1 + 2 (1-eta) sum_n a_n first^n / (1 - q_n) with q_n = (1-eta) ratio^n."""
         first, ratio, first_gap, ratio_gap = correlation
         if first <= 0.0 or eta >= 1.0:
             return 1.0
         log_q = math.log1p(-eta) + self.n * _log(ratio, ratio_gap)
-        with np.errstate(over="ignore"):  # infinite where alpha is next to no number at all
+        with np.errstate(over="ignore"):  # infinite where alpha is almost 0
             terms = self.a * np.exp(self.n * _log(first, first_gap)) / -np.expm1(log_q)
         return 1.0 + 2.0 * (1.0 - eta) * float(terms.sum())
 
 
 def _log(value: float, gap: float) -> float:
-    """log of value = 1 - gap in [0, 1], from the one that is known better."""
+    """Return log(value) for value = 1 - gap in [0, 1], from whichever of the two is more precise."""
     if value < 0.5:
         return math.log(value) if value > 0 else -math.inf
     return math.log1p(-gap)
@@ -108,13 +114,13 @@ def _polar_kernel(small: int, large: int) -> Overlap:
 
         a_{2k+1} = ((2/pi) integral_0^pi sin((k+1) phi) sin(phi) / sigma(phi) dphi)^2
 
-    are squared Fourier sine coefficients: one FFT. Square: a_n = (4/pi^2) (1/n + 1/(n+2))^2.
+    are squared Fourier sine coefficients, which one FFT gives. For a square matrix a_n = (4/pi^2) (1/n + 1/(n+2))^2.
     """
     name, c = f"spectral({small}:{large})", small / large
     if 1 - c < 1e-5:
         n = 2.0 * np.arange(_LAST_MODE // 2) + 1
         return Overlap(name, *_compress(4 / math.pi**2 * (1 / n + 1 / (n + 2)) ** 2))
-    # The coefficients fall as sqrt(c)^k: a grid this fine leaves no aliasing.
+    # The coefficients fall as sqrt(c)^k, so a grid this fine leaves no aliasing.
     grid = 1 << min(20, max(10, math.ceil(math.log2(80 / (1 - math.sqrt(c))))))
     phi = 2 * np.pi * np.arange(grid) / grid
     sine = np.sin(phi) / np.sqrt(1 + c + 2 * math.sqrt(c) * np.cos(phi))
@@ -123,7 +129,7 @@ def _polar_kernel(small: int, large: int) -> Overlap:
 
 
 def _compress(a: Floats) -> tuple[Floats, Floats]:
-    """Exponents and weights of about 160 terms for the weights a of n = 1, 3, 5, ...; mass is kept."""
+    """Return exponents and weights of about 160 terms that represent the weights a of n = 1, 3, 5, ...; mass is kept."""
     n = 2.0 * np.arange(len(a)) + 1
     nodes, weights = list(n[:_EXACT_MODES]), list(a[:_EXACT_MODES])
     low = _EXACT_MODES
@@ -139,7 +145,7 @@ def _compress(a: Floats) -> tuple[Floats, Floats]:
 
 
 def _gauss(x: Floats, mass: Floats) -> tuple[Floats, Floats]:
-    """Gauss quadrature of a discrete measure (Stieltjes recurrence, then the Jacobi matrix's eigenvalues)."""
+    """Return the Gauss quadrature of a discrete measure (Stieltjes recurrence, then the Jacobi matrix's eigenvalues)."""
     if len(x) <= _NODES_PER_BIN:
         return x, mass
     middle, half = (x[0] + x[-1]) / 2, (x[-1] - x[0]) / 2

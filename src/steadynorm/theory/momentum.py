@@ -4,8 +4,8 @@ Every optimizer here keeps a buffer m and feeds x to its update rule, both linea
 
     x_t = p m_{t-1} + q g_t        m_t = r m_{t-1} + s g_t
 
-Heavy ball, Nesterov, trace, Lion and Adam differ in (p, q, r, s) alone, so steady state and forecast are
-written once for all of them.
+Heavy ball, Nesterov, trace, Lion and Adam differ only in (p, q, r, s), so steady state and forecast are written once
+for all of them.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Filter(NamedTuple):
-    """Coefficients of one step: x = p m + q g, then m = r m + s g."""
+    """The coefficients of one step: x = p m + q g, then m = r m + s g."""
 
     p: float
     q: float
@@ -22,9 +22,10 @@ class Filter(NamedTuple):
 
 
 class Correlation(NamedTuple):
-    """corr(x_{t-k}, x_t) = first * ratio^(k-1), k >= 1: the paper's kappa (1-alpha)^k with first = kappa ratio.
+    """The correlation of update inputs k >= 1 steps apart, corr(x_{t-k}, x_t) = first * ratio^(k-1).
 
-    Near 1 a float has lost the digits that matter, those of alpha, so what is missing to 1 is kept beside it.
+    This is the paper's kappa (1-alpha)^k with first = kappa ratio. A float near 1 loses the digits that matter, those of
+    alpha, so the distance to 1 is stored as well.
     """
 
     first: float
@@ -34,7 +35,7 @@ class Correlation(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What one step does to second moments, for independent gradients of unit variance."""
+    """The second moments of one step, for independent gradients of unit variance."""
 
     var_x: float  # E x_t^2
     var_m: float  # E m_t^2
@@ -44,9 +45,9 @@ class Step(NamedTuple):
 
 
 def ema(alpha: float, *, nesterov: bool = False) -> Filter:
-    """m = (1-alpha) m + alpha g and x = m.
+    """Return the filter of an exponential moving average, m = (1-alpha) m + alpha g and x = m.
 
-    With Nesterov x = (1-alpha) m_t + alpha g = (1-alpha)^2 m + alpha (2-alpha) g.
+    With Nesterov, x = (1-alpha) m_t + alpha g = (1-alpha)^2 m + alpha (2-alpha) g.
 
     >>> ema(0.25)
     Filter(p=0.75, q=0.25, r=0.75, s=0.25)
@@ -58,7 +59,9 @@ def ema(alpha: float, *, nesterov: bool = False) -> Filter:
 
 
 def trace(mu: float, *, nesterov: bool = False) -> Filter:
-    """m = mu m + g; x = m, or with Nesterov x = mu m_t + g = mu^2 m + (1 + mu) g.
+    """Return the filter of trace momentum, m = mu m + g and x = m.
+
+    With Nesterov, x = mu m_t + g = mu^2 m + (1 + mu) g.
 
     >>> trace(0.5, nesterov=True)
     Filter(p=0.25, q=1.5, r=0.5, s=1.0)
@@ -69,12 +72,12 @@ def trace(mu: float, *, nesterov: bool = False) -> Filter:
 
 
 def lion(beta1: float, beta2: float) -> Filter:
-    """x = beta1 m + (1-beta1) g, then m = beta2 m + (1-beta2) g."""
+    """Return Lion's filter, x = beta1 m + (1-beta1) g, then m = beta2 m + (1-beta2) g."""
     return Filter(beta1, 1 - beta1, beta2, 1 - beta2)
 
 
 def advance(filter: Filter, var: float) -> Step:
-    """One step of the second moments from `var` = E m_{t-1}^2.
+    """Advance the second moments by one step from `var` = E m_{t-1}^2.
 
         V = r^2 v + s^2,   W = p^2 v + q^2
         corr(m_{t-1}, m_t) = r sqrt(v/V),  corr(m_{t-1}, x_t) = p sqrt(v/W),  corr(x_t, m_t) = (p r v + q s)/sqrt(W V)
@@ -93,7 +96,7 @@ def advance(filter: Filter, var: float) -> Step:
 
 
 def variance(filter: Filter, updates: int | None = None) -> float:
-    """E m^2 after so many updates from m = 0, gradients of unit variance; None: after endless ones.
+    """Return E m^2 after a number of updates from m = 0, or in the limit (None), for gradients of unit variance.
 
         v_n = s^2 (1 - r^(2n)) / (1 - r^2)
 
@@ -105,21 +108,23 @@ def variance(filter: Filter, updates: int | None = None) -> float:
 
 
 def _gap(filter: Filter) -> float:
-    """1 - r: alpha, of which r has only the leading digits."""
+    """Return 1 - r; where this is alpha, return alpha itself, because r has lost its trailing digits."""
     return filter.s if filter.r == 1 - filter.s else 1 - filter.r
 
 
 def steady_correlation(filter: Filter) -> Correlation:
-    """Correlation of successive inputs at steady state, v = s^2 / (1 - r^2).
+    """Return the correlation of successive inputs at steady state, v = s^2 / (1 - r^2).
 
-        first = p (p r v + q s) / (p^2 v + q^2),    both divided by v, with w = 1 - r^2 and h = q/s
+        first = p (p r v + q s) / (p^2 v + q^2)
+
+    Numerator and denominator are divided by v, with w = 1 - r^2 and h = q/s.
 
     >>> steady_correlation(ema(0.25))  # plain momentum: (1-alpha)^k
     Correlation(first=0.75, ratio=0.75, first_gap=0.25, ratio_gap=0.25)
     """
     p, q, r, s = filter
     gap = _gap(filter)
-    if p == r and q == s:  # x is m: no rounding in the case everybody uses
+    if p == r and q == s:  # x is m: avoid rounding in the most common case
         return Correlation(r, r, gap, gap)
     h, w = q / s, gap * (1 + r)
     var_x = p * p + h * h * w
@@ -127,14 +132,14 @@ def steady_correlation(filter: Filter) -> Correlation:
 
 
 def check_alpha(alpha: float) -> float:
-    """alpha as a float in (0, 1], or ValueError."""
+    """Return alpha as a float; raise ValueError if it is outside (0, 1]."""
     if not 0 < alpha <= 1:
         raise ValueError(f"alpha={alpha} is outside (0, 1]; alpha is the weight of the new gradient, 1 - momentum")
     return float(alpha)
 
 
 def check_beta(name: str, beta: float) -> float:
-    """The weight of the past as a float in [0, 1), or ValueError."""
+    """Return beta as a float; raise ValueError if it is outside [0, 1)."""
     if not 0 <= beta < 1:
         raise ValueError(f"{name}={beta} is outside [0, 1)")
     return float(beta)

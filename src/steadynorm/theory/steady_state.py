@@ -1,7 +1,8 @@
 """Steady state: weight norm, the decay that reaches it, effective learning rate, half-life. Floats in, floats out.
 
-theta_t = (1 - eta) theta_{t-1} - gamma u_t with eta = gamma lambda; R^2 = E|theta|^2 / |u|^2 is `steady_norm_sq`,
-the paper's C^2.
+    theta_t = (1 - eta) theta_{t-1} - gamma u_t,    eta = gamma lambda
+
+`steady_norm_sq` is R^2 = E|theta|^2 / |u|^2, the paper's C^2.
 """
 
 import functools
@@ -15,7 +16,7 @@ Kernel: TypeAlias = str | Overlap  # "linear" or an Overlap
 
 
 def momentum_gain(alpha: float, *, nesterov: bool = False) -> float:
-    """The paper's momentum factor, G of the linear kernel at eta -> 0.
+    """Return the paper's momentum factor, G of the linear kernel at eta -> 0.
 
         (2 - a) / a,    Nesterov: (2 - a) / (a (1 + 4a - 6a^2 + 2a^3))
 
@@ -28,7 +29,7 @@ def momentum_gain(alpha: float, *, nesterov: bool = False) -> float:
 
 
 def effective_lr(lr: float, alpha: float, *, nesterov: bool = False) -> float:
-    """gamma_eff = gamma sqrt(G): what a minibatch contributes in total when updates are normalised.
+    """Return gamma_eff = gamma sqrt(G), the total contribution of a minibatch when updates are normalised.
 
     >>> round(effective_lr(0.01, 0.1), 6)
     0.043589
@@ -37,9 +38,11 @@ def effective_lr(lr: float, alpha: float, *, nesterov: bool = False) -> float:
 
 
 def effective_lr_trace(lr: float, mu: float, *, nesterov: bool = False) -> float:
-    """gamma_eff under trace momentum m = mu m + g: gamma sqrt((1+mu)/(1-mu)), Nesterov / sqrt(1 + 2 mu - 2 mu^3).
+    """Return gamma_eff under trace momentum m = mu m + g.
 
-    A normalised update cannot see the buffer's scale, so this is the EMA case with alpha = 1 - mu.
+        gamma sqrt((1+mu)/(1-mu)),    Nesterov: divided by sqrt(1 + 2 mu - 2 mu^3)
+
+    A normalised update does not depend on the buffer's scale, so this is the EMA case with alpha = 1 - mu.
 
     >>> effective_lr_trace(0.01, 0.9) == effective_lr(0.01, 1 - 0.9)
     True
@@ -48,7 +51,7 @@ def effective_lr_trace(lr: float, mu: float, *, nesterov: bool = False) -> float
 
 
 def half_life(lr: float, weight_decay: float) -> float:
-    """Steps until decay alone halves a weight: -ln 2 / ln(1 - gamma lambda).
+    """Return the number of steps in which decay alone halves a weight, -ln 2 / ln(1 - gamma lambda).
 
     >>> round(half_life(0.001, 0.1), 1)
     6931.1
@@ -68,11 +71,19 @@ def steady_norm_sq(
     overlap: Kernel = "linear",
     limit: bool = False,
 ) -> float:
-    """R^2 = E|theta|^2 / |u|^2 once training has forgotten its start.
+    """Return R^2 = E|theta|^2 / |u|^2 once training has forgotten its start.
 
         R^2 = gamma^2 G(alpha, eta) / (2 eta - eta^2)         limit: gamma^2 G(alpha, 0) / (2 eta), the paper's
 
-    Assumes independent gradients. No decay: infinite.
+    Gradients are assumed independent. Without decay the result is infinite.
+
+    Args:
+        lr: gamma.
+        weight_decay: lambda.
+        alpha: Weight of the new gradient in the momentum.
+        nesterov: Whether the momentum is Nesterov's.
+        overlap: "linear" (the paper's assumption) or an Overlap.
+        limit: Whether to take the limit eta -> 0.
 
     >>> round(steady_norm_sq(0.01, 0.08, 0.1, limit=True), 6)
     1.1875
@@ -91,12 +102,12 @@ def steady_norm_sq(
 def weight_decay_for(
     steady_norm_sq: float, lr: float, alpha: float, *, nesterov: bool = False, overlap: Kernel = "linear"
 ) -> float:
-    """The decay coefficient lambda_t whose steady state is `steady_norm_sq`.
+    """Return the decay coefficient lambda_t whose steady state is `steady_norm_sq`.
 
     overlap="linear" is the paper's formula to the letter, (2 - a) / (2 a C^2) gamma (Nesterov: divided by
     1 + 4a - 6a^2 + 2a^3). An Overlap solves gamma^2 G(alpha, eta) = C^2 (2 eta - eta^2) for eta, the exact inverse
-    of `steady_norm_sq`; there a target below gamma^2 is unreachable, because one update is already larger.
-    lr = 0 gives 0.
+    of `steady_norm_sq`; a target below gamma^2 is then unreachable, because a single update is already
+    larger. lr = 0 gives 0.
 
     >>> round(weight_decay_for(1.1875, 0.01, 0.1), 12)
     0.08
@@ -111,7 +122,7 @@ def weight_decay_for(
 
 
 def lion_steady_norm_sq(lr: float, weight_decay: float, beta1: float, beta2: float) -> float:
-    """R^2 for Lion: the sign kernel with x = b1 m + (1-b1) g, m = b2 m + (1-b2) g.
+    """Return R^2 for Lion: the sign kernel with x = b1 m + (1-b1) g, m = b2 m + (1-b2) g.
 
     >>> lion_steady_norm_sq(1e-4, 1.0, 0.9, 0.99) > steady_norm_sq(1e-4, 1.0, 1.0)
     True
@@ -120,7 +131,7 @@ def lion_steady_norm_sq(lr: float, weight_decay: float, beta1: float, beta2: flo
 
 
 def lion_weight_decay_for(steady_norm_sq: float, lr: float, beta1: float, beta2: float) -> float:
-    """The exact inverse of `lion_steady_norm_sq`.
+    """Return the decay whose steady state under Lion is `steady_norm_sq`, the inverse of `lion_steady_norm_sq`.
 
     >>> decay = lion_weight_decay_for(0.01, 1e-3, 0.9, 0.99)
     >>> round(lion_steady_norm_sq(1e-3, decay, 0.9, 0.99), 9)
@@ -131,7 +142,7 @@ def lion_weight_decay_for(steady_norm_sq: float, lr: float, beta1: float, beta2:
 
 
 def lion_gain(beta1: float, beta2: float, *, eta: float = 0.0) -> float:
-    """G of Lion: what takes the place of (2 - alpha)/alpha.
+    """Return G of Lion, which replaces (2 - alpha)/alpha.
 
     >>> lion_gain(0.9, 0.99) > 1
     True
@@ -140,9 +151,9 @@ def lion_gain(beta1: float, beta2: float, *, eta: float = 0.0) -> float:
 
 
 def adam_mean_square(lr: float, weight_decay: float, beta1: float = 0.9, *, limit: bool = False) -> float:
-    """Steady E theta_i^2 of an element under AdamW: linear kernel, |u|^2 = (1-b1)/(1+b1) an element.
+    """Return the steady E theta_i^2 per element under AdamW: linear kernel, |u|^2 = (1-b1)/(1+b1) per element.
 
-    The limit eta -> 0 is gamma / (2 lambda): no beta in it.
+    The limit eta -> 0 is gamma / (2 lambda), which does not depend on beta1.
 
     >>> round(adam_mean_square(1e-3, 0.1, limit=True), 6)
     0.005
@@ -155,7 +166,7 @@ def adam_mean_square(lr: float, weight_decay: float, beta1: float = 0.9, *, limi
 
 
 def adam_weight_decay_for(mean_square: float, lr: float) -> float:
-    """lambda = gamma / (2 target): the decay that brings AdamW's weights to this mean square per element.
+    """Return lambda = gamma / (2 target), the decay that brings AdamW's weights to this mean square per element.
 
     >>> adam_weight_decay_for(0.005, 1e-3)
     0.1
@@ -176,19 +187,19 @@ def _norm_sq(lr: float, eta: float, kernel: Overlap, correlation: Correlation) -
 
 
 def _limit_decay(target: float, lr: float, gain: float) -> float:
-    """The decay for a target at eta -> 0."""
+    """Return the decay for a target at eta -> 0."""
     return gain / (2 * target) * lr
 
 
 def _decay_for(target: float, lr: float, kernel: Overlap, correlation: Correlation) -> float:
-    if lr * (lr / target) < 1e-290:  # eta would hardly be a float, and is its limit
+    if lr * (lr / target) < 1e-290:  # eta would underflow; use the limit
         return _limit_decay(target, lr, kernel.gain_of(correlation))
     return _eta_for(target, lr, kernel, correlation) / lr
 
 
 @functools.lru_cache(maxsize=4096)
 def _eta_for(target: float, lr: float, kernel: Overlap, correlation: Correlation) -> float:
-    """Solve R^2(eta) = target by secant steps in log-log, where the curve is nearly straight, kept in a bracket."""
+    """Solve R^2(eta) = target by bracketed secant steps in log-log coordinates, where the curve is nearly straight."""
     if target < lr * lr * (1 - 1e-12):
         raise ValueError(
             f"steady_norm_sq={target:g} is unreachable at lr={lr:g}: one update alone has lr^2={lr * lr:g}; "
@@ -228,7 +239,7 @@ def as_kernel(overlap: Kernel) -> Overlap:
 
 
 def eta_of(lr: float, weight_decay: float) -> float:
-    """eta = lr * weight_decay, which must not exceed 1; ValueError where it or a factor is out of range."""
+    """Return eta = lr * weight_decay; raise ValueError if a factor is out of range or eta exceeds 1."""
     check_lr(lr)
     if not (weight_decay >= 0 and math.isfinite(weight_decay)):
         raise ValueError(f"weight_decay={weight_decay} must be finite and not negative")
@@ -239,17 +250,17 @@ def eta_of(lr: float, weight_decay: float) -> float:
 
 
 def check_reachable(target: float, lr: float, weight_decay: float) -> float:
-    """The decay for a target, or ValueError where a step with it would flip the weights: eta -> 0 is far away there."""
+    """Return the decay for a target; raise ValueError if a step with it would flip the weights."""
     if lr * weight_decay > 1:
         raise ValueError(
             f"steady_norm_sq={target:g} is unreachable at lr={lr:g}: it would take a decay of {lr * weight_decay:.3g} "
-            "a step; raise steady_norm_sq or lower lr"
+            "per step; raise steady_norm_sq or lower lr"
         )
     return weight_decay
 
 
 def check_lr(lr: float) -> float:
-    """lr as a float, finite and not negative, or ValueError."""
+    """Return lr as a float; raise ValueError if it is negative or not finite."""
     if not (lr >= 0 and math.isfinite(lr)):
         raise ValueError(f"lr={lr} must be finite and not negative")
     return float(lr)

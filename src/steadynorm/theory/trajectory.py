@@ -1,7 +1,7 @@
 """The expected weight norm at every step of any schedule, and the alignment that momentum alone causes.
 
-One scalar recursion per mode n of the overlap kernel (theory of the overlap kernel: kernels.py). With the second
-moments of momentum.advance, before step t:
+One scalar recursion per mode n of the overlap kernel (kernels.py), with the second moments of `momentum.advance`
+before step t:
 
     N_t = (1-eta)^2 N_{t-1} + gamma^2 + 2 gamma (1-eta) sum_n a_n to_x^n D_n           N = E|theta|^2 / |u|^2
     D_n <- (1-eta) to_m^n D_n + gamma x_m^n
@@ -10,7 +10,7 @@ moments of momentum.advance, before step t:
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -26,72 +26,76 @@ _CHUNK = 2048  # steps whose powers are taken at once: 2048 x 160 modes is 2.6 M
 
 @dataclass(frozen=True)
 class ForecastState:
-    """Where a forecast stands: what the next step needs to know of the past."""
+    """The state of a forecast between two steps.
 
-    norm_sq: float  # N
-    var: float  # E m^2, gradients of unit variance
-    past: Floats  # D_n
+    Attributes:
+        norm_sq: N = E|theta|^2 / |u|^2.
+        var: E m^2, for gradients of unit variance.
+        overlaps: D_n for each mode of the kernel.
+    """
+
+    norm_sq: float
+    var: float
+    overlaps: Floats
 
 
 def initial_state(kernel: Overlap, *, start: float = 0.0, warm_momentum: bool = False) -> ForecastState:
-    """A walk before its first step: |theta_0|^2/|u|^2 = start; m_0 = 0, or a gradient sample if warm."""
+    """Return the state before the first step.
+
+    Args:
+        kernel: The overlap kernel.
+        start: |theta_0|^2 / |u|^2.
+        warm_momentum: Whether m_0 is a gradient sample rather than 0.
+    """
     if not (start >= 0 and math.isfinite(start)):
         raise ValueError(f"start={start} must be finite and not negative: it is |theta_0|^2 / |u|^2")
     return ForecastState(float(start), 1.0 if warm_momentum else 0.0, np.zeros(len(kernel.n)))
 
 
 def steady_overlap(kernel: Overlap, step: Step, lr: float, eta: float) -> Floats:
-    """D_n of weights that have moved at these numbers for long, the fixed point of D <- (1 - eta) to_m^n D + lr x_m^n."""
+    """Return the fixed point of D <- (1 - eta) to_m^n D + lr x_m^n: D_n after many steps with the same settings."""
     return lr * step.x_m**kernel.n / (1 - (1 - eta) * step.to_m**kernel.n)
 
 
 def advance_forecast(
     state: ForecastState, kernel: Overlap, filters: Iterable[Filter], lr: Floats, eta: Floats
 ) -> tuple[Floats, Floats, ForecastState]:
-    """Go on from `state` for len(lr) steps; returns N after each step, expected cosine at each, and the new state."""
-    steps = []
-    var = state.var
+    """Continue a forecast for len(lr) steps.
+
+    Args:
+        state: Where to start.
+        kernel: The overlap kernel.
+        filters: The momentum filter of each step.
+        lr: gamma of each step.
+        eta: lr * weight_decay of each step.
+
+    Returns:
+        N after each step, the expected cosine at each step, and the state after the last one.
+    """
+    steps, var = [], state.var
     for filter in filters:
         steps.append(advance(filter, var))
         var = steps[-1].var_m
     to_x, to_m, x_m = (np.array([getattr(s, name) for s in steps]) for name in ("to_x", "to_m", "x_m"))
     norms, cosines = np.empty(len(lr)), np.empty(len(lr))
-    now = replace(state, var=var)
+    norm, overlaps = state.norm_sq, state.overlaps.copy()
     for low in range(0, len(lr), _CHUNK):
         part = slice(low, low + _CHUNK)
-        now = _advance_chunk(
-            now, kernel, lr[part], eta[part], to_x[part], to_m[part], x_m[part], norms[part], cosines[part]
-        )
-    return norms, cosines, now
-
-
-def _advance_chunk(
-    state: ForecastState,
-    kernel: Overlap,
-    lr: Floats,
-    eta: Floats,
-    to_x: Floats,
-    to_m: Floats,
-    x_m: Floats,
-    norms: Floats,
-    cosines: Floats,
-) -> ForecastState:
-    see = kernel.a * _powers(to_x, kernel.n)  # (steps, modes)
-    keep = (1 - eta)[:, None] * _powers(to_m, kernel.n)
-    add = lr[:, None] * _powers(x_m, kernel.n)
-    norm, past = state.norm_sq, state.past.copy()
-    for t, (g, e) in enumerate(zip(lr.tolist(), eta.tolist(), strict=True)):
-        cross = float(see[t] @ past)
-        cosines[t] = -cross / math.sqrt(norm) if norm > 0 else 0.0
-        norm = (1 - e) ** 2 * norm + g * g + 2 * g * (1 - e) * cross
-        norms[t] = norm
-        past *= keep[t]
-        past += add[t]
-    return ForecastState(norm, state.var, past)
+        weights = kernel.a * _powers(to_x[part], kernel.n)  # (steps, modes)
+        keep = (1 - eta[part])[:, None] * _powers(to_m[part], kernel.n)
+        add = lr[part, None] * _powers(x_m[part], kernel.n)
+        for t, (g, e) in enumerate(zip(lr[part].tolist(), eta[part].tolist(), strict=True)):
+            cross = float(weights[t] @ overlaps)
+            cosines[low + t] = -cross / math.sqrt(norm) if norm > 0 else 0.0
+            norm = (1 - e) ** 2 * norm + g * g + 2 * g * (1 - e) * cross
+            norms[low + t] = norm
+            overlaps *= keep[t]
+            overlaps += add[t]
+    return norms, cosines, ForecastState(norm, var, overlaps)
 
 
 def _powers(base: Floats, n: Floats) -> Floats:
-    """base[t] ** n[k] for base in [0, 1], as (steps, modes); a run of equal bases is computed once."""
+    """Return base[t] ** n[k] for base in [0, 1] as (steps, modes); a constant base is computed once."""
     if len(base) and np.all(base == base[0]):
         return np.broadcast_to(base[0] ** n, (len(base), len(n)))
     with np.errstate(divide="ignore"):
@@ -108,10 +112,16 @@ def forecast(
     start: float = 0.0,
     warm_momentum: bool = False,
 ) -> Floats:
-    """Expected |theta_t|^2 / |u|^2 after each step t = 1..T of a schedule.
+    """Return the expected |theta_t|^2 / |u|^2 after each step t = 1..T of a schedule.
 
-    lr, weight_decay, alpha: one value a step, or a number for all of them (one must be an array).
-    overlap: "linear" or an Overlap. start: |theta_0|^2 / |u|^2. warm_momentum: m_0 is a gradient, else 0.
+    Args:
+        lr: One value per step, or a number for all steps; so are weight_decay and alpha. At least one is an array.
+        weight_decay: lambda of each step.
+        alpha: Weight of the new gradient in the momentum.
+        nesterov: Whether the momentum is Nesterov's.
+        overlap: "linear" or an Overlap.
+        start: |theta_0|^2 / |u|^2.
+        warm_momentum: Whether m_0 is a gradient sample rather than 0.
 
     >>> norm = forecast(np.full(20000, 0.01), 0.08, 0.1)
     >>> from steadynorm.theory import steady_norm_sq
@@ -131,7 +141,9 @@ def expected_alignment(
     start: float = 0.0,
     warm_momentum: bool = False,
 ) -> Floats:
-    """E cos(theta_{t-1}, u_t) that momentum alone causes, negative because theta moves by -u; 0 while theta is 0.
+    """Return the E cos(theta_{t-1}, u_t) that momentum alone causes; the arguments are those of `forecast`.
+
+    It is negative because theta moves by -u, and 0 while theta is 0.
 
     >>> bool(expected_alignment(np.full(100, 0.01), 0.08, 1.0).any())  # no momentum, no alignment
     False
@@ -153,7 +165,9 @@ def _forecast_ema(
 def forecast_lion(
     lr: Series, weight_decay: Series, beta1: Series = 0.9, beta2: Series = 0.99, *, start: float = 0.0
 ) -> Floats:
-    """Expected |theta_t|^2 / |u|^2 for Lion (|u|^2 = number of elements): the sign kernel with Lion's moments.
+    """Return the expected |theta_t|^2 / |u|^2 under Lion: the sign kernel with Lion's moments.
+
+    |u|^2 is the number of elements.
 
     >>> len(forecast_lion(np.full(10, 1e-3), 1.0))
     10
@@ -168,7 +182,9 @@ def forecast_lion(
 
 
 def forecast_adam(lr: Series, weight_decay: Series, beta1: Series = 0.9, *, start: float = 0.0) -> Floats:
-    """Expected theta_i^2 of an element under AdamW, its second moment settled; start: theta_0's mean square.
+    """Return the expected theta_i^2 per element under AdamW with a settled second moment.
+
+    `start` is the mean square of theta_0.
 
         u = s m,  s = 1/(1 - b1^t)
         N = (1-eta)^2 N + gamma^2 s^2 V + 2 gamma (1-eta) s b1 D,    D = (1-eta) b1 D + gamma s V
@@ -177,7 +193,7 @@ def forecast_adam(lr: Series, weight_decay: Series, beta1: Series = 0.9, *, star
     0.005
     """
     gamma, decay, b1 = _series(lr=lr, weight_decay=weight_decay, beta1=beta1)
-    # The bias correction of a changing beta1 follows torch: 1 - beta1^t with the current beta1.
+    # As in torch, bias correction under a changing beta1 is 1 - beta1^t with the current beta1.
     scales = [1 / (1 - check_beta("beta1", b) ** t) for t, b in enumerate(b1.tolist(), start=1)]
     filters = (ema(1 - b) for b in b1.tolist())
     return _forecast_linear(filters, scales, gamma, gamma * decay, start)
@@ -192,9 +208,9 @@ def forecast_sgd(
     dampened: bool = False,
     start: float = 0.0,
 ) -> Floats:
-    """Expected theta_i^2 under SGD with decoupled decay, gradients of unit variance per element.
+    """Return the expected theta_i^2 under SGD with decoupled decay, for gradients of unit variance per element.
 
-    m = mu m + g (trace), or dampened: m = mu m + (1 - mu) g.
+        trace: m = mu m + g        dampened: m = mu m + (1 - mu) g
 
     >>> bool(forecast_sgd(np.full(10, 0.1), 0.1, 0.9)[-1] > forecast_sgd(np.full(10, 0.1), 0.1, 0.0)[-1])
     True
@@ -208,30 +224,30 @@ def forecast_sgd(
 def _forecast_linear(
     filters: Iterable[Filter], scales: Sequence[float], lr: Floats, eta: Floats, start: float
 ) -> Floats:
-    """The walk of an update that is linear in the momentum, u = scale x: covariances instead of correlations."""
-    norm, var, past = initial_state(as_kernel("linear"), start=start).norm_sq, 0.0, 0.0
+    """Forecast an update that is linear in the momentum, u = scale x, by covariances instead of correlations."""
+    norm, var, overlap = initial_state(as_kernel("linear"), start=start).norm_sq, 0.0, 0.0
     out = np.empty(len(lr))
     for t, (f, scale, g, e) in enumerate(zip(filters, scales, lr.tolist(), eta.tolist(), strict=True)):
         covariance = f.p * f.r * var + f.q * f.s
         step = advance(f, var)
         g *= scale
-        norm = (1 - e) ** 2 * norm + g * g * step.var_x + 2 * g * (1 - e) * f.p * past
-        past = (1 - e) * f.r * past + g * covariance
+        norm = (1 - e) ** 2 * norm + g * g * step.var_x + 2 * g * (1 - e) * f.p * overlap
+        overlap = (1 - e) * f.r * overlap + g * covariance
         var = step.var_m
         out[t] = norm
     return out
 
 
 def _series(**values: Series) -> list[Floats]:
-    """Broadcast numbers to the arrays' common length; checks lr and decay."""
+    """Broadcast numbers to the arrays' common length, and check lr and decay."""
     arrays = {name: np.atleast_1d(np.asarray(value, dtype=np.float64)) for name, value in values.items()}
     if all(np.ndim(value) == 0 for value in values.values()):
-        raise ValueError(f"forecast: one of {', '.join(values)} must be an array with a value for each step")
+        raise ValueError(f"forecast: one of {', '.join(values)} must be an array with one value per step")
     if deep := [name for name, value in values.items() if np.ndim(value) > 1]:
-        raise ValueError(f"forecast: {deep[0]} has {np.ndim(values[deep[0]])} dimensions; pass one value for each step")
+        raise ValueError(f"forecast: {deep[0]} has {np.ndim(values[deep[0]])} dimensions; pass one value per step")
     lengths = {name: len(array) for name, array in arrays.items() if np.ndim(values[name]) > 0}
     if len(set(lengths.values())) > 1:
-        raise ValueError(f"forecast: arrays of different lengths: {lengths}")
+        raise ValueError(f"forecast: arrays have different lengths: {lengths}")
     length = next(iter(lengths.values()))
     for name, array in arrays.items():
         if not (fine := np.isfinite(array)).all():

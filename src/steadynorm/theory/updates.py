@@ -52,7 +52,7 @@ class Update:
         return total / self.view.divisor(shape) ** 2
 
     def overlap(self, shape: Sequence[int], *, blocks: int = 1) -> Overlap:
-        """Return how updates overlap when their inputs correlate: see `overlap`."""
+        """Return the overlap kernel for a parameter of this shape; see `kernels.overlap`."""
         self.check(shape, blocks)
         return self.kernel(*self.view.sides(shape, blocks))
 
@@ -80,11 +80,11 @@ class Update:
 def newton_schulz_share(d_out: int, d_in: int, coefficients: tuple[float, float, float], steps: int) -> float:
     """Return |u|^2 of Newton-Schulz over that of the exact polar factor, for a large Gaussian matrix.
 
-    The iteration s <- a s + b s^3 + c s^5 acts on singular values over the Frobenius norm, of a d x d/c matrix
+    The iteration s <- a s + b s^3 + c s^5 acts on the singular values over the Frobenius norm, for a d x d/c matrix
 
         sigma^2 = (1 + c + 2 sqrt(c) cos phi) / d,   density (2/pi) sin^2 phi / (1 + c + 2 sqrt(c) cos phi)
 
-    and the share is the mean of s^2.
+    and the result is the mean of s^2.
 
     >>> round(newton_schulz_share(384, 384, NEWTON_SCHULZ, 5), 2)
     0.86
