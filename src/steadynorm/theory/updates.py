@@ -52,7 +52,7 @@ class Update:
         return total / self.view.divisor(shape) ** 2
 
     def overlap(self, shape: Sequence[int], *, blocks: int = 1) -> Overlap:
-        """Return the overlap kernel for a parameter of this shape; see `kernels.overlap`."""
+        """Return the overlap kernel for a parameter of this shape; see `overlap`."""
         self.check(shape, blocks)
         return self.kernel(*self.view.sides(shape, blocks))
 
