@@ -1,7 +1,7 @@
-"""`make bench`: everything docs/benchmarks.md says of this kind of machine, measured now.
+"""Measure everything that docs/benchmarks.md says about this kind of machine (`make bench`).
 
-Prints, and writes benchmarks/results-KIND.json and the kind's parts of the pages: CPUs with and without native bf16 have
-tables of their own (steadynorm.machine).
+Print the results, and write them to benchmarks/results-KIND.json and to this kind's part of the page. CPUs with and without
+native bf16 have separate tables (steadynorm.machine).
 
 python -m benchmarks [--rounds 15] [--quick]
 """
@@ -28,11 +28,11 @@ PAGE = HERE.parent / "docs" / "benchmarks.md"
 
 
 def hidden_matrices(rounds: int) -> dict[str, Any]:
-    """Step time and polar error of every contender on the hidden matrices of two models."""
+    """Measure step time and polar error of every contender on the hidden matrices of two models."""
     found, missing = peers()
     if not machine.native_bf16():
         missing |= dict.fromkeys(
-            (each.name for each in found), "it iterates in bf16, which is emulated here, as torch Muon"
+            (each.name for each in found), "it iterates in bf16, which this machine emulates, as torch Muon does"
         )
         found = []
     contenders = [
@@ -60,7 +60,7 @@ def hidden_matrices(rounds: int) -> dict[str, Any]:
 
 
 def frobenius_express(x: torch.Tensor) -> torch.Tensor:
-    """PolarExpress as published: scaled by the Frobenius norm, lower bound 1e-3, in the dtype of this machine."""
+    """Run PolarExpress as published: scaled by the Frobenius norm, lower bound 1e-3, in the dtype of this machine."""
     from steadynorm.polar import _compose
 
     tall = x.shape[-2] > x.shape[-1]
@@ -73,15 +73,15 @@ def frobenius_express(x: torch.Tensor) -> torch.Tensor:
 
 
 def memory() -> dict[str, Any]:
-    """State a parameter, and what the first step of ScionC on all of GPT-124M takes beyond it at its peak."""
+    """Measure the state per parameter, and the extra memory that the first step of ScionC on GPT-124M needs at its peak."""
     out: dict[str, Any] = {}
     for dtype in ("float32", "bfloat16"):
         with get_context("spawn").Pool(1) as pool:  # a fresh process: no memory kept from before to hide in
             out[dtype] = pool.apply(memory_of_a_step, (dtype,))
     lines = [
-        f"- momentum in {name}: {each['state_bytes_per_parameter']:.0f} bytes a parameter; a step takes "
+        f"- momentum in {name}: {each['state_bytes_per_parameter']:.0f} bytes per parameter; a step takes "
         f"{each['peak_step_mib']:.0f} MiB more at its peak (resident set of a fresh process; ScionC, 5 steps, all of "
-        "GPT-124M, tied table included)"
+        "GPT-124M including the tied table)"
         for name, each in out.items()
     ]
     show("memory", "\n".join(lines))
@@ -89,7 +89,7 @@ def memory() -> dict[str, Any]:
 
 
 def correction_overhead(rounds: int) -> dict[str, float]:
-    """What `correct` adds to a fused AdamW step on ViT-S/16: the same optimizer's hook timed alone, over the step."""
+    """Measure what `correct` adds to a fused AdamW step on ViT-S/16: the time of its hook over the time of the step."""
     optimizer = correct(torch.optim.AdamW(bench.parameters(bench.VIT_S16), lr=1e-3, fused=True))
     (hook,) = optimizer._optimizer_step_pre_hooks.values()
     times = bench.interleaved({"step": optimizer.step, "hook": lambda: hook(optimizer, (), {})}, 20 * rounds)
@@ -99,7 +99,7 @@ def correction_overhead(rounds: int) -> dict[str, float]:
 
 
 def monitoring(rounds: int) -> dict[str, float]:
-    """What a monitor at every step adds to a training step of the desk GPT."""
+    """Measure what a monitor at every step adds to a training step of the desk GPT."""
     found = monitor.overhead(4 * rounds)
     show("monitor", f"A `Monitor` with alignment and forecast at every step adds {100 * found['overhead']:.1f} % to a "
          f"training step of the desk GPT ({1e3 * found['step_seconds']:.0f} ms).")  # fmt: skip
@@ -107,16 +107,16 @@ def monitoring(rounds: int) -> dict[str, float]:
 
 
 def simulating(steps: int) -> dict[str, float]:
-    """The paper's 384 x 384 system: an SVD a step against `simulate`."""
+    """Compare `simulate` with one SVD per step on the paper's 384 x 384 system."""
     found = simulation.compare(steps)
-    show("simulate", f"`simulate` takes {1e3 * found['seconds']:.1f} ms a step of a 384 x 384 system, an SVD a step "
+    show("simulate", f"`simulate` takes {1e3 * found['seconds']:.1f} ms per step of a 384 x 384 system, one SVD per step "
          f"{1e3 * found['svd_seconds']:.1f} ms: {found['faster']:.1f}x faster; the norm squared differs by "
          f"{100 * found['norm_sq_difference']:.2f} %.")  # fmt: skip
     return found
 
 
 def scaling(rounds: int, widths: tuple[int, ...], layers: tuple[int, ...]) -> dict[str, Any]:
-    """Cost against width (one layer) and depth (width 384): ScionC with 4 steps against Newton-Schulz in fast products."""
+    """Measure cost against width (one layer) and depth (width 384): ScionC with 4 steps and Newton-Schulz in fast products."""
     peer = "torch Muon" if machine.native_bf16() else bench.PLAIN
     pair = [each for each in bench.own_and_torch() if each.name in (peer, "ScionC, 4 steps")]
 
@@ -143,7 +143,7 @@ _shown: dict[str, str] = {}
 
 
 def show(name: str, text: str) -> None:
-    """Print now, and keep for the page."""
+    """Print a text and keep it for the page."""
     _shown[name] = text
     print(f"\n{text}", flush=True)
 
@@ -157,8 +157,10 @@ def write(results: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15, help="rounds of which the median is taken, at least 10")
-    parser.add_argument("--quick", action="store_true", help="one round, small sizes, nothing written: does it run?")
+    parser.add_argument("--rounds", type=int, default=15, help="number of rounds (at least 10); the median is reported")
+    parser.add_argument(
+        "--quick", action="store_true", help="check that everything runs: one round, small sizes, nothing written"
+    )
     arguments = parser.parse_args()
     rounds = 1 if arguments.quick else max(10, arguments.rounds)
     warnings.simplefilter("ignore")  # of the peers

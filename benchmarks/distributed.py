@@ -132,7 +132,7 @@ def table(found: dict[int, dict[str, Any]]) -> str:
     """Markdown: measured, with the cost model's bytes beside."""
     everything = sum(4 * torch.Size(shape).numel() for shape in VIT_S16)
     lines = [
-        "| processes | placement | ms a step | of one process | processor time of one | sent, measured | sent, model "
+        "| processes | placement | ms per step | of one process | processor time of one | sent, measured | sent, model "
         "| momentum |",
         "|---:|---|---:|---:|---:|---:|---:|---:|",
     ]

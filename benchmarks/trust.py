@@ -15,9 +15,9 @@ PAGE, README = ROOT / "docs" / "trust.md", ROOT / "README.md"
 
 
 def mutants(found: Mapping[str, Any]) -> str:
-    """Count and table of the mutation check."""
+    """Return the count and the table of the mutation check."""
     lines = [
-        f"**{found['killed']} of {found['mutants']} mutants killed**, {found['seconds'] / 60:.0f} minutes of wall time summed over them.",
+        f"**{found['killed']} of {found['mutants']} mutants killed**, in {found['seconds'] / 60:.0f} minutes of wall time in total.",
         "",
         *_table(
             ("place", "what is broken", "noticed by"),
@@ -35,7 +35,7 @@ def _noticed(each: Mapping[str, Any]) -> str:
 
 
 def soak(found: Mapping[str, Any]) -> str:
-    """What both parts measured, or that they were not run."""
+    """Return what both parts measured, or say that they were not run."""
     parts = []
     if (steps := found.get("steps")) is not None:
         parts += [_steps(steps)]
@@ -52,27 +52,27 @@ def _steps(found: Mapping[str, Any]) -> str:
     mean = ", ".join(f"{name} {value:+.2%}" for name, value in sorted(found["norm_mean_of"].items()))
     rows = [
         (
-            "memory, bytes in 1000 steps",
+            "memory growth, bytes per 1000 steps",
             f"{found['memory_bytes_per_1000_steps']:.0f} ± {found['memory_error']:.0f}",
             f"at most {limits['memory']:.0f}",
             _word(held["memory"]),
         ),
         (
-            "norm beside its forecast, worst",
+            "largest distance of a norm from its forecast",
             f"{found['norm_worst']:.2%}",
             f"at most {limits['norm']:.0%}",
             _word(held["norm"]),
         ),
         (
-            "persisted power iteration over SVD",
+            "spectral norm by power iteration, over SVD",
             f"{found['power_mean']:.4f}, {found['power_least']:.4f} to {found['power_most']:.4f}",
             f"mean {1 - limits['power iteration']:.2f}, from {limits['power least']:.2f} to 1",
             _word(held["power iteration"]),
         ),
         (
-            "its mean, last third less first",
+            "its mean, last third minus first third",
             f"{found['power_drift']:+.4f}",
-            f"at most {limits['power iteration']:.2f} either way",
+            f"at most {limits['power iteration']:.2f} in either direction",
             _word(held["power iteration"]),
         ),
     ]
@@ -85,8 +85,8 @@ def _steps(found: Mapping[str, Any]) -> str:
         "",
         *_table(("", "measured", "limit", ""), rows),
         "",
-        f"The norm is judged on {elements}, each by itself, at every measurement. Worst: {worst}; mean: {mean}. "
-        f"The matrix with fast polar factors has {found['elements']['fast']} elements, too few to be judged at one moment.",
+        f"The norms of {elements} are judged separately, at every measurement. The largest distances are {worst}; the mean distances are {mean}. "
+        f"The matrix with fast polar factors has only {found['elements']['fast']} elements, too few to be judged at a single moment.",
     ]
     return "\n".join(lines)
 
@@ -94,12 +94,12 @@ def _steps(found: Mapping[str, Any]) -> str:
 def _training(found: Mapping[str, Any]) -> str:
     rows = [
         (
-            "memory, KiB in an hour",
+            "memory growth, KiB per hour",
             f"{found['memory_kib_per_hour']:.0f} ± {found['memory_error']:.0f}",
             f"{found['limits']['memory']:.0%} of {found['resident_mib']:.0f} MiB over the run",
             _word(found["checks"]["memory"]),
         ),
-        ("memory, bytes in 1000 steps", f"{found['memory_bytes_per_1000_steps']:.0f}", "", ""),
+        ("memory growth, bytes per 1000 steps", f"{found['memory_bytes_per_1000_steps']:.0f}", "", ""),
     ]
     lines = [
         f"### {found['minutes']:.0f} minutes of training",
