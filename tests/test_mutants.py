@@ -22,7 +22,9 @@ FORMULA = "(1 + math.cos(math.pi * done)) / 2"
 def test_every_mutant_applies_once_and_its_module_can_be_imported(mutant: Mutant, tmp_path, monkeypatch):
     path = tmp_path / "mutant.py"
     path.write_text(mutate(mutant), encoding="utf-8")
-    assert ast.dump(ast.parse(path.read_text())) != ast.dump(ast.parse(module_path(mutant).read_text(encoding="utf-8")))
+    assert ast.dump(ast.parse(path.read_text(encoding="utf-8"))) != ast.dump(
+        ast.parse(module_path(mutant).read_text(encoding="utf-8"))
+    )
     name = f"steadynorm.{mutant.place.partition(':')[0]}".rpartition(".")[0] + ".mutant"
     spec = spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
@@ -85,7 +87,7 @@ class C:
     ],
 )
 def test_code_is_found_by_its_syntax_tree(place, old, new, mutated, tmp_path):
-    (tmp_path / "m.py").write_text(SOURCE)
+    (tmp_path / "m.py").write_text(SOURCE, encoding="utf-8")
     assert mutated in mutate(Mutant(place, "", old, new, ()), tmp_path)
 
 
