@@ -1,6 +1,6 @@
-"""What a setting will do to the weights, before training: steady norm, half-life, effective lr, decay; whole runs.
+"""Predict what settings do to the weights before training: steady norm, half-life, effective lr, decay, whole runs.
 
-Plain numbers in, plain numbers out; `cli.py` prints them.
+Functions take and return plain numbers and need no torch; `steadynorm predict` prints them.
 """
 
 import functools
@@ -21,7 +21,21 @@ SCHEDULES = ("constant", "cosine", "linear")
 
 @dataclass(frozen=True)
 class ParamSetting:
-    """A parameter and how it is trained; either weight_decay or steady_norm_sq (C^2) is given."""
+    """Describe a parameter and how it is trained, with either a weight decay or a target.
+
+    Attributes:
+        lr: Learning rate gamma at its peak.
+        alpha: Weight of the new gradient in the momentum.
+        shape: Shape of the parameter.
+        lmo: Name of the lmo, or "by-shape".
+        nesterov: Whether the momentum is Nesterov's.
+        weight_decay: Decay lambda, or None to derive it from `steady_norm_sq`.
+        steady_norm_sq: Target C^2 = |theta|^2 / |u|^2, or None to use `weight_decay`.
+        blocks: Number of row blocks that are treated as separate matrices.
+
+    Raises:
+        ValueError: If both or neither of `weight_decay` and `steady_norm_sq` are set, or a value is out of range.
+    """
 
     lr: float
     alpha: float
@@ -34,7 +48,7 @@ class ParamSetting:
 
     def __post_init__(self) -> None:
         if (self.weight_decay is None) == (self.steady_norm_sq is None):
-            raise ValueError("give either a weight decay or a target steady_norm_sq, not both and not neither")
+            raise ValueError("give exactly one of a weight decay and a target steady_norm_sq")
         if not self.shape or min(self.shape) < 1:
             raise ValueError(f"shape {self.shape}: every side must be at least 1, such as 384x1536")
         check_decays(self.lr, self.weight_decay)
@@ -42,21 +56,21 @@ class ParamSetting:
 
     @property
     def entry(self) -> Update:
-        """The row of the lmo table."""
+        """Row of the lmo table."""
         return update_of(self.lmo, self.shape)
 
     @functools.cached_property
     def kernel(self) -> theory.Overlap:
-        """How its updates overlap."""
+        """Kernel that says how updates overlap."""
         return self.entry.overlap(self.shape, blocks=self.blocks)
 
     @property
     def update_norm_sq(self) -> float:
-        """U^2 = |u|^2."""
+        """Squared update norm U^2 = |u|^2."""
         return self.entry.update_norm_sq(self.shape, blocks=self.blocks)
 
     def decay(self, overlap: theory.Overlap | str) -> float:
-        """The decay as given, or the one that reaches the target by this kernel."""
+        """Return the decay as set, or the decay that reaches the target under this kernel."""
         if self.steady_norm_sq is None:
             return self.weight_decay or 0.0
         return theory.weight_decay_for(
@@ -65,35 +79,45 @@ class ParamSetting:
 
 
 def check_decays(lr: float, weight_decay: float | None) -> None:
-    """Raise ValueError if lr, or the decay where one is given, is not above 0."""
+    """Raise ValueError unless lr, and the decay if there is one, are above 0."""
     if weight_decay is not None and not weight_decay > 0:
-        raise ValueError(f"weight decay {weight_decay}: without decay the norm grows for ever; give one above 0")
+        raise ValueError(f"weight decay {weight_decay}: without decay the norm grows forever; pass a decay above 0")
     if not lr > 0:
         raise ValueError(f"lr {lr}: must be above 0")
 
 
 def check_start(start_rms: float) -> None:
-    """Raise ValueError if this is no RMS of weights."""
+    """Raise ValueError unless the RMS of the initial weights is finite and at least 0."""
     if not (math.isfinite(start_rms) and start_rms >= 0):
-        raise ValueError(f"start_rms {start_rms}: the RMS of the initial weights, 0 or more")
+        raise ValueError(f"start_rms {start_rms}: pass the RMS of the initial weights, 0 or more")
 
 
 @dataclass(frozen=True)
 class Level:
-    """The steady state that one decay leads to, by the exact kernel; and what the paper's formula says of it."""
+    """Steady state that one decay leads to under the exact kernel, beside the paper's formula.
+
+    Attributes:
+        weight_decay: The decay.
+        eta: Learning rate times decay.
+        half_life: Half-life of the weights, in steps.
+        formula_norm_sq: C^2 by the paper's formula.
+        steady_norm_sq: C^2 = |theta|^2 / |u|^2 by the exact kernel.
+        weight_norm: |theta|.
+        rms: Root mean square per element.
+    """
 
     weight_decay: float
     eta: float
-    half_life: float  # steps
-    formula_norm_sq: float  # C^2 by the paper's formula
-    steady_norm_sq: float  # C^2: |theta|^2 / |u|^2
-    weight_norm: float  # |theta|
-    rms: float  # per element
+    half_life: float
+    formula_norm_sq: float
+    steady_norm_sq: float
+    weight_norm: float
+    rms: float
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Two levels: with the decay as given both are the same; for a target, by the paper's formula and by the kernel."""
+    """Steady states with the decay by the paper's formula and by the exact kernel; equal if the decay is set."""
 
     setting: ParamSetting
     effective_lr: float
@@ -101,9 +125,14 @@ class Prediction:
     paper: Level
     exact: Level
 
+    @property
+    def response(self) -> float:
+        """Distance that one gradient moves the weights in total, in units of |u|: effective lr * sqrt(a_1)."""
+        return self.effective_lr * math.sqrt(first_coefficient(self.setting.kernel))
+
 
 def predict(setting: ParamSetting) -> Prediction:
-    """Steady state of a setting.
+    """Return the steady state of a setting.
 
     >>> p = predict(ParamSetting(lr=0.01, alpha=0.1, shape=(384, 1536), lmo="spectral", steady_norm_sq=1.1875))
     >>> round(p.paper.weight_decay, 6), round(p.paper.steady_norm_sq, 2), round(p.exact.steady_norm_sq, 4)
@@ -112,6 +141,31 @@ def predict(setting: ParamSetting) -> Prediction:
     effective = theory.effective_lr(setting.lr, setting.alpha, nesterov=setting.nesterov)
     levels = [_level(setting, setting.decay(overlap)) for overlap in ("linear", setting.kernel)]
     return Prediction(setting, effective, math.sqrt(setting.update_norm_sq), *levels)
+
+
+def first_coefficient(kernel: theory.Overlap) -> float:
+    """Return a_1 = f'(0), the linear part of an lmo: the only part of a gradient's effect that lasts.
+
+    >>> round(first_coefficient(theory.overlap("sign", (8, 8))), 4)  # 2 / pi
+    0.6366
+    """
+    return kernel(1e-6) / 1e-6
+
+
+def convert_half_life(
+    steps: float, tokens_per_step: float | None = None, steps_per_epoch: float | None = None
+) -> dict[str, float]:
+    """Return a half-life in steps and, where their sizes are known, in tokens and epochs.
+
+    >>> convert_half_life(100, steps_per_epoch=50)
+    {'steps': 100.0, 'epochs': 2.0}
+    """
+    per_step = {
+        "steps": 1.0,
+        "tokens": tokens_per_step,
+        "epochs": None if steps_per_epoch is None else 1 / steps_per_epoch,
+    }
+    return {unit: steps * amount for unit, amount in per_step.items() if amount is not None}
 
 
 def _level(setting: ParamSetting, decay: float) -> Level:
@@ -125,7 +179,7 @@ def _level(setting: ParamSetting, decay: float) -> Level:
 
 @dataclass(frozen=True)
 class Match:
-    """Another alpha or lr, and the decay (by the paper's formula and exactly) that keeps the steady norm."""
+    """Another lr or alpha, and the decay that keeps the steady norm there, by the paper's formula and exactly."""
 
     lr: float
     alpha: float
@@ -134,14 +188,20 @@ class Match:
     exact_decay: float
 
 
-def matches(setting: ParamSetting, alphas: Sequence[float], lrs: Sequence[float]) -> list[Match]:
-    """The decay that keeps the steady norm at every other alpha (same lr) and every other lr (same alpha).
+def matches(setting: ParamSetting, alphas: Sequence[float], lrs: Sequence[float] = ()) -> list[Match]:
+    """Return the decay that keeps the steady norm at each other alpha and at each other lr.
+
+    Args:
+        setting: The setting whose steady norm is kept.
+        alphas: Other alphas, at the same lr.
+        lrs: Other learning rates, at the same alpha; by default a quarter, half, twice and four times the lr.
 
     >>> s = ParamSetting(lr=0.01, alpha=0.1, shape=(384, 384), lmo="spectral", weight_decay=0.08)
     >>> [round(m.paper_decay, 4) for m in matches(s, [0.1, 1.0], [0.005])]
     [0.08, 0.0042, 0.04]
     """
     before, nesterov = predict(setting), setting.nesterov
+    lrs = lrs or (setting.lr / 4, setting.lr / 2, 2 * setting.lr, 4 * setting.lr)
     out = []
     for lr, alpha in [(setting.lr, alpha) for alpha in alphas] + [(lr, setting.alpha) for lr in lrs]:
         paper = theory.weight_decay_for(before.paper.formula_norm_sq, lr, alpha, nesterov=nesterov)
@@ -154,23 +214,33 @@ def matches(setting: ParamSetting, alphas: Sequence[float], lrs: Sequence[float]
 
 @dataclass(frozen=True)
 class LrPlan:
-    """A whole run: how lr goes over it."""
+    """Learning rate schedule of a whole run.
+
+    Attributes:
+        steps: Number of updates.
+        warmup: Steps of linear warmup.
+        schedule: "constant", "cosine" or "linear" after the warmup.
+        final: Last lr as a fraction of the peak.
+
+    Raises:
+        ValueError: If a value is out of range.
+    """
 
     steps: int
     warmup: int = 0
     schedule: str = "cosine"
-    final: float = 0.0  # of the peak
+    final: float = 0.0
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule {self.schedule!r} is unknown; choose one of {', '.join(SCHEDULES)}")
         if self.steps < 1 or not 0 <= self.warmup < max(self.steps, 1):
-            raise ValueError(f"steps {self.steps}, warmup {self.warmup}: at least one step, and a shorter warmup")
+            raise ValueError(f"steps {self.steps}, warmup {self.warmup}: pass at least one step and a shorter warmup")
         if not 0 <= self.final <= 1:
-            raise ValueError(f"final {self.final}: the last lr as a fraction of the peak, from 0 to 1")
+            raise ValueError(f"final {self.final}: pass the last lr as a fraction of the peak, from 0 to 1")
 
     def ratios(self) -> Floats:
-        """lr / peak at every step."""
+        """Return lr / peak at every step."""
         if self.schedule == "constant":
             ratio = schedule.constant(warmup=self.warmup)
         else:
@@ -188,7 +258,7 @@ class NormForecast:
 
 
 def forecast(setting: ParamSetting, plan: LrPlan, *, start_rms: float = 0.0) -> NormForecast:
-    """The expected norm along a run that starts from weights of this RMS per element.
+    """Return the expected norm along a run that starts from weights of this RMS per element.
 
     >>> s = ParamSetting(lr=0.05, alpha=0.1, shape=(32, 32), lmo="spectral", weight_decay=0.1)
     >>> f = forecast(s, LrPlan(steps=2000))
@@ -202,15 +272,15 @@ def forecast(setting: ParamSetting, plan: LrPlan, *, start_rms: float = 0.0) -> 
     constant, corrected = (
         np.sqrt(
             unit
-            * theory.forecast(lr, each, setting.alpha, nesterov=setting.nesterov, overlap=setting.kernel, start=start)
+            * theory.forecast(lr, decays, setting.alpha, nesterov=setting.nesterov, overlap=setting.kernel, start=start)
         )
-        for each in (decay, decay * ratios)
+        for decays in (decay, decay * ratios)
     )
     return NormForecast(lr, constant, corrected)
 
 
 def spark(values: Sequence[float] | Floats, width: int = 40) -> str:
-    """A line of bars: the values' course at a glance, from zero.
+    """Draw values as a line of bars that starts at zero.
 
     >>> spark([0, 1, 2, 4, 8], width=5)
     ' ▁▂▄█'

@@ -20,7 +20,7 @@ ABOUT = {
 _MODULES = {
     "demo": "report",
     "predict": "predict",
-    "simulate": "predict",
+    "simulate": "simulate",
     "train": "train",
     "paper": "paper",
     "report": "report",

@@ -1,4 +1,4 @@
-"""The same training in other optimizers' words: published Scion, torch's Muon, AdamW; and back."""
+"""Convert a setting to the conventions of published Scion, torch's Muon and AdamW, and back."""
 
 import math
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ MUON_ITERATION = (NEWTON_SCHULZ, 5)  # torch.optim.Muon's default ns_coefficient
 
 
 def equivalents(setting: ParamSetting) -> dict[str, dict[str, float | str | bool]]:
-    """The same training in other optimizers' words.
+    """Return settings of other optimizers that train the parameter in the same way, by optimizer.
 
-    - Scion as published: theta <- (1 - gamma) theta + gamma rho lmo(m), so gamma = eta, rho = 1 / decay
-      (back: steadynorm.from_radius).
-    - torch.optim.Muon, both of its lr adjustments (matrices only): its update is adjust * polar where ours is
-      sqrt(d_out/d_in) polar, while its decay goes by the bare lr.
-    - AdamW with the same half-life, the same RMS step a gradient makes in the end, and so the same steady RMS.
+    - Published Scion takes theta <- (1 - gamma) theta + gamma rho lmo(m), so gamma = eta and rho = 1 / decay
+      (`steadynorm.from_radius` converts back).
+    - torch.optim.Muon, for matrices and each of its lr adjustments: its update is adjust * polar where ours is
+      sqrt(d_out/d_in) polar, and its decay is scaled by the unadjusted lr.
+    - AdamW gets the same half-life and the same total RMS contribution of a gradient, hence the same steady RMS.
 
     >>> s = ParamSetting(lr=0.01, alpha=0.1, shape=(384, 384), lmo="spectral", weight_decay=0.08)
     >>> round(equivalents(s)["Scion"]["rho"], 6), round(equivalents(s)["torch Muon, original"]["lr"], 6)
@@ -45,7 +45,7 @@ def equivalents(setting: ParamSetting) -> dict[str, dict[str, float | str | bool
 
 
 def muon_factor(adjust: str, shape: Sequence[int]) -> float:
-    """What torch.optim.Muon multiplies lr by: sqrt(max(1, d_out/d_in)), or 0.2 sqrt(max(d_out, d_in)).
+    """Return torch.optim.Muon's lr factor: sqrt(max(1, d_out/d_in)), or 0.2 sqrt(max(d_out, d_in)).
 
     >>> muon_factor("original", (1536, 384)), muon_factor("match_rms_adamw", (100, 25))
     (2.0, 2.0)
@@ -59,9 +59,9 @@ def muon_factor(adjust: str, shape: Sequence[int]) -> float:
 def muon_update_norm_sq(
     shape: Sequence[int], adjust: str = "original", iteration: tuple[tuple[float, float, float], int] = MUON_ITERATION
 ) -> float:
-    """Return |u|^2 of torch.optim.Muon, its lr adjustment included, for Gaussian momentum.
+    """Return |u|^2 of torch.optim.Muon for Gaussian momentum, including its lr adjustment.
 
-        muon_factor^2 min(d_out, d_in) * the share that Newton-Schulz reaches of an exact polar factor
+        muon_factor^2 min(d_out, d_in) * the share of an exact polar factor that Newton-Schulz reaches
 
     >>> round(muon_update_norm_sq((384, 384)) / 384, 2)
     0.86
@@ -76,10 +76,18 @@ def from_muon(
     adjust: str = "original",
     update_norm_sq: float | None = None,
 ) -> tuple[float, float]:
-    """(lr, weight_decay) of torch.optim.Muon's for a matrix of this shape; alpha is 1 - momentum.
+    """Convert torch.optim.Muon's lr and decay for a matrix of this shape; alpha is 1 - momentum.
 
-    update_norm_sq: U^2 of our lmo, by default that of spectral; of another (blocks, stored transposed) a step is then
-    as large as Muon's, |lr u|, if not the same.
+    Args:
+        lr: Muon's lr.
+        weight_decay: Muon's decay.
+        shape: Shape of the matrix.
+        adjust: Muon's adjust_lr_fn.
+        update_norm_sq: U^2 of our lmo, by default spectral's. Under another lmo (row blocks, stored transposed) a step
+            is as long as Muon's, |lr u|, though not the same.
+
+    Returns:
+        Our (lr, weight_decay).
 
     >>> from_muon(0.01, 0.08, (1536, 384))
     (0.01, 0.08)
@@ -90,7 +98,7 @@ def from_muon(
 
 
 def from_adamw(lr: float, weight_decay: float, setting: ParamSetting) -> tuple[float, float]:
-    """(lr, weight_decay) with AdamW's half-life and steady RMS, at this setting's shape, lmo, alpha.
+    """Return (lr, weight_decay) with AdamW's half-life and steady RMS at this setting's shape, lmo and alpha.
 
     >>> s = ParamSetting(lr=0.01, alpha=0.1, shape=(384, 384), lmo="spectral", weight_decay=0.08)
     >>> adam = equivalents(s)["AdamW"]

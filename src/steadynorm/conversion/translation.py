@@ -1,9 +1,9 @@
-"""Settings tuned for AdamW, Lion or torch's Muon: what they do to the weights, and the settings of ScionC that do the same.
+"""Translate settings tuned for AdamW, Lion or torch's Muon into ScionC's, and predict what they do to the weights.
 
     lr, decay -> eta = lr decay, effective lr -> ScionC's lr: the same effective lr -> C^2: the same eta
 
-Nothing here is a theory of its own: steady states and forecasts come from `theory`, factors between optimizers from
-`equivalents`. Plain numbers in, plain numbers out; no torch.
+Steady states and forecasts come from `theory`, factors between optimizers from `equivalents`. Functions take and return
+plain numbers and need no torch.
 """
 
 import math
@@ -15,14 +15,23 @@ import numpy as np
 
 from steadynorm import theory
 from steadynorm.conversion.equivalents import from_adamw, from_muon, muon_update_norm_sq
-from steadynorm.prediction import Floats, LrPlan, NormForecast, ParamSetting, check_decays, check_start
+from steadynorm.prediction import (
+    Floats,
+    LrPlan,
+    NormForecast,
+    ParamSetting,
+    Prediction,
+    check_decays,
+    check_start,
+    predict,
+)
 
 SCION_ALPHA = 0.1  # ScionC's default
 
 
 @dataclass(frozen=True)
 class Tuned(ABC):
-    """What you tuned: lr, at the peak of its schedule, and weight decay, both in the words of its own optimizer."""
+    """Peak lr and weight decay that you tuned, in the conventions of their own optimizer."""
 
     lr: float
     weight_decay: float
@@ -32,49 +41,54 @@ class Tuned(ABC):
 
     @property
     def name(self) -> str:
-        """The optimizer's name."""
+        """Name of the optimizer."""
         return type(self).__name__
 
     @property
     @abstractmethod
     def alpha(self) -> float:
-        """The alpha that `convert` gives ScionC."""
+        """Alpha that `convert` gives ScionC."""
 
     @property
     def is_nesterov(self) -> bool:
-        """Whether its momentum is Nesterov's."""
+        """Whether the momentum is Nesterov's."""
         return False
 
     @property
     @abstractmethod
     def effective_lr(self) -> float:
-        """What one gradient contributes in the end, in units of its update."""
+        """Total contribution of one gradient, in units of the optimizer's update."""
 
     @property
     @abstractmethod
     def target(self) -> float:
-        """The `steady_norm_sq=` for which `correct` sets this decay at this lr."""
+        """Value of `steady_norm_sq=` for which `correct` sets this decay at this lr."""
 
     def refusal(self, shape: Sequence[int]) -> str:
-        """Why it does not train a parameter of this shape; "" if it does."""
+        """Return why the optimizer does not train a parameter of this shape, or "" if it does."""
         return ""
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        """Raise ValueError if the optimizer does not train a parameter of this shape."""
+        if refusal := self.refusal(shape):
+            raise ValueError(f"shape {tuple(shape)}: {refusal}")
 
     @abstractmethod
     def mean_square(self, shape: Sequence[int]) -> float:
-        """Steady E theta_i^2 of an element at a constant lr, under gradients that are independent of the weights."""
+        """Return the steady E theta_i^2 of an element at constant lr if gradients are independent of the weights."""
 
     @abstractmethod
     def mean_squares(self, shape: Sequence[int], lr: Floats, weight_decay: Floats, start: float) -> Floats:
-        """E theta_i^2 of an element after every step of a run; start: before the first."""
+        """Return E theta_i^2 of an element after every step of a run that begins at `start`."""
 
     @abstractmethod
     def scion_lr(self, setting: ParamSetting) -> float:
-        """The lr with the same effective lr per element under this setting's lmo, shape and momentum."""
+        """Return the lr with the same effective lr per element under this setting's lmo, shape and momentum."""
 
 
 @dataclass(frozen=True)
 class AdamW(Tuned):
-    """torch.optim.AdamW.
+    """Settings of torch.optim.AdamW.
 
     >>> tuned = AdamW(lr=1e-3, weight_decay=0.1)
     >>> round(tuned.target, 6), round(to_scionc(tuned, (384, 384)).lr, 6)
@@ -107,7 +121,7 @@ class AdamW(Tuned):
 
 @dataclass(frozen=True)
 class Lion(Tuned):
-    """Lion, of any library. Its momentum has two betas and no alpha: ScionC keeps its own default."""
+    """Settings of Lion. Its momentum has two betas and no alpha, so ScionC keeps its default alpha."""
 
     betas: tuple[float, float] = (0.9, 0.99)
 
@@ -124,7 +138,7 @@ class Lion(Tuned):
         return theory.lion_steady_norm_sq(self.lr, self.weight_decay, *self.betas)
 
     def mean_square(self, shape: Sequence[int]) -> float:
-        return self.target  # an update's elements are 1 or -1
+        return self.target  # the elements of an update are 1 or -1
 
     def mean_squares(self, shape: Sequence[int], lr: Floats, weight_decay: Floats, start: float) -> Floats:
         return theory.forecast_lion(lr, weight_decay, *self.betas, start=start)
@@ -135,7 +149,7 @@ class Lion(Tuned):
 
 @dataclass(frozen=True)
 class Muon(Tuned):
-    """torch.optim.Muon, for matrices; adjust: its adjust_lr_fn.
+    """Settings of torch.optim.Muon, for matrices; `adjust` is its adjust_lr_fn.
 
     >>> to_scionc(Muon(lr=0.02, weight_decay=0.1), (64, 64)).lr
     0.02
@@ -190,24 +204,35 @@ TUNED: dict[str, type[Tuned]] = {"adamw": AdamW, "lion": Lion, "muon": Muon}
 
 @dataclass(frozen=True)
 class Steady:
-    """Where a parameter of one shape settles under the optimizer it was tuned for."""
+    """Steady state of a parameter under the optimizer it was tuned for.
+
+    Attributes:
+        eta: Learning rate times decay.
+        half_life: Half-life of the weights, in steps.
+        effective_lr: Total contribution of one gradient, in units of the optimizer's update.
+        target: Value for `correct(steady_norm_sq=...)`.
+        weight_norm: |theta|.
+        rms: Root mean square per element.
+    """
 
     eta: float
-    half_life: float  # steps
+    half_life: float
     effective_lr: float
-    target: float  # correct(steady_norm_sq=...)
+    target: float
     weight_norm: float
-    rms: float  # per element
+    rms: float
 
 
 def steady(tuned: Tuned, shape: Sequence[int]) -> Steady:
-    """Return the steady state of a parameter; ValueError if the optimizer does not train such a shape.
+    """Return the steady state of a parameter.
 
     >>> round(steady(AdamW(1e-3, 0.1), (384, 384)).rms, 4)  # sqrt(lr / (2 decay))
     0.0707
+
+    Raises:
+        ValueError: If the optimizer does not train a parameter of this shape.
     """
-    if refusal := tuned.refusal(shape):
-        raise ValueError(f"shape {tuple(shape)}: {refusal}")
+    tuned.check_shape(shape)
     mean_square = tuned.mean_square(shape)
     return Steady(
         tuned.lr * tuned.weight_decay,
@@ -224,11 +249,19 @@ def to_scionc(
 ) -> ParamSetting:
     """Return ScionC's lr and C^2 with the effective lr and the half-life that were tuned, as `convert` does.
 
-    The same effective lr and half-life give the same steady RMS by the paper's formula. alpha: by default the tuned
-    momentum's, see `Tuned.alpha`.
+    Equal effective lr and half-life give equal steady RMS by the paper's formula.
+
+    Args:
+        tuned: The tuned settings.
+        shape: Shape of the parameter.
+        lmo: ScionC's lmo for it.
+        blocks: Number of row blocks that are treated as separate matrices.
+        alpha: ScionC's alpha; by default `tuned.alpha`.
+
+    Raises:
+        ValueError: If the optimizer does not train a parameter of this shape.
     """
-    if refusal := tuned.refusal(shape):
-        raise ValueError(f"shape {tuple(shape)}: {refusal}")
+    tuned.check_shape(shape)
     alpha, nesterov = tuned.alpha if alpha is None else alpha, tuned.is_nesterov
     unit = ParamSetting(1.0, alpha, tuple(shape), lmo, nesterov, weight_decay=1.0, blocks=blocks)
     lr = tuned.scion_lr(unit)
@@ -238,19 +271,62 @@ def to_scionc(
 
 
 def forecast(tuned: Tuned, shape: Sequence[int], plan: LrPlan, *, start_rms: float = 0.0) -> NormForecast:
-    """Return the expected norm along a run: with the decay as it is, and corrected (times lr / peak).
+    """Return the expected norm along a run with the decay as it is, and corrected (times lr / peak).
 
     >>> run = forecast(AdamW(1e-2, 1.0), (32, 32), LrPlan(steps=1000))
     >>> bool(run.constant[-1] < 0.7 * run.constant.max()), bool(run.corrected[-1] > 0.95 * run.corrected.max())
     (True, True)
+
+    Raises:
+        ValueError: If the optimizer does not train a parameter of this shape.
     """
-    if refusal := tuned.refusal(shape):
-        raise ValueError(f"shape {tuple(shape)}: {refusal}")
+    tuned.check_shape(shape)
     check_start(start_rms)
     ratios = plan.ratios()
     lr, decay = tuned.lr * ratios, np.full(len(ratios), tuned.weight_decay)
     constant, corrected = (
-        np.sqrt(math.prod(shape) * tuned.mean_squares(shape, lr, each, start_rms**2))
-        for each in (decay, decay * ratios)
+        np.sqrt(math.prod(shape) * tuned.mean_squares(shape, lr, decays, start_rms**2))
+        for decays in (decay, decay * ratios)
     )
     return NormForecast(lr, constant, corrected)
+
+
+@dataclass(frozen=True)
+class Translation:
+    """Steady state of one shape and ScionC's prediction for it, or the reason why there are none."""
+
+    shape: tuple[int, ...]
+    refusal: str = ""
+    steady: Steady | None = None
+    prediction: Prediction | None = None  # of ScionC's setting
+
+    @property
+    def decay(self) -> float | None:
+        """Decay that ScionC's target means at this lr."""
+        return None if self.prediction is None else self.prediction.paper.weight_decay
+
+
+def translate(
+    tuned: Tuned,
+    shapes: Sequence[tuple[int, ...]],
+    lmo: str = "by-shape",
+    *,
+    blocks: int = 1,
+    alpha: float | None = None,
+) -> list[Translation]:
+    """Return one translation per shape; arguments are those of `to_scionc`.
+
+    Raises:
+        ValueError: If the optimizer trains none of the shapes.
+    """
+    translations = []
+    for shape in shapes:
+        if refusal := tuned.refusal(shape):
+            translations.append(Translation(shape, refusal))
+        else:
+            setting = to_scionc(tuned, shape, lmo, blocks=blocks, alpha=alpha)
+            translations.append(Translation(shape, "", steady(tuned, shape), predict(setting)))
+    if all(row.refusal for row in translations):
+        first = translations[0]
+        raise ValueError(f"--shape {'x'.join(map(str, first.shape))}: {first.refusal}")
+    return translations

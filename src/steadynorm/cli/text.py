@@ -1,0 +1,26 @@
+"""Read and write the shapes and numbers of the command line."""
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """Return the sides of a shape.
+
+    >>> parse_shape("384x1536")
+    (384, 1536)
+    """
+    try:
+        return tuple(int(side) for side in text.lower().split("x"))
+    except ValueError:
+        raise ValueError(f"shape {text!r}: write the sides with an x between them, such as 384x1536 or 768") from None
+
+
+def format_value(value: object) -> str:
+    """Write a float with five significant digits, the items of a tuple with "and", and None as nothing.
+
+    >>> format_value(0.080000000001), format_value((0.9, 0.99)), format_value(None), format_value(True)
+    ('0.08', '0.9 and 0.99', '', 'True')
+    """
+    if value is None:
+        return ""
+    if isinstance(value, tuple):
+        return " and ".join(map(format_value, value))
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
