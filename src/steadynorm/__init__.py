@@ -7,7 +7,7 @@ training what the weights will do.
 Names are imported when they are first used: `import steadynorm`, `theory` and `schedule` need no torch.
 """
 
-from importlib import import_module
+from importlib import import_module  # noqa: TID251
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
+from importlib import import_module  # noqa: TID251
 from typing import Any, cast
 
 from steadynorm.cli.subcommands import one_of

@@ -33,7 +33,7 @@ class MonitorCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         path = _folder(args, state) / STATE
         if state.global_step and path.exists():
-            self.watch.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+            self.watch.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))  # noqa: TID251
         if not state.is_world_process_zero:
             self.watch.sinks = ()
         self.watch.begin(kwargs["optimizer"], kwargs["model"], steps=state.global_step)

@@ -141,7 +141,7 @@ def load(path: Path) -> Saved:
                 raise CheckpointError(f"{path / name}: damaged (checksum differs)")
         if _STATE not in expected or not (_MODEL in expected or any(name.startswith(SHARDS) for name in expected)):
             raise CheckpointError(f"{path / _MANIFEST}: names no weights or no state")
-        state = torch.load(io.BytesIO((path / _STATE).read_bytes()), weights_only=True)
+        state = torch.load(io.BytesIO((path / _STATE).read_bytes()), weights_only=True)  # noqa: TID251
         return path, load_file(path / _MODEL) if _MODEL in expected else None, state
     except CheckpointError:
         raise

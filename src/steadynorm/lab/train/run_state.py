@@ -86,7 +86,7 @@ def restore(folder: Path, parts: Parts, team: Team) -> Progress | None:
         if whole is None:
             sharded = _sharded(parts)
             reader = Reader(path / checkpoint.SHARDS)
-            dcp.load(sharded, storage_reader=reader, planner=Planner(), no_dist=team.mesh is None)
+            dcp.load(sharded, storage_reader=reader, planner=Planner(), no_dist=team.mesh is None)  # noqa: TID251
             _set(parts, sharded["model"], [sharded[f"optimizer{k}"] for k in range(len(parts.optimizers))])
         elif team.mesh is None:
             parts.model.load_state_dict(whole)

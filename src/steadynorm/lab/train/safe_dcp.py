@@ -29,7 +29,7 @@ _PLAIN = {  # what an index is made of: all of it data
 }  # fmt: skip
 
 
-class _Index(pickle.Unpickler):
+class _Index(pickle.Unpickler):  # noqa: TID251
     def find_class(self, module: str, name: str) -> Any:
         dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if not dtype and name not in _PLAIN.get(module, ()):
@@ -56,7 +56,7 @@ class Planner(DefaultLoadPlanner):
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Put in place what is no tensor."""
         assert read_item.type == LoadItemType.BYTE_IO
-        plain = torch.load(value, weights_only=True)
+        plain = torch.load(value, weights_only=True)  # noqa: TID251
         super().load_bytes(read_item, _saved(plain))
 
 

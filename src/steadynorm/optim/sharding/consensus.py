@@ -85,7 +85,7 @@ def _compare(name: str, members: list[Member]) -> None:
     """ValueError on every rank, naming the first parameter that is not the same everywhere."""
     group = process_group(name)
     lists: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(lists, [(member.label, member.traits) for member in members], group=group)
+    dist.all_gather_object(lists, [(member.label, member.traits) for member in members], group=group)  # noqa: TID251
     for rank, other in enumerate(lists):
         for k in range(max(len(lists[0]), len(other))):
             first, second = (entries[k] if k < len(entries) else ("nothing", "") for entries in (lists[0], other))
