@@ -35,8 +35,7 @@ from torch.optim import Optimizer, lr_scheduler
 
 import steadynorm as sn
 from steadynorm import correct
-from steadynorm.decay.correction import KEYS
-from steadynorm.monitor.motion import weight_decay_of
+from steadynorm.decay.rule import KEYS, applied_weight_decay
 
 
 class Net(torch.nn.Module):
@@ -455,7 +454,7 @@ def test_monitor_and_table_know_the_decay_of_a_skipped_parameter() -> None:
             group["lr"] = LR / 2
         step(optimizer, seed=t)
     group = optimizer.param_groups[0]
-    decays = [weight_decay_of(optimizer, group, p) for p in (net.body.weight, net.head.weight)]
+    decays = [applied_weight_decay(optimizer, group, p) for p in (net.body.weight, net.head.weight)]
     assert decays == [DECAY / 2, DECAY]
     lines = {line.split()[0]: line for line in sn.explain(optimizer.param_groups).splitlines()}
     assert "corrected, 0.2 at peak lr" in lines["body.weight"]

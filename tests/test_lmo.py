@@ -286,7 +286,9 @@ def test_newton_schulz_falls_short_by_the_share_that_is_known(shape, blocks):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     seen = settings.lmo.update(x, blocks=blocks, polar=settings.polar).square().sum().item()
     nominal = settings.lmo.update_norm_sq(shape, blocks=blocks)
-    assert settings.share(shape) == pytest.approx(seen / nominal, rel=0.02)
-    assert settings.share(shape) < 0.97
+    assert settings.length_share(shape) == pytest.approx(seen / nominal, rel=0.02)
+    assert settings.length_share(shape) < 0.97
     exact = sn.ScionC([p], lmo="spectral", blocks=blocks, overlap="exact")
-    assert optimizer.weight_decay_of(p) == pytest.approx(settings.share(shape) * exact.weight_decay_of(p), rel=0.01)
+    assert optimizer.weight_decay_of(p) == pytest.approx(
+        settings.length_share(shape) * exact.weight_decay_of(p), rel=0.01
+    )

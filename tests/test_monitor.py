@@ -16,8 +16,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import steadynorm as sn
+from steadynorm.decay.families import forecast_family
 from steadynorm.monitor import log_records, record
-from steadynorm.monitor.motion import motion_of, target_of
 from steadynorm.optim import buckets
 
 # --- no waiting, one transfer
@@ -403,13 +403,13 @@ def test_groups_that_are_not_steered_have_no_target():
     groups = [{"params": [p]} for p in params]
     groups[1]["weight_decay"] = 0.0
     optimizer = sn.correct(torch.optim.AdamW(groups, weight_decay=0.1), steady_norm_sq=4e-4, skip=[0])
-    assert [target_of(optimizer, group) for group in optimizer.param_groups] == [None, None, 4e-4]
+    assert [record._target_of(group) for group in optimizer.param_groups] == [None, None, 4e-4]
 
 
 def test_effective_lr_is_not_known_where_a_muon_does_not_say_nesterov():
     optimizer = torch.optim.Muon(parameters((4, 4)), momentum=0.95)
     del optimizer.param_groups[0]["nesterov"]
-    numbers = record._numbers_of(optimizer, optimizer.param_groups[0], motion_of(optimizer))
+    numbers = record._numbers_of(optimizer, optimizer.param_groups[0], forecast_family(optimizer))
     assert numbers["alpha"] == pytest.approx(0.05) and numbers["effective_lr"] is None
 
 

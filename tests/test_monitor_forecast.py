@@ -12,7 +12,7 @@ from torch import nn
 
 import steadynorm as sn
 from steadynorm import theory
-from steadynorm.monitor.motion import MOTIONS, muon_update_norm_sq
+from steadynorm.decay.families import ADAM, MUON
 from steadynorm.monitor.track import ForecastTrack, Start, StepParams
 
 T = 60
@@ -118,7 +118,7 @@ def test_effective_lr_of_sgd_with_and_without_a_trace(trace):
 
 def test_momentum_of_a_young_adam_holds_as_many_gradients_as_it_has_seen():
     kernel = theory.overlap("linear", None)
-    course = ForecastTrack(MOTIONS["adam"], kernel, (), theory.initial_state(kernel))
+    course = ForecastTrack(ADAM, kernel, (), theory.initial_state(kernel))
     course._begin([Start(1.0, warm=True, updates=3)], StepParams(0.01, 0.0, theory.ema(0.1)))
     assert course.walk.var == pytest.approx(sum((0.1 * 0.9**age) ** 2 for age in range(3)))
 
@@ -132,8 +132,8 @@ def test_size_of_muons_update_is_known(shape, adjust):
     before = [p.detach().clone() for p in params]
     train(optimizer, params, 1)
     size = statistics.fmean(((p - b) / 0.1).square().sum().item() for p, b in zip(params, before, strict=True))
-    assert muon_update_norm_sq(shape, optimizer.param_groups[0]) == pytest.approx(size, rel=0.03)
-    assert muon_update_norm_sq(shape, {"momentum": 0.9}) is None  # somebody else's
+    assert MUON.update_norm_sq(shape, optimizer.param_groups[0]) == pytest.approx(size, rel=0.03)
+    assert MUON.update_norm_sq(shape, {"momentum": 0.9}) is None  # somebody else's
 
 
 def test_no_forecast_where_there_is_no_theory():

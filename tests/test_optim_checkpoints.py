@@ -11,7 +11,7 @@ from contract import assert_same, parameters, set_gradients, snapshot, train
 from optim_shapes import MATRIX, SHAPES
 
 import steadynorm as sn
-from steadynorm.decay.correction import KEYS
+from steadynorm.decay.rule import KEYS
 
 # --- checkpoints from and to others
 

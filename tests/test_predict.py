@@ -15,6 +15,7 @@ from steadynorm.cli import main
 from steadynorm.conversion import equivalents, translation
 from steadynorm.conversion.translation import AdamW, Lion, Muon, Tuned
 from steadynorm.prediction import LrPlan, ParamSetting
+from steadynorm.theory.updates import MUON_ADJUST
 
 VECTORS = json.loads((Path(__file__).parent / "data" / "theory_vectors.json").read_text(encoding="utf-8"))
 
@@ -56,7 +57,7 @@ def test_matching_decays_keep_the_norm():
 
 
 @pytest.mark.parametrize("shape", [(16, 48), (48, 16), (24, 24)])
-@pytest.mark.parametrize("adjust", equivalents.MUON_ADJUST)
+@pytest.mark.parametrize("adjust", MUON_ADJUST)
 def test_converted_settings_make_torch_muon_take_the_same_steps(shape: tuple[int, int], adjust: str):
     setting = ParamSetting(0.02, 0.1, shape, lmo="spectral", weight_decay=0.5)
     other = equivalents.equivalents(setting)[f"torch Muon, {adjust}"]

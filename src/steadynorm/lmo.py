@@ -28,7 +28,6 @@ class Lmo:
 
     Attributes:
         numbers: the view, U^2 and the overlap kernel.
-        row_separable: whether rows do not see each other.
         rows_wait: whether single rows often have no gradient, as in an embedding.
         entry_size: of an update whose entries are all c or -c: c for a d_out x d_in matrix.
         starts_at_zero: whether `init_` fills with zeros.
@@ -42,7 +41,6 @@ class Lmo:
     # Both see matrices (..., d_out, d_in), transposed where the view says so.
     _update: Callable[[Tensor, Polar, Tensor | None], Tensor]
     _norm: Callable[[Tensor], Tensor]
-    row_separable: bool = False
     rows_wait: bool = False
     entry_size: Callable[[int, int], float] | None = None
     starts_at_zero: bool = False
@@ -50,6 +48,10 @@ class Lmo:
     @property
     def name(self) -> str:
         return self.numbers.name
+
+    @property
+    def row_separable(self) -> bool:
+        return self.numbers.row_separable
 
     @property
     def view(self) -> MatrixView:
@@ -193,14 +195,12 @@ LMOS: dict[str, Lmo] = {
             UPDATES["sign"],
             lambda x, *_: x.sign() / x.shape[-1],
             lambda x: x.abs().amax((-2, -1)) * x.shape[-1],
-            row_separable=True,
             entry_size=lambda m, n: 1 / n,
         ),
         Lmo(
             UPDATES["embedding"],
             lambda x, *_: x.sign(),
             lambda x: x.abs().amax((-2, -1)),
-            row_separable=True,
             rows_wait=True,
             entry_size=lambda m, n: 1.0,
         ),
@@ -214,7 +214,6 @@ LMOS: dict[str, Lmo] = {
             UPDATES["row"],
             lambda x, *_: _unit(x, -1) / math.sqrt(x.shape[-1]),
             lambda x: _length(x, -1) * math.sqrt(x.shape[-1]),
-            row_separable=True,
         ),
         Lmo(
             UPDATES["column"],

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from steadynorm.decay.families import group_label
+from steadynorm.decay.rule import Constant, decay_rule, group_label
 from steadynorm.schedule import StepFunction
 
 PerGroup = StepFunction | Sequence[StepFunction | None] | Mapping[str, StepFunction | None]
@@ -108,7 +108,7 @@ class Scheduler(LRScheduler):
                     raise ValueError(f"{where}: {key}={group.get(key)!r} is no number to schedule; pass None for it")
                 if not callable(function):
                     raise TypeError(f"{where}: {key} is given {function!r}; pass a function of the step")
-                if key == "weight_decay" and group.get("corrected") and group.get("base_weight_decay"):
+                if key == "weight_decay" and not isinstance(decay_rule(group), Constant):
                     raise ValueError(
                         f"{where}: weight_decay is computed at every step; schedule base_weight_decay, or set "
                         "corrected=False in the group"

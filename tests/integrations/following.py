@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import steadynorm as sn
-from steadynorm.decay.families import unwrapped
+from steadynorm.decay.families import unwrap
 
 LR, ALPHA, TARGET, DECAY = 0.05, 0.1, 1.1875, 0.2
 
@@ -31,7 +31,7 @@ class Steps:
     rows: list[list[tuple[float, float]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.optimizer = unwrapped(self.optimizer)
+        self.optimizer = unwrap(self.optimizer)
         self.optimizer.register_step_post_hook(torch.compiler.disable(self._note))
 
     def _note(self, *_: Any) -> None:
@@ -62,7 +62,7 @@ class AppliedDecay:
     """
 
     def __init__(self, optimizer: Optimizer):
-        self.optimizer = unwrapped(optimizer)
+        self.optimizer = unwrap(optimizer)
         self.before: dict[Tensor, Tensor] = {}
         self.rows: list[tuple[list[float], dict[Tensor, float]]] = []  # lr of each group, lambda of each parameter
         self.optimizer.register_step_pre_hook(self._start)

@@ -15,9 +15,8 @@ from torch.optim import Optimizer
 from steadynorm import theory
 from steadynorm.conversion.source import MOMENTUM, SCHEDULED, Group, Source, sources_of
 from steadynorm.conversion.table import Change, table
-from steadynorm.decay.correction import KEYS
-from steadynorm.decay.families import unwrapped
-from steadynorm.decay.skip import UNCORRECTED, is_skipped
+from steadynorm.decay.families import unwrap
+from steadynorm.decay.rule import KEYS, UNCORRECTED, is_skipped
 from steadynorm.groups.builder import Output, param_groups
 from steadynorm.groups.roles import find_outputs, places
 from steadynorm.optim import AdamC, Scion, ScionC
@@ -98,7 +97,7 @@ def convert(
     """
     several = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     names = {id(p): name for name, p in model.named_parameters()}
-    sources = [source for each in several for source in sources_of(unwrapped(each, "convert"), names)]
+    sources = [source for each in several for source in sources_of(unwrap(each, "convert"), names)]
     kinds = {source.kind for source in sources}
     to = to or (AdamC if kinds == {"AdamW"} else ScionC)
     if to is AdamC:

@@ -5,10 +5,7 @@ from collections.abc import Sequence
 
 from steadynorm import theory
 from steadynorm.prediction import ParamSetting
-from steadynorm.theory.updates import NEWTON_SCHULZ, UPDATES, newton_schulz_share
-
-MUON_ADJUST = ("original", "match_rms_adamw")
-MUON_ITERATION = (NEWTON_SCHULZ, 5)  # torch.optim.Muon's default ns_coefficients and ns_steps
+from steadynorm.theory.updates import MUON_ADJUST, UPDATES, muon_factor
 
 
 def equivalents(setting: ParamSetting) -> dict[str, dict[str, float | str | bool]]:
@@ -42,31 +39,6 @@ def equivalents(setting: ParamSetting) -> dict[str, dict[str, float | str | bool
     lr = step * math.sqrt(setting.update_norm_sq / math.prod(setting.shape))
     out["AdamW"] = {"lr": lr, "weight_decay": eta / lr}
     return out
-
-
-def muon_factor(adjust: str, shape: Sequence[int]) -> float:
-    """Return torch.optim.Muon's lr factor: sqrt(max(1, d_out/d_in)), or 0.2 sqrt(max(d_out, d_in)).
-
-    >>> muon_factor("original", (1536, 384)), muon_factor("match_rms_adamw", (100, 25))
-    (2.0, 2.0)
-    """
-    if adjust not in MUON_ADJUST:
-        raise ValueError(f"adjust={adjust!r} is unknown; choose one of {', '.join(MUON_ADJUST)}")
-    rows, columns = shape[0], shape[1]
-    return math.sqrt(max(1, rows / columns)) if adjust == "original" else 0.2 * math.sqrt(max(rows, columns))
-
-
-def muon_update_norm_sq(
-    shape: Sequence[int], adjust: str = "original", iteration: tuple[tuple[float, float, float], int] = MUON_ITERATION
-) -> float:
-    """Return |u|^2 of torch.optim.Muon for Gaussian momentum, including its lr adjustment.
-
-        muon_factor^2 min(d_out, d_in) * the share of an exact polar factor that Newton-Schulz reaches
-
-    >>> round(muon_update_norm_sq((384, 384)) / 384, 2)
-    0.86
-    """
-    return muon_factor(adjust, shape) ** 2 * min(shape) * newton_schulz_share(shape[0], shape[1], *iteration)
 
 
 def from_muon(

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from steadynorm import theory
 from steadynorm.conversion.official_scion import Rule, rule_of
 from steadynorm.conversion.translation import AdamW, Muon
-from steadynorm.decay.families import group_label
+from steadynorm.decay.rule import group_label
 from steadynorm.groups.builder import from_radius
 from steadynorm.prediction import ParamSetting
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from steadynorm import theory
-from steadynorm.conversion.equivalents import from_adamw, from_muon, muon_update_norm_sq
+from steadynorm.conversion.equivalents import from_adamw, from_muon
 from steadynorm.prediction import (
     Floats,
     LrPlan,
@@ -25,6 +25,7 @@ from steadynorm.prediction import (
     check_start,
     predict,
 )
+from steadynorm.theory.updates import muon_update_norm_sq
 
 SCION_ALPHA = 0.1  # ScionC's default
 

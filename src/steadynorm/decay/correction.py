@@ -1,12 +1,4 @@
-"""The corrected decay coefficient, and the `Correction` that writes it into an optimizer's groups before each step.
-
-    lambda_t = lambda (gamma_t / gamma_peak) F_t            relative: keeps the norm that peak lr and lambda give
-    lambda_t = the decay whose steady state is a target     absolute: `steady_norm_sq`
-
-F is what a changing momentum does to the norm: G(alpha_t)/G(alpha_0) for normalised updates (Muon, Lion), 1 where
-the total contribution of a gradient does not depend on it (Adam family, EMA SGD), (alpha_0/alpha_t)^2 for trace SGD.
-Everything a resumed run needs is in the parameter groups, under the keys of `KEYS`.
-"""
+"""The `Correction`: writes lambda_t into an optimizer's groups before each step, and survives checkpoints."""
 
 import contextlib
 import math
@@ -19,75 +11,18 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from steadynorm import theory
-from steadynorm.decay.families import OTHER, SCION, Family, Group, group_label, refuse_scion_groups
+from steadynorm.decay.families import Family
 from steadynorm.decay.peak import PeakWatch
-from steadynorm.decay.skip import UNCORRECTED, StandIn, unsplit
-from steadynorm.theory.steady_state import check_reachable, eta_of
-
-KEYS = (
-    "base_weight_decay",
-    "peak_lr",
-    "peak_lr_given",
-    "initial_momentum",
-    "corrected",
-    "steady_norm_sq",
-    "overlap",
+from steadynorm.decay.rule import (
+    KEYS,
     UNCORRECTED,
+    Group,
+    correction_keys,
+    group_label,
+    names_peak,
+    weight_decay_now,
 )
-
-_SCHEDULED = ("max_lr", "initial_lr")  # a group's largest lr in the words of OneCycle and of torch's other schedulers
-
-
-def corrected_weight_decay(group: Group, family: Family, kernel: theory.Overlap | None = None) -> float:
-    """lambda_t of one group, from its keys alone: floats in, a float out; ValueError where lr lambda_t exceeds 1.
-
-    >>> from steadynorm.decay.families import ADAM
-    >>> group = {"lr": 5e-4, "peak_lr": 1e-3, "peak_lr_given": True, "base_weight_decay": 0.1}
-    >>> corrected_weight_decay(group, ADAM)
-    0.05
-    """
-    lr = float(group["lr"])
-    if group.get("steady_norm_sq") is not None:
-        target = float(group["steady_norm_sq"])
-        return check_reachable(target, lr, family.require_target()(target, lr, group, kernel))
-    peak = group["peak_lr"]
-    if not group["peak_lr_given"] and lr > peak * (1 + 1e-6):
-        raise ValueError(
-            f"lr={lr} exceeds the guessed peak_lr={peak}; pass peak_lr=<the schedule's maximum>, or put it in the group"
-        )
-    decay = group["base_weight_decay"] * (lr / peak) * family.factor(group) if peak > 0 else 0.0
-    eta_of(lr, decay)
-    return decay
-
-
-def group_keys(group: Group, family: Family, *, peak_lr: float | None = None) -> Group:
-    """The correction's keys for a group, those it has already kept; writes nothing."""
-    if family not in (SCION, OTHER):
-        refuse_scion_groups(group)
-    if group.get("capturable"):
-        raise ValueError(
-            "capturable=True: a captured step would be replayed with the decay of the step that was captured; leave it out"
-        )
-    if group.get("weight_decay", 0.0) is None:
-        raise ValueError("weight_decay=None is no number to correct; set one")
-    keys = {key: group[key] for key in KEYS if group.get(key) is not None}
-    keys.setdefault("base_weight_decay", float(group.get("weight_decay", 0.0)))
-    keys.setdefault("corrected", True)
-    if family.momentum is not None:
-        keys.setdefault("initial_momentum", family.momentum(group))
-    if peak_lr is not None:
-        keys.update(peak_lr=float(peak_lr), peak_lr_given=True)
-    elif "peak_lr" not in keys:
-        guess = next(group[key] for key in (*_SCHEDULED, "lr") if group.get(key) is not None)
-        keys.update(peak_lr=float(guess), peak_lr_given=False)
-    if keys.setdefault("peak_lr_given", True) and not (keys["peak_lr"] > 0 and math.isfinite(keys["peak_lr"])):
-        raise ValueError(f"peak_lr={keys['peak_lr']} must be positive and finite")
-    return keys
-
-
-def says_peak(group: Group) -> bool:
-    """Return whether a group names its peak, or a scheduler did; else its lr is all there is to guess from."""
-    return any(group.get(key) is not None for key in ("peak_lr", *_SCHEDULED))
+from steadynorm.decay.skip import StandIn, unsplit
 
 
 def drop_capturable(groups: Iterable[Group]) -> None:
@@ -104,7 +39,7 @@ class Correction:
         self.family = family
         self.given = given  # keys that the caller chose: a checkpoint that replaces one is reported
         self.handles: list[RemovableHandle] = []  # of the hooks that `correct` registers
-        self.known: list[Group] = []  # the groups' keys, for checkpoints that lack them
+        self.saved_keys: list[Group] = []  # the groups' keys, for checkpoints that lack them
         self.written: list[tuple[Group, Any]] = []  # groups and the decay last seen in them; a loaded group is another
         self.warned = False
         self.stand_in = StandIn()
@@ -118,11 +53,11 @@ class Correction:
         for group, value in zip(optimizer.param_groups, values, strict=True):
             if value is not None:
                 group["weight_decay"] = value
-        self.note(optimizer.param_groups)
+        self.record_written(optimizer.param_groups)
         stepper = self.stand_in.of(optimizer)
         return None if stepper is optimizer or not args else ((stepper, *args[1:]), kwargs)
 
-    def note(self, groups: Sequence[Group]) -> None:
+    def record_written(self, groups: Sequence[Group]) -> None:
         """Note each group's decay: another one found before the next step was written by somebody else."""
         self.written = [(group, group.get("weight_decay")) for group in groups]
 
@@ -158,7 +93,7 @@ class Correction:
         if not group["peak_lr_given"] and group.get("max_lr") is not None:  # OneCycleLR came after correct()
             group["peak_lr"] = float(group["max_lr"])
         try:
-            value = corrected_weight_decay(group, self.family, exact_kernel(group, self.family))
+            value = weight_decay_now(group, self.family, exact_kernel(group, self.family))
         except ValueError as error:
             raise ValueError(f"{group_label(index, group)}: {error}") from None
         self.peak_watch.see(index, group, lr)
@@ -167,25 +102,25 @@ class Correction:
     def _keys_of_added(self, index: int, group: Group) -> Group:
         """The keys of a group that came after correct(). Its lr may be anything by now, so it has to bring a peak."""
         try:
-            if not says_peak(group):
+            if not names_peak(group):
                 raise ValueError("it was added after correct() and says no peak; put peak_lr=<its largest lr> in it")
-            return group_keys(group, self.family)
+            return correction_keys(group, self.family)
         except ValueError as error:
             raise ValueError(f"{group_label(index, group)}: {error}") from None
 
     def before_load(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
         """Note the groups' keys, for a checkpoint that lacks them; bring one with split groups into today's layout."""
-        self.remember(optimizer.param_groups)
+        self.save_keys(optimizer.param_groups)
         return unsplit(optimizer.param_groups, state_dict)
 
-    def remember(self, groups: Sequence[Group]) -> None:
+    def save_keys(self, groups: Sequence[Group]) -> None:
         """Note the groups' keys as they are before a checkpoint is loaded."""
-        self.known = [{key: group[key] for key in KEYS if key in group} for group in groups]
+        self.saved_keys = [{key: group[key] for key in KEYS if key in group} for group in groups]
 
     def after_load(self, optimizer: Optimizer) -> None:
         """A checkpoint from before the correction: its weight_decay is the base, the rest stays as it was."""
         drop_capturable(optimizer.param_groups)
-        for group, known in zip(optimizer.param_groups, self.known, strict=True):
+        for group, known in zip(optimizer.param_groups, self.saved_keys, strict=True):
             if "base_weight_decay" not in group and "base_weight_decay" in known:
                 own = {key: group[key] for key in KEYS if key in group}  # of a group that was added, and never stepped
                 if own.get("peak_lr") is not None:
@@ -199,7 +134,7 @@ class Correction:
     def warn_of_replaced(self, optimizer: Optimizer) -> None:
         """Warn about the first setting that the caller gave and that differs from the checkpoint's, which wins."""
         where = type(optimizer).__name__ if hasattr(optimizer, "corrects_itself") else "correct()"
-        for index, (group, known) in enumerate(zip(optimizer.param_groups, self.known, strict=True)):
+        for index, (group, known) in enumerate(zip(optimizer.param_groups, self.saved_keys, strict=True)):
             if not (group.get("corrected") and group.get("base_weight_decay")):
                 continue
             for key in self.given:
@@ -226,21 +161,11 @@ def own_correction(optimizer: Optimizer, family: Family) -> Correction:
     return optimizer.__dict__.setdefault("_correction", Correction(family, ("peak_lr", "steady_norm_sq")))
 
 
-def refuse_idle_target(where: str, groups: Iterable[Group]) -> None:
-    """ValueError if there is a target and every group that has it is without decay, which stays so."""
-    aimed = [group for group in groups if group.get("steady_norm_sq") is not None]
-    if aimed and not any(group["base_weight_decay"] for group in aimed):
-        raise ValueError(
-            f"{where}: steady_norm_sq={aimed[0]['steady_norm_sq']} would do nothing, because groups with weight_decay=0 "
-            "stay without decay; give them a weight_decay (any above 0: the target takes its place)"
-        )
-
-
 def exact_kernel(group: Group, family: Family) -> theory.Overlap | None:
     """The overlap kernel that all parameters of a group share, for overlap="exact"; None for "linear"."""
-    if group.get("overlap") != "exact" or family.lmo is None:
+    if group.get("overlap") != "exact" or family.exact_lmo is None:
         return None
-    kernels = {theory.overlap(family.lmo, p.shape) for p in group["params"]}
+    kernels = {theory.overlap(family.exact_lmo, p.shape) for p in group["params"]}
     if len(kernels) != 1:
         raise ValueError(
             f"overlap='exact' needs one kernel a group, but its shapes have {len(kernels)}; "

@@ -1,172 +1,277 @@
-"""What the correction must know of an optimizer: is its decay decoupled, and what does its momentum do to the norm?
+"""Families: the one place that recognises an optimizer, and all that the theory must know about its kind.
 
 | family | recognised by (a class or one it derives from) | momentum read from | factor F |
 |---|---|---|---|
 | adam | AdamW; Adam, NAdam, RAdam with decoupled_weight_decay; "Adam" in the name and `decoupled=True` | - | 1 |
-| muon | "Muon" in the name | 1 - `momentum`, `nesterov` (must be there if momentum moves) | G(alpha_t)/G(alpha_0) |
+| muon | "Muon" in the name | 1 - `momentum`, `nesterov` (required if momentum moves) | G(alpha_t)/G(alpha_0) |
 | scion | our Scion | `alpha`, `nesterov` | G(alpha_t)/G(alpha_0) |
 | lion | "Lion" in the name | `betas` | G(betas_t)/G(betas_0) |
 | sgd | our SGDC | `alpha`, `trace` | 1; with trace (alpha_0/alpha_t)^2 |
 | other | `decoupled=True` | - | 1 |
 
-Whatever the class, a group whose flags say that its decay is coupled, fixed or corrected already is refused.
+Whatever the class, a group whose flags say that its decay is coupled, fixed or already corrected is refused.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 from torch.optim import Optimizer
 
 from steadynorm import theory
+from steadynorm.decay.rule import Group
+from steadynorm.theory import Filter, Overlap
+from steadynorm.theory.kernels import LINEAR
 from steadynorm.theory.momentum import check_alpha
+from steadynorm.theory.updates import Update, muon_update_norm_sq, update_of
 
-Group = dict[str, Any]
-Momentum = float | list[float]
-Target = Callable[[float, float, Group, theory.Overlap | None], float]
+Momentum: TypeAlias = float | list[float]
 
 _COUPLED = ("SGD", "ASGD", "Adagrad", "Adadelta", "Adamax", "RMSprop", "Rprop")
 _NO_DECAY = ("LBFGS", "SparseAdam")
 _FLAGGED = ("Adam", "NAdam", "RAdam")  # decoupled only if their group says so
 _DECOUPLING = ("weight_decouple", "decoupled_decay")  # flags of pytorch_optimizer and timm
+_UNFORECAST = ("NAdam", "RAdam", "RenormalizedAdamW")  # their steps are not those of the Adam that the theory describes
 
 
-@dataclass(frozen=True)
 class Family:
-    """How one kind of optimizer's norm depends on its momentum.
+    """One kind of optimizer: how it reads momentum from a group, its momentum filter, and the size of its updates.
 
-    momentum: the group's momentum, saved as the initial one; None where it does not matter.
-    gain: G of such a momentum; F = gain(now)/gain(initial).
-    target: (steady_norm_sq, lr, group, kernel) -> decay, or None where there is no absolute target.
-    word: the group's key for its momentum, in which a caller names the reference.
+    What the weight norm does follows from these by `theory`. The base class is the family of optimizers about which
+    nothing is known but that their decay is decoupled.
+
+    Attributes:
+        name: what the family is called in errors and checkpoints.
+        momentum_key: the group key in which a caller names the momentum; None if the decay does not depend on it.
+        exact_lmo: the lmo whose overlap kernel `overlap="exact"` takes.
+        has_target: whether an absolute `steady_norm_sq` determines the decay.
+        has_forecast: whether the theory can forecast the norm.
+        is_linear: whether updates are linear in the momentum, so that forecasts are per element.
     """
 
-    name: str
-    momentum: Callable[[Group], Momentum] | None = None
-    gain: Callable[[Any, Group], float] | None = None
-    target: Target | None = None
-    word: str | None = None
-    lmo: str | None = None  # whose overlap kernel overlap="exact" takes
+    name = "other"
+    momentum_key: str | None = None
+    exact_lmo: str | None = None
+    has_target = False
+    has_forecast = False
+    is_linear = False
+
+    def momentum(self, group: Group) -> Momentum | None:
+        """Return the group's momentum, which is saved as the initial one; None if it does not matter to the norm."""
+        return None
+
+    def gain(self, momentum: Any, group: Group) -> float:
+        """Return G at this momentum."""
+        return 1.0
 
     def factor(self, group: Group) -> float:
-        """F_t = G(momentum now) / G(initial momentum); exactly 1 while it has not moved."""
-        if self.momentum is None or self.gain is None:
+        """Return F_t = G(momentum now) / G(initial momentum); exactly 1 while the momentum has not moved."""
+        now = self.momentum(group)
+        if now is None or now == group["initial_momentum"]:
             return 1.0
-        now, initial = self.momentum(group), group["initial_momentum"]
-        return 1.0 if now == initial else self.gain(now, group) / self.gain(initial, group)
+        return self.gain(now, group) / self.gain(group["initial_momentum"], group)
 
     def reference(self, group: Group, value: float | Sequence[float]) -> Momentum:
-        """Return the momentum at which F = 1, given in the group's own words; ValueError if there is no such thing."""
-        if self.momentum is None or self.gain is None or self.word is None:
+        """Return the momentum at which F = 1, given in the group's own words.
+
+        Raises:
+            ValueError: If the decay of this family does not follow momentum, or `value` is not one.
+        """
+        if self.momentum_key is None:
             raise ValueError(f"reference_momentum: the decay of {self.name} does not follow momentum; leave it out")
         try:
-            momentum = self.momentum({**group, self.word: value})
+            momentum = self.momentum({**group, self.momentum_key: value})
             self.gain(momentum, group)
         except TypeError:
-            raise ValueError(f"reference_momentum={value!r} is no value for group[{self.word!r}]") from None
+            raise ValueError(f"reference_momentum={value!r} is no value for group[{self.momentum_key!r}]") from None
+        assert momentum is not None
         return momentum
 
-    def require_target(self) -> Target:
-        """How a target becomes a decay, or ValueError if this family has none."""
-        if self.target is None:
+    def require_target(self) -> None:
+        """Raise ValueError if no absolute target determines the decay of this family."""
+        if not self.has_target:
             raise ValueError(
                 f"steady_norm_sq: the size of {self.name} updates does not follow from lr and decay; leave it out "
                 "(the correction is then relative to peak_lr)"
             )
-        return self.target
+
+    def target_decay(self, target: float, lr: float, group: Group, kernel: Overlap | None = None) -> float:
+        """Return the decay whose steady state is `target`; `kernel` None stands for the paper's linear one."""
+        raise NotImplementedError(self.name)
+
+    def alpha(self, group: Group) -> float:
+        """Return the weight of the new gradient."""
+        raise NotImplementedError(self.name)
+
+    def filter(self, group: Group) -> Filter:
+        """Return the momentum as a filter of past gradients."""
+        raise NotImplementedError(self.name)
+
+    def effective_lr(self, group: Group) -> float:
+        """Return the size of what one gradient does in the end, in units of its update."""
+        return float(group["lr"])
+
+    def kernel(self, shape: Sequence[int], group: Group) -> Overlap:
+        """Return the overlap kernel of the updates of a parameter of this shape."""
+        return LINEAR
+
+    def update_norm_sq(self, shape: Sequence[int], group: Group) -> float | None:
+        """Return U^2 of a parameter of this shape, None if unknown; of linear updates the number of elements."""
+        return float(math.prod(shape))
 
 
-def alpha_of(group: Group) -> float:
-    """Return alpha, the weight of the new gradient, of one of our own groups."""
-    return float(group["alpha"])
+class _Adam(Family):
+    name, has_target, has_forecast, is_linear = "adam", True, True, True
+
+    def target_decay(self, target: float, lr: float, group: Group, kernel: Overlap | None = None) -> float:
+        return theory.adam_weight_decay_for(target, lr)
+
+    def alpha(self, group: Group) -> float:
+        return 1 - _betas(group)[0]
+
+    def filter(self, group: Group) -> Filter:
+        return theory.ema(self.alpha(group))
 
 
-def muon_alpha_of(group: Group) -> float:
-    """Return 1 - momentum; 1 in a group without momentum (a Muon's auxiliary Adam groups).
+class _Scion(Family):
+    """Normalised updates of an exponential moving average."""
 
-    Somebody else's `alpha` in the group means something else and is not read.
-    """
-    return 1 - float(group.get("momentum", 0.0))
+    name, momentum_key, has_target, has_forecast = "scion", "alpha", True, True
+
+    def alpha(self, group: Group) -> float:
+        return float(group["alpha"])
+
+    def is_nesterov(self, group: Group) -> bool:
+        """Return whether the momentum is Nesterov's, where the decay depends on it."""
+        return _nesterov(group)
+
+    def momentum(self, group: Group) -> float:
+        return self.alpha(group)
+
+    def gain(self, momentum: float, group: Group) -> float:
+        return theory.momentum_gain(momentum, nesterov=self.is_nesterov(group))
+
+    def target_decay(self, target: float, lr: float, group: Group, kernel: Overlap | None = None) -> float:
+        nesterov = self.is_nesterov(group)
+        return theory.weight_decay_for(target, lr, self.alpha(group), nesterov=nesterov, overlap=kernel or "linear")
+
+    def filter(self, group: Group) -> Filter:
+        return theory.ema(self.alpha(group), nesterov=_nesterov(group))
+
+    def effective_lr(self, group: Group) -> float:
+        return theory.effective_lr(float(group["lr"]), self.alpha(group), nesterov=self.is_nesterov(group))
+
+    def kernel(self, shape: Sequence[int], group: Group) -> Overlap:
+        update, blocks = _scion_update(shape, group)
+        return update.overlap(shape, blocks=blocks)
+
+    def update_norm_sq(self, shape: Sequence[int], group: Group) -> float | None:
+        update, blocks = _scion_update(shape, group)
+        share = update.length_share(shape, blocks, group["polar"], group["polar_steps"])
+        return update.update_norm_sq(shape, blocks=blocks) * share
 
 
-def nesterov_of(group: Group) -> bool:
-    """Whether the momentum is Nesterov's; a group that does not say is taken not to."""
-    return bool(group.get("nesterov", False))
+class _Muon(_Scion):
+    name, momentum_key, exact_lmo = "muon", "momentum", "spectral"
+
+    def alpha(self, group: Group) -> float:
+        """Return 1 - momentum; 1 in a group without momentum (a Muon's auxiliary Adam groups).
+
+        Somebody else's `alpha` in the group means something else and is not read.
+        """
+        return 1 - float(group.get("momentum", 0.0))
+
+    def is_nesterov(self, group: Group) -> bool:
+        if "nesterov" not in group and "momentum" in group:
+            raise ValueError(
+                "the decay depends on whether its momentum is Nesterov's, which the group does not say; "
+                "set group['nesterov'] = True (Keller Jordan's Muon) or False"
+            )
+        return _nesterov(group)
+
+    def kernel(self, shape: Sequence[int], group: Group) -> Overlap:
+        return theory.overlap("spectral", shape)
+
+    def update_norm_sq(self, shape: Sequence[int], group: Group) -> float | None:
+        """Return |u|^2 of torch's Muon with its lr adjustment; None for another Muon, whose scale is unknown."""
+        if not {"ns_coefficients", "ns_steps", "adjust_lr_fn"} <= group.keys():
+            return None
+        iteration = tuple(group["ns_coefficients"]), group["ns_steps"]
+        return muon_update_norm_sq(shape, group["adjust_lr_fn"] or "original", iteration)
 
 
-def betas_of(group: Group) -> list[float]:
-    """Both betas, as floats."""
+class _Lion(Family):
+    name, momentum_key, has_target, has_forecast = "lion", "betas", True, True
+
+    def momentum(self, group: Group) -> list[float]:
+        return _betas(group)
+
+    def gain(self, momentum: list[float], group: Group) -> float:
+        return theory.lion_gain(*momentum)
+
+    def target_decay(self, target: float, lr: float, group: Group, kernel: Overlap | None = None) -> float:
+        return theory.lion_weight_decay_for(target, lr, *_betas(group))
+
+    def alpha(self, group: Group) -> float:
+        return 1 - _betas(group)[1]
+
+    def filter(self, group: Group) -> Filter:
+        return theory.lion(*_betas(group))
+
+    def effective_lr(self, group: Group) -> float:
+        return float(group["lr"]) * math.sqrt(theory.lion_gain(*_betas(group)))
+
+    def kernel(self, shape: Sequence[int], group: Group) -> Overlap:
+        return theory.overlap("lion", None)
+
+
+class _SGD(Family):
+    name, has_forecast, is_linear = "sgd", True, True
+
+    def momentum(self, group: Group) -> float:
+        return self.alpha(group)
+
+    def gain(self, momentum: float, group: Group) -> float:
+        return check_alpha(momentum) ** -2 if group.get("trace") else 1.0
+
+    def alpha(self, group: Group) -> float:
+        return float(group["alpha"])
+
+    def filter(self, group: Group) -> Filter:
+        nesterov, alpha = _nesterov(group), self.alpha(group)
+        return theory.trace(1 - alpha, nesterov=nesterov) if group["trace"] else theory.ema(alpha, nesterov=nesterov)
+
+    def effective_lr(self, group: Group) -> float:
+        return float(group["lr"]) / (self.alpha(group) if group["trace"] else 1.0)
+
+
+ADAM, OTHER, SGD, MUON, SCION, LION = _Adam(), Family(), _SGD(), _Muon(), _Scion(), _Lion()
+FAMILIES: dict[str, Family] = {family.name: family for family in (ADAM, OTHER, SGD, MUON, SCION, LION)}
+
+
+def _betas(group: Group) -> list[float]:
     return [float(beta) for beta in group["betas"]]
 
 
-def _ema_gain(alpha: float, group: Group) -> float:
-    return theory.momentum_gain(alpha, nesterov=nesterov_of(group))
+def _nesterov(group: Group) -> bool:
+    return bool(group.get("nesterov", False))
 
 
-def _ema_target(target: float, lr: float, alpha: float, group: Group, kernel: theory.Overlap | None) -> float:
-    return theory.weight_decay_for(target, lr, alpha, nesterov=nesterov_of(group), overlap=kernel or "linear")
+def _scion_update(shape: Sequence[int], group: Group) -> tuple[Update, int]:
+    """Return the row of the lmo table that a Scion group uses for this shape, and the number of blocks it sees."""
+    update = update_of(group["lmo"], shape)
+    return update, 1 if update.row_separable else group["blocks"]
 
 
-def said(group: Group) -> Group:
-    """A Muon's group, if it says whether its momentum is Nesterov's. Keller Jordan's always is and has no such key."""
-    if "nesterov" not in group and "momentum" in group:
-        raise ValueError(
-            "the decay depends on whether its momentum is Nesterov's, which the group does not say; "
-            "set group['nesterov'] = True (Keller Jordan's Muon) or False"
-        )
-    return group
+# --- recognising optimizers
 
 
-ADAM = Family("adam", target=lambda target, lr, *_: theory.adam_weight_decay_for(target, lr))
-OTHER = Family("other")
-SGD = Family("sgd", alpha_of, lambda alpha, group: check_alpha(alpha) ** -2 if group.get("trace") else 1.0)
-MUON = Family(
-    "muon",
-    muon_alpha_of,
-    lambda alpha, group: _ema_gain(alpha, said(group)),
-    lambda target, lr, group, kernel: _ema_target(target, lr, muon_alpha_of(group), said(group), kernel),
-    word="momentum",
-    lmo="spectral",
-)
-SCION = Family(
-    "scion",
-    alpha_of,
-    _ema_gain,
-    lambda target, lr, group, kernel: _ema_target(target, lr, alpha_of(group), group, kernel),
-    word="alpha",
-)
-LION = Family(
-    "lion",
-    betas_of,
-    lambda betas, _: theory.lion_gain(*betas),
-    lambda target, lr, group, _: theory.lion_weight_decay_for(target, lr, *betas_of(group)),
-    word="betas",
-)
+def unwrap(optimizer: Optimizer, where: str = "correct") -> Optimizer:
+    """Return the optimizer inside the wrappers of trainers (Accelerate's, Lightning's), which have it as `.optimizer`.
 
-FAMILIES = {each.name: each for each in (ADAM, OTHER, SGD, MUON, SCION, LION)}
-
-
-def group_label(index: int, group: Group) -> str:
-    """How errors name a group.
-
-    >>> group_label(2, {"name": "head"}), group_label(0, {})
-    ('group 2 ("head")', 'group 0')
+    Raises:
+        TypeError: If it is something else, such as a model; the message names the caller, `where`.
     """
-    return f'group {index} ("{group["name"]}")' if "name" in group else f"group {index}"
-
-
-def refuse_scion_groups(group: Group) -> None:
-    """ValueError for a group that `param_groups` made for Scion: its lr and target mean another thing elsewhere."""
-    if group.get("lmo") is not None:
-        raise ValueError(
-            f"it has lmo={group['lmo']!r}, so it is for Scion and ScionC; use param_groups(model, kind='adam')"
-        )
-
-
-def unwrapped(optimizer: Optimizer, where: str = "correct") -> Optimizer:
-    """The optimizer inside the wrappers of trainers (Accelerate's, Lightning's), which have it as `.optimizer`.
-
-    TypeError for something else, such as a model; `where` names who was given it."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
     if not isinstance(optimizer, Optimizer):
@@ -178,31 +283,64 @@ def unwrapped(optimizer: Optimizer, where: str = "correct") -> Optimizer:
 
 
 def family_of(optimizer: Optimizer, *, decoupled: bool | None = None) -> Family:
-    """The family of an optimizer, or a ValueError that says why its decay cannot be corrected.
+    """Return the family of an optimizer.
+
+    Raises:
+        ValueError: If its decay cannot be corrected; the message says why.
 
     >>> import torch
     >>> family_of(torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))])).name
     'adam'
     """
-    names, groups = [cls.__name__ for cls in type(optimizer).__mro__], optimizer.param_groups
-    reason = _why_not(names, groups)
+    names, groups = _class_names(optimizer), optimizer.param_groups
+    reason = _refusal_reason(names, groups)
     if reason is None and decoupled is False:
         reason = "it was declared coupled (decoupled=False), and only decoupled decay can be corrected"
     if reason is not None:
         raise ValueError(f"correct: {names[0]}: {reason}")
     if "AdamW" in names or any(name in _FLAGGED for name in names):
         return ADAM
-    if any("Scion" in name for name in names):
-        return _readable(SCION, optimizer)
-    if any("Muon" in name for name in names):
-        return _readable(MUON, optimizer)
-    if any("Lion" in name for name in names):
-        return _readable(LION, optimizer)
+    for word, family in (("Scion", SCION), ("Muon", MUON), ("Lion", LION)):
+        if any(word in name for name in names):
+            return _require_momentum(family, optimizer)
     if not decoupled and not all("base_weight_decay" in group for group in groups):  # a corrected copy has it
         raise ValueError(
             f"correct: {names[0]} is unknown; pass decoupled=True if it does theta <- (1 - lr * weight_decay) theta - lr u"
         )
     return ADAM if any("Adam" in name for name in names) else OTHER
+
+
+def forecast_family(optimizer: Optimizer) -> Family | None:
+    """Return the family by which the theory can forecast the norms of an optimizer, or None.
+
+    >>> import torch; p = torch.nn.Parameter(torch.ones(2))
+    >>> forecast_family(torch.optim.AdamW([p])).name, forecast_family(torch.optim.SGD([p]))
+    ('adam', None)
+    """
+    names = _class_names(optimizer)
+    if isinstance(own := getattr(optimizer, "family", None), Family):
+        return own
+    if any(name in _UNFORECAST for name in names):
+        return None
+    if names[0] == "Adam" and all(group["weight_decay"] == 0 for group in optimizer.param_groups):
+        return ADAM
+    try:
+        family = family_of(optimizer)
+    except ValueError:  # coupled decay, or a class we do not know
+        return None
+    return family if family.has_forecast else None
+
+
+def is_decoupled(optimizer: Optimizer) -> bool:
+    """Return whether a step does theta <- (1 - lr weight_decay) theta - ...; an unknown class is taken to."""
+    names = _class_names(optimizer)
+    if any(flag_against(group) for group in optimizer.param_groups):
+        return False
+    return not any(name in _COUPLED for name in names) and not _is_flagged_coupled(names, optimizer.param_groups)
+
+
+def _class_names(optimizer: Optimizer) -> list[str]:
+    return [cls.__name__ for cls in type(optimizer).__mro__]
 
 
 def flag_against(group: Group) -> str | None:
@@ -224,15 +362,20 @@ def flag_against(group: Group) -> str | None:
     return None
 
 
-def _why_not(names: list[str], groups: list[Group]) -> str | None:
+def _is_flagged_coupled(names: list[str], groups: list[Group]) -> bool:
+    if "AdamW" in names or not any(name in _FLAGGED for name in names):
+        return False
+    return not all(group.get("decoupled_weight_decay", False) for group in groups)
+
+
+def _refusal_reason(names: list[str], groups: list[Group]) -> str | None:
     if "Adafactor" in names:
         return "it scales its lr by the weights' RMS, so the norm does not follow lr and decay"
     if any(name in _NO_DECAY for name in names):
         return "it has no weight decay to correct"
     if any(name in _COUPLED for name in names):
         return "its decay is added to the gradient (coupled L2); use steadynorm.SGDC or AdamW"
-    flagged = "AdamW" not in names and any(name in _FLAGGED for name in names)
-    if flagged and not all(group.get("decoupled_weight_decay", False) for group in groups):
+    if _is_flagged_coupled(names, groups):
         return "its decay is added to the gradient (coupled L2); use AdamW or decoupled_weight_decay=True"
     if reason := next(filter(None, map(flag_against, groups)), None):
         return reason
@@ -243,15 +386,15 @@ def _why_not(names: list[str], groups: list[Group]) -> str | None:
     return None
 
 
-def _readable(family: Family, optimizer: Optimizer) -> Family:
-    """The family, if its momentum can be read from every group that has one."""
+def _require_momentum(family: Family, optimizer: Optimizer) -> Family:
+    """Return the family if its momentum can be read from every group that has one; else raise ValueError."""
     name = type(optimizer).__name__
     for index, group in enumerate(optimizer.param_groups):
         if family is LION and "betas" not in group:
             raise ValueError(f"correct: group {index} of {name} has no 'betas' to read its momentum from")
-        if family is SCION and not 0 < alpha_of(group) <= 1:
-            raise ValueError(f"correct: group {index} of {name} has alpha {alpha_of(group):g}, outside (0, 1]")
-        if family is MUON and not 0 < muon_alpha_of(group) <= 1:
+        if family is SCION and not 0 < family.alpha(group) <= 1:
+            raise ValueError(f"correct: group {index} of {name} has alpha {family.alpha(group):g}, outside (0, 1]")
+        if family is MUON and not 0 < family.alpha(group) <= 1:
             raise ValueError(f"correct: group {index} of {name} has momentum {group['momentum']:g}, outside [0, 1)")
     if family is MUON and not any("momentum" in group for group in optimizer.param_groups):
         raise ValueError(f"correct: no group of {name} has a 'momentum' to read")

@@ -9,10 +9,20 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from steadynorm.decay.correction import KEYS, Correction, exact_kernel, group_keys, refuse_idle_target, says_peak
-from steadynorm.decay.families import FAMILIES, Family, Group, family_of, group_label, unwrapped
+from steadynorm.decay.correction import Correction, exact_kernel
+from steadynorm.decay.families import FAMILIES, Family, family_of, unwrap
 from steadynorm.decay.peak import LARGEST, watch
-from steadynorm.decay.skip import UNCORRECTED, find_skipped, output_weights
+from steadynorm.decay.rule import (
+    KEYS,
+    OVERLAPS,
+    UNCORRECTED,
+    Group,
+    correction_keys,
+    group_label,
+    names_peak,
+    refuse_idle_target,
+)
+from steadynorm.decay.skip import find_skipped, output_weights
 
 
 def correct(
@@ -55,7 +65,7 @@ def correct(
     >>> p.grad = torch.zeros(2); optimizer.step(); optimizer.param_groups[0]["weight_decay"]
     0.05
     """
-    given, optimizer = optimizer, unwrapped(optimizer)
+    given, optimizer = optimizer, unwrap(optimizer)
     if getattr(optimizer, "corrects_itself", False):
         raise ValueError(f"correct: {type(optimizer).__name__} corrects its own decay; leave correct() out")
     if correction_of(optimizer) is not None:
@@ -73,13 +83,13 @@ def correct(
     plans = []
     for index, (group, peak) in enumerate(zip(groups, _peaks(peak_lr, len(groups)), strict=True)):
         try:
-            keys = {**group_keys(group, family, peak_lr=peak), **target}
+            keys = {**correction_keys(group, family, peak_lr=peak), **target}
             _check_guess(optimizer, group, keys)
-            if reference_momentum is not None and (family.word is None or family.word in group):
+            if reference_momentum is not None and (family.momentum_key is None or family.momentum_key in group):
                 keys["initial_momentum"] = family.reference(group, reference_momentum)
             exact_kernel({**group, **keys}, family)
-            if target and family.gain and family.momentum:
-                family.gain(family.momentum(group), group)  # raises where the group does not say enough for a target
+            if target:
+                family.gain(family.momentum(group), group)  # raises if the group does not say enough for a target
         except ValueError as error:
             raise ValueError(f"correct: {group_label(index, group)}: {error}") from None
         plans.append((group, keys))
@@ -97,7 +107,7 @@ def correct(
     choices = {"peak_lr": peak_lr, "steady_norm_sq": steady_norm_sq, "initial_momentum": reference_momentum}
     choices[UNCORRECTED] = skip
     correction = Correction(family, [key for key, choice in choices.items() if choice is not None])
-    correction.note(optimizer.param_groups)
+    correction.record_written(optimizer.param_groups)
     _attach(optimizer, correction)
     return given
 
@@ -114,7 +124,7 @@ def uncorrect(optimizer: Optimizer) -> Optimizer:
     >>> p.grad = torch.zeros(2); optimizer.step(); uncorrect(optimizer).param_groups[0]["weight_decay"]
     0.1
     """
-    given, optimizer = optimizer, unwrapped(optimizer, "uncorrect")
+    given, optimizer = optimizer, unwrap(optimizer, "uncorrect")
     if getattr(optimizer, "corrects_itself", False):
         raise ValueError(
             f"uncorrect: {type(optimizer).__name__} corrects its own decay; set corrected=False in its groups"
@@ -149,19 +159,19 @@ def _attach(optimizer: Optimizer, correction: Correction) -> None:
         optimizer.register_load_state_dict_pre_hook(correction.before_load),
         optimizer.register_load_state_dict_post_hook(correction.after_load),
     ]
-    copyreg.dispatch_table.setdefault(type(optimizer), _apart)  # what copy and pickle ask first
+    copyreg.dispatch_table.setdefault(type(optimizer), _reduce)  # what copy and pickle ask first
 
 
-def _apart(optimizer: Optimizer) -> tuple[Any, ...]:
+def _reduce(optimizer: Optimizer) -> tuple[Any, ...]:
     """An optimizer taken apart for copy or pickle: as ever, but a corrected one with its correction, which torch drops."""
     make, arguments, *rest = optimizer.__reduce_ex__(4)
     correction = correction_of(optimizer)
     if correction is None:
         return make, arguments, *rest
-    return _corrected, (correction.family.name, make, *arguments), *rest
+    return _rebuild, (correction.family.name, make, *arguments), *rest
 
 
-def _corrected(family: str, make: Callable[..., Optimizer], *arguments: Any) -> Optimizer:
+def _rebuild(family: str, make: Callable[..., Optimizer], *arguments: Any) -> Optimizer:
     """The copy, still empty, with a correction of its own."""
     optimizer = make(*arguments)
     for name in ("step_pre", "step_post", "state_dict_pre", "load_state_dict_pre", "load_state_dict_post"):
@@ -171,9 +181,9 @@ def _corrected(family: str, make: Callable[..., Optimizer], *arguments: Any) -> 
 
 
 def _target_keys(family: Family, steady_norm_sq: float | None, overlap: str) -> Group:
-    if overlap not in ("linear", "exact"):
+    if overlap not in OVERLAPS:
         raise ValueError(f"correct: overlap={overlap!r} is unknown; choose 'linear' or 'exact'")
-    if overlap == "exact" and (steady_norm_sq is None or family.lmo is None):
+    if overlap == "exact" and (steady_norm_sq is None or family.exact_lmo is None):
         raise ValueError("correct: overlap='exact' goes with a steady_norm_sq= for Muon; leave it out")
     if steady_norm_sq is None:
         return {}
@@ -186,7 +196,7 @@ def _target_keys(family: Family, steady_norm_sq: float | None, overlap: str) -> 
 def _check_guess(optimizer: Optimizer, group: Group, keys: Group) -> None:
     """Raise ValueError if the peak was guessed from the lr of a run under way, which a hand-written loop has decayed."""
     made_with = float(optimizer.defaults.get("lr", 0.0))
-    guessed = not (keys["peak_lr_given"] or says_peak(group))
+    guessed = not (keys["peak_lr_given"] or names_peak(group))
     if optimizer.state and guessed and keys.get("steady_norm_sq") is None and keys["peak_lr"] < made_with:
         raise ValueError(
             f"the run is under way and its lr={keys['peak_lr']:g} is below lr={made_with:g}, with which the optimizer was "

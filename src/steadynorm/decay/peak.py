@@ -2,7 +2,7 @@
 
 import warnings
 
-from steadynorm.decay.families import Group, group_label
+from steadynorm.decay.rule import Group, group_label
 
 LARGEST = "largest_lr"  # in a group whose peak was guessed: the largest lr since its first step
 _FAR = 0.5  # of the peak

@@ -12,22 +12,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from steadynorm.decay.families import Group
+from steadynorm.decay.rule import UNCORRECTED, Group
 from steadynorm.suggestions import suggest
 
-UNCORRECTED = "uncorrected"
 _OF_A_PART = ("params", "param_names", "weight_decay")  # what the two parts of a group do not share
-
-
-def is_skipped(group: Mapping[str, Any], p: Tensor) -> bool:
-    """Return whether `correct` skips a parameter of a group that it corrects otherwise."""
-    return any(group["params"][k] is p for k in group.get(UNCORRECTED) or ())
-
-
-def decay_of(group: Mapping[str, Any], p: Tensor) -> float:
-    """Return the decay that a group's last step applied to one of its parameters."""
-    skipped = group.get("corrected") and is_skipped(group, p)
-    return float(group.get("base_weight_decay" if skipped else "weight_decay") or 0.0)
 
 
 # ---------------------------------------------------------------- the step

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from steadynorm.decay.skip import is_skipped
+from steadynorm.decay.rule import decay_rule
 
 _NUMBER = re.compile(r"(?<![^.])(\d+)(?![^.])")
 _TITLES = ("parameter", "shape", "role", "lmo", "lr", "decay", "reason")
@@ -63,9 +63,7 @@ def _rule(index: int, group: Mapping[str, Any], parameter: torch.Tensor) -> tupl
     shape = "x".join(map(str, parameter.shape)) or "scalar"
     role, lmo = str(group.get("name", f"group {index}")), str(group.get("lmo", "-"))
     lr = f"{float(group['lr']):g}" if "lr" in group else "-"
-    skipped = is_skipped(group, parameter)
-    constant = {"corrected": False, "weight_decay": group["base_weight_decay"]} if skipped else {}
-    return shape, role, lmo, lr, _decay_text({**group, **constant})
+    return shape, role, lmo, lr, _decay_text(group, parameter)
 
 
 def _named(index: int, group: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -76,16 +74,10 @@ def _named(index: int, group: Mapping[str, Any]) -> Iterator[tuple[str, torch.Te
         yield entry if isinstance(entry, tuple) else (name, entry)
 
 
-def _decay_text(group: Mapping[str, Any]) -> str:
-    decay = group.get("weight_decay")
-    if decay is None:
-        return f"corrected, C^2 = {group['steady_norm_sq']:g}" if "steady_norm_sq" in group else "the optimizer's"
-    if not group.get("corrected"):
-        return f"constant {decay:g}" if decay else "none"
-    if not (base := group.get("base_weight_decay", decay)):  # decay is today's, once it is trained
-        return "none"
-    target = group.get("steady_norm_sq")
-    return f"corrected, {base:g} at peak lr" if target is None else f"corrected, steady_norm_sq = {target:g}"
+def _decay_text(group: Mapping[str, Any], parameter: torch.Tensor) -> str:
+    if group.get("weight_decay") is None and group.get("steady_norm_sq") is None:
+        return "the optimizer's"
+    return decay_rule(group, parameter).label
 
 
 # Folding

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from steadynorm.decay.families import unwrapped
-from steadynorm.decay.skip import decay_of
+from steadynorm.decay.families import forecast_family, is_decoupled, unwrap
+from steadynorm.decay.rule import applied_weight_decay
 from steadynorm.monitor.layers import Layer, find_layers
-from steadynorm.monitor.motion import is_decoupled, motion_of
 from steadynorm.monitor.norms import gradient, norms, peak, totals
 from steadynorm.monitor.record import (
     ALONG,
@@ -118,7 +117,7 @@ class Monitor:
         for name, value in (("every", every), ("flush", flush)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"Monitor: {name}={value!r} must be a whole number of at least 1")
-        optimizer = unwrapped(optimizer, "Monitor")
+        optimizer = unwrap(optimizer, "Monitor")
         find_layers(optimizer, model)  # what cannot be measured is told now, not at the first step
         self.optimizer, self.model, self.every, self.flush = optimizer, model, every, flush
         self.steps = 0
@@ -126,8 +125,8 @@ class Monitor:
         self._source = object()
         self._observes = alignment is not False and isinstance(optimizer, SteadyOptimizer)
         self._copies = alignment is True and not self._observes
-        self._motion = motion_of(optimizer)
-        self._forecasts = Forecasts(optimizer, self._motion if forecast else None)
+        self._family = forecast_family(optimizer)
+        self._forecasts = Forecasts(optimizer, self._family if forecast else None)
         self._plan = _plan([])
         self._planned: tuple[Any, ...] = ()  # the parameters it was made for
         self._starts: dict[Layer, Start] = {}
@@ -255,7 +254,7 @@ class Monitor:
             if isinstance(value, Tensor):
                 row.put(value, [("log", name)])
         labels = group_labels(self.optimizer, plan.layers)
-        known = {"step": self.steps, **group_numbers(self.optimizer, labels, self._motion, self._apart)}
+        known = {"step": self.steps, **group_numbers(self.optimizer, labels, self._family, self._apart)}
         known |= {name: value for name, value in self._logged.items() if not isinstance(value, Tensor)}
         self._taken.append(Taken(known, labels, plan.layers, marks, row.close()))
 
@@ -282,7 +281,11 @@ class Monitor:
         for layer, before in self._before.items():
             if layer in self._moved:
                 group = self.optimizer.param_groups[layer.group]
-                eta = float(group["lr"]) * decay_of(group, layer.parameter) if decoupled else 0.0
+                eta = (
+                    float(group["lr"]) * applied_weight_decay(self.optimizer, group, layer.parameter)
+                    if decoupled
+                    else 0.0
+                )
                 wide = torch.promote_types(before.dtype, torch.float32)
                 theta, after = before.to(wide).flatten(), layer.part.to(wide).flatten()
                 u = theta * (1 - eta) - after  # times gamma, which the cosine does not see

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from steadynorm.decay.families import Group
+from steadynorm.decay.families import Family
+from steadynorm.decay.rule import Group, Target, applied_weight_decay, decay_rule
 from steadynorm.monitor.layers import Layer
-from steadynorm.monitor.motion import Motion, target_of, weight_decay_of
 from steadynorm.monitor.track import Start, TrackPosition
 from steadynorm.records.role_norms import ROLE_LABELS, SPLIT
 
@@ -97,14 +97,14 @@ def group_labels(optimizer: Optimizer, layers: Sequence[Layer]) -> list[str]:
     ]
 
 
-def group_numbers(optimizer: Optimizer, labels: Sequence[str], motion: Motion | None, apart: set[str]) -> Record:
+def group_numbers(optimizer: Optimizer, labels: Sequence[str], family: Family | None, apart: set[str]) -> Record:
     """lr, alpha, effective_lr, weight_decay and the target, if any, of the step just taken: the hidden group's, else the
     first's.
 
     And "lr/<group>" and so on of every group that differs from it now or did before: `apart` keeps the keys.
     """
     main = next((k for k, label in enumerate(labels) if label.startswith("hidden")), 0)
-    columns = [_numbers_of(optimizer, group, motion) for group in optimizer.param_groups]
+    columns = [_numbers_of(optimizer, group, family) for group in optimizer.param_groups]
     beside = {
         f"{key}/{label}": value
         for label, column in zip(labels, columns, strict=True)
@@ -116,14 +116,19 @@ def group_numbers(optimizer: Optimizer, labels: Sequence[str], motion: Motion | 
     return {key: value for key, value in found.items() if value is not None or not key.startswith(TARGET)}
 
 
-def _numbers_of(optimizer: Optimizer, group: Group, motion: Motion | None) -> Record:
+def _numbers_of(optimizer: Optimizer, group: Group, family: Family | None) -> Record:
     first = next((p for p in group["params"] if p.numel()), None)
-    decay = None if first is None else weight_decay_of(optimizer, group, first)
+    decay = None if first is None else applied_weight_decay(optimizer, group, first)
     alpha, effective_lr = (
-        (None, None) if motion is None else (_of(group, motion.alpha), _of(group, motion.effective_lr))
+        (None, None) if family is None else (_of(group, family.alpha), _of(group, family.effective_lr))
     )
-    values = (float(group["lr"]), alpha, effective_lr, decay, target_of(optimizer, group))
+    values = (float(group["lr"]), alpha, effective_lr, decay, _target_of(group))
     return dict(zip(("lr", "alpha", "effective_lr", "weight_decay", TARGET), map(number, values), strict=True))
+
+
+def _target_of(group: Group) -> float | None:
+    rule = decay_rule(group)
+    return rule.steady_norm_sq if isinstance(rule, Target) else None
 
 
 def _of(group: Group, quantity: Callable[[Group], float]) -> float | None:

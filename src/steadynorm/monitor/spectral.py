@@ -99,8 +99,9 @@ def _leading_eigenvector(t: Tensor) -> Tensor:
 class SpectralNorms:
     """Spectral norms of same-shape layers over sqrt(d_out/d_in), the norm of Table 1.
 
+    >>> from steadynorm.lmo import LMOS
     >>> p = torch.diag(torch.tensor([3.0, 1.0]))
-    >>> norms = SpectralNorms([Layer("p", p, 0, lmos.get("spectral"), 1)])
+    >>> norms = SpectralNorms([Layer("p", p, 0, LMOS["spectral"], 1)])
     >>> norms.warm_up(); round(norms(1).item(), 3)
     3.0
     """

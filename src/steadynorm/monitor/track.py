@@ -19,9 +19,9 @@ import torch
 from torch.optim import Optimizer
 
 from steadynorm import theory
-from steadynorm.decay.skip import is_skipped
+from steadynorm.decay.families import Family
+from steadynorm.decay.rule import applied_weight_decay, is_skipped
 from steadynorm.monitor.layers import Layer
-from steadynorm.monitor.motion import Motion, weight_decay_of
 from steadynorm.theory import Filter, ForecastState, Overlap
 
 _NEXT_TO_NOTHING = 1e-200  # in place of N = 0, at which theory.advance_forecast has no cosine to give
@@ -47,7 +47,7 @@ class StepParams(NamedTuple):
 class ForecastTrack:
     """Layers of one group and kernel that have taken the same steps, and their walk from zero."""
 
-    motion: Motion
+    family: Family
     kernel: Overlap
     layers: tuple[Layer, ...]
     walk: ForecastState
@@ -98,9 +98,9 @@ class ForecastTrack:
 
     def _gain(self, stride: StepParams, var_x: float) -> float:
         """Size of an element of u = s x where that is linear in x; Adam's s = 1/(1 - b1^t)."""
-        if not self.motion.is_linear:
+        if not self.family.is_linear:
             return 1.0
-        corrected = self.motion.name == "adam" and self.count > 0
+        corrected = self.family.name == "adam" and self.count > 0
         return math.sqrt(var_x) / (1 - stride.filter.r**self.count if corrected else 1.0)
 
     def _begin(self, starts: Sequence[Start], stride: StepParams) -> None:
@@ -109,7 +109,7 @@ class ForecastTrack:
         self.count = max(start.updates for start in starts)
         if not any(start.warm for start in starts) or stride.filter.r >= 1:
             return
-        young = self.motion.name == "adam" and self.count
+        young = self.family.name == "adam" and self.count
         var = theory.variance(stride.filter, self.count if young else None)
         step = theory.advance(stride.filter, var)
         lr = stride.lr * self._gain(stride, step.var_x)
@@ -117,7 +117,7 @@ class ForecastTrack:
 
     def norm(self, at: int, unit: float, start: Start) -> float | None:
         """Forecast of |theta| after `at` of the strides just settled; None for SGD, whose gradients set the scale."""
-        if self.motion.name == "sgd":
+        if self.family.name == "sgd":
             return None
         return math.sqrt(unit * self.norms[at] + start.norm_sq * self.keeps[at])
 
@@ -127,7 +127,7 @@ class ForecastTrack:
         SGD: of the measured gradient, weights and update, E<theta, u> = -|g|^2 sqrt(E x^2) X.
         """
         cross = self.crosses[at - 1]
-        if self.motion.name == "sgd":
+        if self.family.name == "sgd":
             size = theta * u
             return -(grad**2) * self.gains[at - 1] * cross / size if 0 < size < math.inf else None
         norm_sq = self.norms[at - 1] + start.norm_sq * self.keeps[at - 1] / unit
@@ -155,9 +155,9 @@ class RecordView(NamedTuple):
 class Forecasts:
     """The courses of all layers of one optimizer."""
 
-    def __init__(self, optimizer: Optimizer, motion: Motion | None):
+    def __init__(self, optimizer: Optimizer, family: Family | None):
         self.optimizer = optimizer
-        self.motion = motion  # None: nothing to forecast
+        self.family = family  # None: nothing to forecast
         self.courses: list[ForecastTrack] = []
         self.units: dict[Layer, float] = {}
         self.skips: dict[Layer, int] = {}  # up to the strides settled last, where the optimizer counts them
@@ -165,19 +165,19 @@ class Forecasts:
     def begin(self, layers: Iterable[Layer]) -> None:
         """Take up layers that have not been seen before."""
         alike: dict[tuple[int, str, bool], list[Layer]] = {}
-        motion = self.motion
-        if motion is None:
+        family = self.family
+        if family is None:
             return
         for layer in layers:
             group = self.optimizer.param_groups[layer.group]
-            unit = motion.unit(layer, group) if layer.parameter.numel() else None
+            unit = family.update_norm_sq(layer.shape, group) if layer.parameter.numel() else None
             if unit is not None:
                 self.units[layer] = unit
-                key = (layer.group, motion.kernel(layer).name, is_skipped(group, layer.parameter))
+                key = (layer.group, family.kernel(layer.shape, group).name, is_skipped(group, layer.parameter))
                 alike.setdefault(key, []).append(layer)
         for some in alike.values():
-            kernel = motion.kernel(some[0])
-            self.courses.append(ForecastTrack(motion, kernel, tuple(some), theory.initial_state(kernel)))
+            kernel = family.kernel(some[0].shape, self.optimizer.param_groups[some[0].group])
+            self.courses.append(ForecastTrack(family, kernel, tuple(some), theory.initial_state(kernel)))
 
     def drop(self, layers: set[Layer]) -> None:
         """Let go of layers that the optimizer no longer has."""
@@ -200,7 +200,9 @@ class Forecasts:
         first = course.layers[0]  # lr and kernel are the same for all, so the decay is
         group = self.optimizer.param_groups[first.group]
         lr = float(group["lr"])
-        return StepParams(lr, lr * weight_decay_of(self.optimizer, group, first.parameter), course.motion.filter(group))
+        return StepParams(
+            lr, lr * applied_weight_decay(self.optimizer, group, first.parameter), course.family.filter(group)
+        )
 
     def _part(self, moved: set[Layer]) -> None:
         """Split courses of which only some layers moved: those that did not stay behind."""
@@ -282,14 +284,22 @@ class Forecasts:
 
     def load_state_dict(self, state: Sequence[Mapping[str, Any]], by_name: Mapping[str, Layer]) -> None:
         """Courses as saved; layers that none of them has go on as they were."""
-        motion, loaded = self.motion, []
-        if motion is None:
+        family, loaded = self.family, []
+        if family is None:
             return
         for saved in state:
             layers = tuple(by_name[name] for name in saved["layers"])
             walk = ForecastState(saved["norm_sq"], saved["var"], saved["past"].numpy().copy())
             so_far = saved["keep"], saved["count"], saved["begun"]
-            loaded.append(ForecastTrack(motion, motion.kernel(layers[0]), layers, walk, *so_far))
+            loaded.append(
+                ForecastTrack(
+                    family,
+                    family.kernel(layers[0].shape, self.optimizer.param_groups[layers[0].group]),
+                    layers,
+                    walk,
+                    *so_far,
+                )
+            )
         self.drop({layer for course in loaded for layer in course.layers})
         self.courses += loaded
 

@@ -8,9 +8,10 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors
 from torch.optim.optimizer import ParamsT
 
-from steadynorm.decay.correction import drop_capturable, group_keys, own_correction, refuse_idle_target
-from steadynorm.decay.families import ADAM, group_label, refuse_scion_groups
+from steadynorm.decay.correction import drop_capturable, own_correction
+from steadynorm.decay.families import ADAM
 from steadynorm.decay.peak import watch
+from steadynorm.decay.rule import correction_keys, group_label, refuse_idle_target, refuse_scion_groups
 from steadynorm.groups.builder import settled
 from steadynorm.optim.base import Group, SteadyOptimizer, members, no_skips
 from steadynorm.optim.loading import load_exactly
@@ -129,7 +130,7 @@ class AdamC(torch.optim.AdamW):
             _check_numbers(group)
             if group["steady_norm_sq"] is not None:
                 check_range("steady_norm_sq", group["steady_norm_sq"])
-            group.update(group_keys(group, ADAM))
+            group.update(correction_keys(group, ADAM))
             for k, p in enumerate(group["params"]):
                 check_parameter(p, name_of(group, k))
             states = [checked_state(group, k, self._fresh_state) for k in range(len(group["params"]))]
@@ -139,7 +140,7 @@ class AdamC(torch.optim.AdamW):
         for p, state in zip(group["params"], states, strict=True):
             self.state[p].update(state)
         watch(group)
-        own_correction(self, ADAM).note(self.param_groups)
+        own_correction(self, ADAM).record_written(self.param_groups)
         self.__dict__.pop("_settled", None)
 
     def _fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:

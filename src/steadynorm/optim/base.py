@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from steadynorm.decay.families import Group, group_label
+from steadynorm.decay.rule import Group, group_label
 from steadynorm.groups.builder import settled
 from steadynorm.optim.buckets import Bucket, Parts, Rule, Work, finite_gradients, no_products, run
 from steadynorm.optim.idle import WHOLE, Slices

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from steadynorm.decay.families import Group, group_label
+from steadynorm.decay.rule import Group, group_label
 from steadynorm.groups.roles import TRAINABLE
 from steadynorm.suggestions import suggest
 

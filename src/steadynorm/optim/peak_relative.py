@@ -8,9 +8,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from steadynorm.decay.correction import group_keys, own_correction, refuse_idle_target
-from steadynorm.decay.families import Family, refuse_scion_groups
+from steadynorm.decay.correction import own_correction
+from steadynorm.decay.families import Family
 from steadynorm.decay.peak import LARGEST, watch
+from steadynorm.decay.rule import correction_keys, refuse_idle_target, refuse_scion_groups
 from steadynorm.optim.base import Group, SteadyOptimizer
 from steadynorm.optim.validation import check_range
 
@@ -33,12 +34,12 @@ class RelativelyCorrected(SteadyOptimizer):
         if group.get("steady_norm_sq") is not None:
             self.family.require_target()
             check_range("steady_norm_sq", group["steady_norm_sq"])
-        group.update(group_keys(group, self.family))
+        group.update(correction_keys(group, self.family))
 
     def add_param_group(self, param_group: Group) -> None:
         super().add_param_group(param_group)
         watch(self.param_groups[-1])
-        own_correction(self, self.family).note(self.param_groups)
+        own_correction(self, self.family).record_written(self.param_groups)
 
     def before_step(self) -> None:
         own_correction(self, self.family)(self)
@@ -56,7 +57,7 @@ def loading(optimizer: Optimizer, family: Family, state_dict: dict[str, Any]) ->
     been watched from its start may have seen its largest lr, so its peak is on trial no more.
     """
     correction = own_correction(optimizer, family)
-    correction.remember(optimizer.param_groups)
+    correction.save_keys(optimizer.param_groups)
     yield
     for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
         if "base_weight_decay" not in saved:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from steadynorm.decay.families import refuse_scion_groups
+from steadynorm.decay.rule import refuse_scion_groups
 from steadynorm.optim.base import Group, SteadyOptimizer, full_precision
 from steadynorm.optim.buckets import Batch, Bucket, Scalars, decay_and_step_
 from steadynorm.optim.validation import check_betas, check_lr, check_range, refuse_unknown

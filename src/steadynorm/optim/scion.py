@@ -11,7 +11,8 @@ from torch.optim.optimizer import ParamsT
 
 from steadynorm import lmo as lmos
 from steadynorm import theory
-from steadynorm.decay.families import group_label
+from steadynorm.decay.families import SCION
+from steadynorm.decay.rule import OVERLAPS, Constant, decay_rule, group_label, weight_decay_now
 from steadynorm.groups.builder import ParamGroups
 from steadynorm.groups.roles import check_block_count
 from steadynorm.optim.base import Group, SteadyOptimizer, full_precision
@@ -20,7 +21,7 @@ from steadynorm.optim.idle import Slices
 from steadynorm.optim.parameters import find_parameter
 from steadynorm.optim.validation import check_lr, check_range, refuse_unknown
 from steadynorm.polar import Polar
-from steadynorm.theory.steady_state import check_reachable, eta_of
+from steadynorm.theory.steady_state import eta_of
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -34,7 +35,7 @@ class ScionSettings:
     nesterov: bool
     polar: Polar
 
-    def share(self, shape: Sequence[int]) -> float:
+    def length_share(self, shape: Sequence[int]) -> float:
         """Return |u|^2 over that of an exact lmo, which Newton-Schulz falls short of; for Gaussian momentum."""
         return self.lmo.numbers.length_share(shape, self.blocks, self.polar.method, self.polar.steps)
 
@@ -195,15 +196,18 @@ class Scion(SteadyOptimizer):
         elif "steady_norm_sq" not in self.defaults:
             raise ValueError("weight_decay=None means corrected: use ScionC, or param_groups(model, weight_decay=...)")
 
-    def weight_decay(self, group: Group, lr: float, bucket: Bucket) -> float:
-        """lambda_t of one bucket."""
-        return float(group["weight_decay"])
+    def _weight_decay(self, group: Group, settings: ScionSettings, shape: tuple[int, ...]) -> float:
+        """Return lambda_t of parameters of this shape."""
+        if group.get("overlap") != "exact" or isinstance(decay_rule(group), Constant):
+            return weight_decay_now(group, SCION)
+        kernel = settings.lmo.overlap(shape, blocks=settings.blocks)
+        return weight_decay_now(group, SCION, kernel, settings.length_share(shape))
 
     def scalars(self, group: Group, bucket: Bucket) -> dict[str, float]:
         lr, alpha = float(group["lr"]), float(group["alpha"])
         check_lr(lr)
         check_range("alpha", alpha, most=1.0)
-        decay = self.weight_decay(group, lr, bucket)
+        decay = self._weight_decay(group, bucket.settings, bucket.shape)
         check_range("weight_decay", decay, closed=True)
         return {"gamma": lr, "alpha": alpha, "eta": eta_of(lr, decay), "keep": 1 - alpha}
 
@@ -285,38 +289,21 @@ class ScionC(Scion):
         super().check_group(group)
         if group["weight_decay"] is None:
             check_range("steady_norm_sq", group["steady_norm_sq"])
-        if group["overlap"] not in ("linear", "exact"):
+        if group["overlap"] not in OVERLAPS:
             raise ValueError(f"overlap={group['overlap']!r} is unknown; choose 'linear' or 'exact'")
         for p in group["params"]:
             if p.numel():
-                self._weight_decay(group, float(group["lr"]), self.settings(group, p)[0], tuple(p.shape))
+                self._weight_decay(group, self.settings(group, p)[0], tuple(p.shape))
 
     def adopted(self, saved: Group, group: Group) -> Group:
         """A checkpoint of Scion has constant decay only: a corrected group stays corrected."""
         plain = "steady_norm_sq" not in saved and group["weight_decay"] is None
         return {**saved, "weight_decay": None} if plain else saved
 
-    def weight_decay(self, group: Group, lr: float, bucket: Bucket) -> float:
-        return self._weight_decay(group, lr, bucket.settings, bucket.shape)
-
     def weight_decay_of(self, parameter: Tensor | str) -> float:
         """Return the lambda_t that a step would use now for this parameter, given itself or by its name in the groups."""
         group, p = find_parameter(self, parameter, "weight_decay_of")
-        return self._weight_decay(group, float(group["lr"]), self.settings(group, p)[0], tuple(p.shape))
-
-    def _weight_decay(self, group: Group, lr: float, settings: ScionSettings, shape: tuple[int, ...]) -> float:
-        if group["weight_decay"] is not None:
-            return float(group["weight_decay"])
-        exact = group["overlap"] == "exact"
-        target, alpha = float(group["steady_norm_sq"]), float(group["alpha"])
-        decay = theory.weight_decay_for(
-            target / settings.share(shape) if exact else target,
-            lr,
-            alpha,
-            nesterov=settings.nesterov,
-            overlap=settings.lmo.overlap(shape, blocks=settings.blocks) if exact else "linear",
-        )
-        return check_reachable(target, lr, decay)
+        return self._weight_decay(group, self.settings(group, p)[0], tuple(p.shape))
 
 
 def _constant_for_all(weight_decay: float, lr: float, alpha: float, nesterov: bool) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor
 from torch.optim import Optimizer
 
-from steadynorm.decay.families import Group, group_label
+from steadynorm.decay.rule import Group, group_label
 from steadynorm.optim.parameters import check_parameter, name_of
 from steadynorm.optim.sharding.consensus import Agreement
 from steadynorm.optim.sharding.layout import layout_of

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from steadynorm.decay.families import Group, group_label
+from steadynorm.decay.rule import Group, group_label
 from steadynorm.groups.builder import ParamGroups
 from steadynorm.optim.parameters import name_of
 from steadynorm.suggestions import suggest

@@ -16,6 +16,8 @@ from steadynorm.views import MatrixView
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Muon's quintic a s + b s^3 + c s^5: fast at first, never converges
 BY_SHAPE = "by-shape"
+MUON_ADJUST = ("original", "match_rms_adamw")
+MUON_ITERATION = (NEWTON_SCHULZ, 5)  # torch.optim.Muon's default ns_coefficients and ns_steps
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Update:
         kernel: the overlap kernel of one d_out x d_in matrix.
         is_polar: whether the update is made of polar factors.
         is_elementwise: whether elements do not see each other, so that the kernel does not depend on the shape.
+        row_separable: whether rows do not see each other.
     """
 
     name: str
@@ -37,6 +40,7 @@ class Update:
     kernel: Callable[[int, int], Overlap]
     is_polar: bool = False
     is_elementwise: bool = False
+    row_separable: bool = False
 
     def update_norm_sq(self, shape: Sequence[int], *, blocks: int = 1) -> float:
         """Return U^2 = |u|^2 for an exact polar factor.
@@ -99,12 +103,39 @@ def newton_schulz_share(d_out: int, d_in: int, coefficients: tuple[float, float,
     return float(2 / grid * np.sin(phi) ** 2 / x @ s**2)
 
 
+def muon_factor(adjust: str, shape: Sequence[int]) -> float:
+    """Return what torch.optim.Muon multiplies lr by: sqrt(max(1, d_out/d_in)), or 0.2 sqrt(max(d_out, d_in)).
+
+    >>> muon_factor("original", (1536, 384)), muon_factor("match_rms_adamw", (100, 25))
+    (2.0, 2.0)
+    """
+    if adjust not in MUON_ADJUST:
+        raise ValueError(f"adjust={adjust!r} is unknown; choose one of {', '.join(MUON_ADJUST)}")
+    rows, columns = shape[0], shape[1]
+    return math.sqrt(max(1, rows / columns)) if adjust == "original" else 0.2 * math.sqrt(max(rows, columns))
+
+
+def muon_update_norm_sq(
+    shape: Sequence[int], adjust: str = "original", iteration: tuple[tuple[float, float, float], int] = MUON_ITERATION
+) -> float:
+    """Return |u|^2 of torch.optim.Muon, its lr adjustment included, for Gaussian momentum.
+
+        muon_factor^2 min(d_out, d_in) * the share that Newton-Schulz reaches of an exact polar factor
+
+    >>> round(muon_update_norm_sq((384, 384)) / 384, 2)
+    0.86
+    """
+    return muon_factor(adjust, shape) ** 2 * min(shape) * newton_schulz_share(shape[0], shape[1], *iteration)
+
+
 def _polar_row(name: str, view: MatrixView) -> Update:
     return Update(name, view, lambda m, n: m / n * min(m, n), spectral_kernel, is_polar=True)
 
 
 def _element_row(name: str, matrix_norm_sq: Callable[[int, int], float]) -> Update:
-    return Update(name, views.MATRIX, matrix_norm_sq, lambda m, n: vector_kernel(1), is_elementwise=True)
+    return Update(
+        name, views.MATRIX, matrix_norm_sq, lambda m, n: vector_kernel(1), is_elementwise=True, row_separable=True
+    )
 
 
 UPDATES: dict[str, Update] = {
@@ -117,7 +148,7 @@ UPDATES: dict[str, Update] = {
         _element_row("sign", lambda m, n: m / n),
         _element_row("embedding", lambda m, n: float(m * n)),
         Update("bias", views.VECTOR, lambda m, n: float(n), lambda m, n: vector_kernel(n)),
-        Update("row", views.MATRIX, lambda m, n: m / n, lambda m, n: vector_kernel(n)),
+        Update("row", views.MATRIX, lambda m, n: m / n, lambda m, n: vector_kernel(n), row_separable=True),
         Update("column", views.MATRIX, lambda m, n: float(m * n), lambda m, n: vector_kernel(m)),
     )
 }

@@ -1,0 +1,208 @@
+"""What a parameter group asks of its weight decay, and lambda_t that follows. This module owns the group keys.
+
+    Constant    lambda_t = lambda
+    Relative    lambda_t = lambda (gamma_t / gamma_peak) F_t    keeps the norm that the peak lr and lambda give
+    Target      lambda_t = the decay whose steady state is C^2
+
+F_t is what a changing momentum does to the norm: G(alpha_t)/G(alpha_0) for normalised updates (Muon, Lion), 1 where the
+total contribution of a gradient does not depend on it (Adam family, EMA SGD), (alpha_0/alpha_t)^2 for trace SGD.
+
+Groups of Scion say it by `weight_decay`: a number is constant, None asks for the target `steady_norm_sq`. All other
+groups say it by `corrected`, with `base_weight_decay`, `peak_lr` and the rest of `KEYS` beside it. Everything that a
+resumed run needs is in the group.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from steadynorm.theory.steady_state import check_reachable, eta_of
+
+if TYPE_CHECKING:
+    from steadynorm.decay.families import Family
+    from steadynorm.theory import Overlap
+
+Group: TypeAlias = dict[str, Any]
+
+UNCORRECTED = "uncorrected"  # positions in the group of parameters that `correct` skips
+KEYS = (
+    "base_weight_decay",
+    "peak_lr",
+    "peak_lr_given",
+    "initial_momentum",
+    "corrected",
+    "steady_norm_sq",
+    "overlap",
+    UNCORRECTED,
+)
+OVERLAPS = ("linear", "exact")
+_SCHEDULED = ("max_lr", "initial_lr")  # a group's largest lr in the words of OneCycle and of torch's other schedulers
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The decay stays what it is."""
+
+    weight_decay: float
+
+    @property
+    def label(self) -> str:
+        return f"constant {self.weight_decay:g}" if self.weight_decay else "none"
+
+
+@dataclass(frozen=True)
+class Relative:
+    """The decay is `weight_decay` at the peak lr and follows the lr from there; the peak is None until it is known."""
+
+    weight_decay: float
+    peak_lr: float | None
+    peak_is_guessed: bool
+
+    @property
+    def label(self) -> str:
+        return f"corrected, {self.weight_decay:g} at peak lr"
+
+
+@dataclass(frozen=True)
+class Target:
+    """The decay is the one whose steady state is `steady_norm_sq`, in the units that `symbol` names."""
+
+    steady_norm_sq: float
+    overlap: str = "linear"
+    symbol: str = "steady_norm_sq"
+
+    @property
+    def label(self) -> str:
+        return f"corrected, {self.symbol} = {self.steady_norm_sq:g}"
+
+
+DecayRule: TypeAlias = Constant | Relative | Target
+
+
+def decay_rule(group: Mapping[str, Any], p: Any = None) -> DecayRule:
+    """Return what a group asks of its decay; given a parameter `p` of it, what holds for that one.
+
+    >>> decay_rule({"weight_decay": None, "steady_norm_sq": 1.1875})
+    Target(steady_norm_sq=1.1875, overlap='linear', symbol='C^2')
+    >>> decay_rule({"weight_decay": 0.05, "corrected": True, "base_weight_decay": 0.1, "peak_lr": 1e-3}).label
+    'corrected, 0.1 at peak lr'
+    """
+    target, overlap = group.get("steady_norm_sq"), group.get("overlap") or "linear"
+    if group.get("weight_decay", 0.0) is None:
+        if target is None:
+            raise ValueError("weight_decay=None asks for a target; set steady_norm_sq")
+        return Target(float(target), overlap, "C^2")
+    if not group.get("corrected"):
+        return Constant(float(group.get("weight_decay", 0.0)))
+    base = float(group.get("base_weight_decay", group["weight_decay"]))
+    if base == 0 or (p is not None and is_skipped(group, p)):
+        return Constant(base)
+    if target is not None:
+        return Target(float(target), overlap)
+    return Relative(base, group.get("peak_lr"), not group.get("peak_lr_given", True))
+
+
+def weight_decay_now(
+    group: Group, family: "Family", kernel: "Overlap | None" = None, length_share: float = 1.0
+) -> float:
+    """Return lambda_t of one group, from its keys alone.
+
+    Args:
+        group: the parameter group with this step's lr and momentum.
+        family: how the optimizer's momentum and updates are described.
+        kernel: the overlap kernel for a target; None is the paper's linear one.
+        length_share: |u|^2 over the one that the target is measured in.
+
+    Raises:
+        ValueError: If lr lambda_t exceeds 1, or the lr exceeds a guessed peak.
+
+    >>> from steadynorm.decay.families import ADAM
+    >>> group = {"lr": 5e-4, "peak_lr": 1e-3, "corrected": True, "weight_decay": 0.1, "base_weight_decay": 0.1}
+    >>> weight_decay_now(group, ADAM)
+    0.05
+    """
+    lr, rule = float(group["lr"]), decay_rule(group)
+    if isinstance(rule, Constant):
+        return rule.weight_decay
+    if isinstance(rule, Target):
+        decay = family.target_decay(rule.steady_norm_sq / length_share, lr, group, kernel)
+        return check_reachable(rule.steady_norm_sq, lr, decay)
+    peak = rule.peak_lr or 0.0
+    if rule.peak_is_guessed and lr > peak * (1 + 1e-6):
+        raise ValueError(
+            f"lr={lr} exceeds the guessed peak_lr={peak}; pass peak_lr=<the schedule's maximum>, or put it in the group"
+        )
+    decay = rule.weight_decay * (lr / peak) * family.factor(group) if peak > 0 else 0.0
+    eta_of(lr, decay)
+    return decay
+
+
+def applied_weight_decay(optimizer: Any, group: Mapping[str, Any], p: Any) -> float:
+    """Return the decay that an optimizer's last step applied to a parameter of one of its groups."""
+    if (own := getattr(optimizer, "weight_decay_of", None)) is not None:
+        return own(p)
+    skipped = group.get("corrected") and is_skipped(group, p)
+    return float(group.get("base_weight_decay" if skipped else "weight_decay") or 0.0)
+
+
+def is_skipped(group: Mapping[str, Any], p: Any) -> bool:
+    """Return whether `correct` skips a parameter of a group that it corrects otherwise."""
+    return any(group["params"][k] is p for k in group.get(UNCORRECTED) or ())
+
+
+def correction_keys(group: Group, family: "Family", *, peak_lr: float | None = None) -> Group:
+    """Return the correction's keys for a group, keeping those it already has. Nothing is written."""
+    if family.name not in ("scion", "other"):
+        refuse_scion_groups(group)
+    if group.get("capturable"):
+        raise ValueError(
+            "capturable=True: a captured step would be replayed with the decay of the step that was captured; leave it out"
+        )
+    if group.get("weight_decay", 0.0) is None:
+        raise ValueError("weight_decay=None is no number to correct; set one")
+    keys = {key: group[key] for key in KEYS if group.get(key) is not None}
+    keys.setdefault("base_weight_decay", float(group.get("weight_decay", 0.0)))
+    keys.setdefault("corrected", True)
+    if (momentum := family.momentum(group)) is not None:
+        keys.setdefault("initial_momentum", momentum)
+    if peak_lr is not None:
+        keys.update(peak_lr=float(peak_lr), peak_lr_given=True)
+    elif "peak_lr" not in keys:
+        guess = next(group[key] for key in (*_SCHEDULED, "lr") if group.get(key) is not None)
+        keys.update(peak_lr=float(guess), peak_lr_given=False)
+    if keys.setdefault("peak_lr_given", True) and not (keys["peak_lr"] > 0 and math.isfinite(keys["peak_lr"])):
+        raise ValueError(f"peak_lr={keys['peak_lr']} must be positive and finite")
+    return keys
+
+
+def names_peak(group: Group) -> bool:
+    """Return whether a group or its scheduler names its peak; else its lr is all there is to guess from."""
+    return any(group.get(key) is not None for key in ("peak_lr", *_SCHEDULED))
+
+
+def group_label(index: int, group: Mapping[str, Any]) -> str:
+    """Return how errors name a group.
+
+    >>> group_label(2, {"name": "head"}), group_label(0, {})
+    ('group 2 ("head")', 'group 0')
+    """
+    return f'group {index} ("{group["name"]}")' if "name" in group else f"group {index}"
+
+
+def refuse_scion_groups(group: Mapping[str, Any]) -> None:
+    """Raise ValueError for a group made for Scion: its lr and target mean something else elsewhere."""
+    if group.get("lmo") is not None:
+        raise ValueError(
+            f"it has lmo={group['lmo']!r}, so it is for Scion and ScionC; use param_groups(model, kind='adam')"
+        )
+
+
+def refuse_idle_target(where: str, groups: Iterable[Mapping[str, Any]]) -> None:
+    """Raise ValueError if there is a target and every group that has it is without decay, which stays so."""
+    aimed = [group for group in groups if group.get("steady_norm_sq") is not None]
+    if aimed and not any(group["base_weight_decay"] for group in aimed):
+        raise ValueError(
+            f"{where}: steady_norm_sq={aimed[0]['steady_norm_sq']} would do nothing, because groups with weight_decay=0 "
+            "stay without decay; give them a weight_decay (any above 0: the target takes its place)"
+        )
