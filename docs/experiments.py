@@ -25,8 +25,9 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from steadynorm.lab import paper
 from steadynorm.lab.paper import runner
+from steadynorm.lab.paper.claims import LEAST, VERDICTS, JudgedClaim
 from steadynorm.lab.paper.comparison import COMPARISONS, Comparison, Pair, pairs
-from steadynorm.lab.paper.experiment import LEAST, VERDICTS, Claim, Outcome
+from steadynorm.lab.paper.experiment import Outcome
 from steadynorm.lab.paper.statistics import CONFIDENCE, holm
 from steadynorm.report import page
 
@@ -104,7 +105,7 @@ def _page(folder: Path, outcome: Outcome, not_run: Sequence[str], certain: "Cert
     made = f"{_made(held)} runs, {held['seconds'] / 60:.0f} minutes of one core"
     if not held["runs"]:  # simulated points are kept, and used again
         made = f"simulated; the last call, with what earlier ones had kept, took {held['seconds']:.0f} seconds"
-    found = experiment.found
+    found = experiment.paper_finding
     tables = [_table(each) for each in outcome.blocks if isinstance(each, page.Table) and not each.folded]
     budgets = ", ".join(f"{budget} ({steps} steps)" for budget, steps in held.get("budgets", {}).items())
     facts = [("Command", f"`{held['command']}`"), ("Scale", held["scale"] + (", quick" if held["quick"] else "")),
@@ -138,7 +139,7 @@ def _made(held: dict[str, Any]) -> str:
     return f"{held['runs'] - missing} of {held['runs']}" if missing else str(held["runs"])
 
 
-def _verdict(claim: Claim, certain: bool, claims: int) -> str:
+def _verdict(claim: JudgedClaim, certain: bool, claims: int) -> str:
     """The verdict, its chance, and whether it stays after Holm's correction."""
     tested = "" if claim.p == 1 else f", p = {claim.p:.2g}" if claim.p > LEAST else f", p < {LEAST:g}"
     return f"**{claim.verdict}**{tested}" + (f", also corrected for all {claims} claims" if certain else "")
@@ -169,7 +170,7 @@ def gain(root: Path) -> str:
         pair = found[folder, arm]
         seeds.add((len(pair.values), pair.steps))
         assert pair.drifts is not None
-        ends = " → ".join(Pair.spread(pair.measure, each) for each in (pair.base_values, pair.values))
+        ends = " → ".join(Pair.spread(pair.score, each) for each in (pair.base_values, pair.values))
         moved = " → ".join(f"{each:.1f} %" for each in pair.drifts)
         rows.append([change, f"{task}: {ends}", pair.verdict, moved])
     [(count, steps)] = seeds
@@ -227,12 +228,12 @@ def _comparison(comparison: Comparison, found: Sequence[Pair]) -> str:
     moved = any(pair.drifts is not None for pair in found)
     rows = []
     for pair in found:
-        row = [pair.arm, Pair.spread(pair.measure, pair.values), pair.base, Pair.spread(pair.measure, pair.base_values)]
+        row = [pair.arm, Pair.spread(pair.score, pair.values), pair.base, Pair.spread(pair.score, pair.base_values)]
         row += [pair.interval, pair.verdict]
         if moved:
             row.append(" → ".join(f"{each:.1f}" for each in pair.drifts) if pair.drifts else "")
         rows.append(row)
-    name = found[0].measure.name
+    name = found[0].score.name
     header = [
         "arm",
         name,

@@ -16,7 +16,11 @@ def judge(folder: Path) -> None:
     """Claims, numbers and missing runs; command, commit and versions stay those of the runs."""
     name, context = runner.context_of(folder)
     outcome, facts = runner.judge(paper.get(name), context)
-    new = {"missing": facts["missing"], "claims": [each.plain() for each in outcome.claims], "numbers": outcome.summary}
+    new = {
+        "missing": facts["missing"],
+        "claims": [claim.plain() for claim in outcome.claims],
+        "numbers": outcome.numbers,
+    }
     write_json(folder / runner.SUMMARY, read_json(folder / runner.SUMMARY) | new)
 
 

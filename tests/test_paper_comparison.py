@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from steadynorm.lab.paper.baselines import VIT
-from steadynorm.lab.paper.comparison import COMPARISONS, MEASURES, Comparison, Pair, pairs
+from steadynorm.lab.paper.comparison import COMPARISONS, SCORES, Comparison, Pair, pairs
 from steadynorm.lab.paper.experiments.vit_tables import CONSTANT
 
 ROOT = Path(__file__).parent.parent
-ACCURACY, LOSS = MEASURES
+ACCURACY, LOSS = SCORES
 
 
 def pair(measure, *gaps: float) -> Pair:
@@ -62,7 +62,7 @@ def test_an_arm_that_was_not_run_is_left_out():
 
 
 def test_notes_name_the_decays_of_the_settings():
-    desk, notes = VIT["desk"], {each.folder: each.question + each.note for each in COMPARISONS}
+    desk, notes = VIT["desk"], {comparison.folder: comparison.question + comparison.note for comparison in COMPARISONS}
     assert (desk.adamc_decay, CONSTANT, desk.norm_decay) == (1.5, 1.5, 2.5)
     assert f"{desk.adamc_decay:g} times AdamW's decay" in notes["fig-adamc"]
     assert f"{CONSTANT:g} times Scion's decay" in notes["table-vit"]

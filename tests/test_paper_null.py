@@ -2,27 +2,29 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from steadynorm.cli import main
 from steadynorm.lab import paper
 from steadynorm.lab.paper import null, runner, statistics
-from steadynorm.lab.paper.experiment import Claim, Context, claim
+from steadynorm.lab.paper.claims import Claim, Outcomes, value
+from steadynorm.lab.paper.experiment import Context, TrainedExperiment
 from steadynorm.lab.paper.experiments import learning_rates, vit_tables
 from steadynorm.lab.paper.metrics import ACCURACY
+from steadynorm.lab.paper.runs import Runs
 from steadynorm.lab.paper.statistics import Finding, at_least, at_most, estimate, parabola_peak
-from steadynorm.lab.paper.trained import Runs, TrainedExperiment
 
 FOLDERS = sorted(filter(runner.is_kept, (Path(__file__).parent.parent / "results").glob("*")))
 FAST, FULL = 500, 20_000  # of 500 draws, a claim that holds in 10 % has more than 25 (5 %) with a chance of 99.99 %
 
 
-def noise_of(name: str) -> null.Noise:
+def noise_of(name: str, kind: type[null.Noise] = null.Noise) -> null.Noise:
     """Noise in place of the runs of an experiment, of unit spread."""
     experiment = paper.get(name)
     assert isinstance(experiment, TrainedExperiment)
-    return null.Noise(experiment.plan(Context(Path())), {}, {})
+    return kind(Runs(experiment.plan(Context(Path())), {}, {}))
 
 
 def show(folder: Path, draws: int) -> list[null.Share]:
@@ -50,29 +52,19 @@ def test_noise_supports_no_claim_in_many_draws(folder: Path):
 def test_two_standard_errors_would_be_caught(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(statistics, "student_quantile", lambda freedom: 2.0)
     noise = noise_of("table-vit")
-    ahead = claim("Scion is ahead", lambda: at_least(vit_tables.over_budgets(noise, "Scion", "AdamW"), 0.0, "x"))
-    assert null.share_of_trained(ahead, noise.source, FAST) > null.MOST
+    ahead = Claim("Scion is ahead", vit_tables.over_budgets(noise.runs.plan, "Scion", "AdamW").at_least(0.0, "x"))
+    assert null.share_of_trained(ahead, noise, FAST) > null.MOST
 
 
 # Designs that lean
 
 
-def old_best_lrs(noise: Runs) -> list[list[float]]:
-    """ln of the best lr of each alpha, by seed: the grid's winner, as it was judged once."""
-    return [
-        [best[0] for best in seeds]
-        for seeds in zip(*(learning_rates.best_lrs(noise, a) for a in learning_rates.ALPHAS), strict=True)
-    ]
-
-
-def share_without_check(made: Claim, noise: null.Noise) -> float:
+def share_without_check(claim: Claim, noise: null.Noise) -> float:
     """As null.share_of_trained, without asking whether the number is linear."""
-    noise.source.forget()
     held = 0
     for seed in range(FAST):
-        noise.source.restart(seed)
-        assert made.find is not None
-        held += made.find().holds is True
+        noise.restart(seed)
+        held += claim.test(noise).holds is True
     return held / FAST
 
 
@@ -80,52 +72,65 @@ def test_the_winner_of_a_centred_grid_leans_and_is_refused():
     """Every alpha's grid is centred on one effective lr, so that the winning lr rises with alpha in noise as well."""
     noise = noise_of("fig-lr-eff")
 
-    def rises() -> Finding:
-        return at_least(
-            estimate([seed[-1] - seed[0] for seed in old_best_lrs(noise)]), 0.0, "ln(best lr at 0.5 / at 0.01)"
+    def rises(outcomes: Outcomes) -> Finding:
+        first, last = (
+            [seed[0] for seed in learning_rates.best_lrs(outcomes, noise.runs.plan.baseline, alpha)]
+            for alpha in (learning_rates.ALPHAS[0], learning_rates.ALPHAS[-1])
         )
+        return at_least(statistics.difference(last, first), 0.0, "ln(best lr at 0.5 / at 0.01)")
 
-    old = claim("The best lr increases with alpha", rises)
+    old = Claim("The best lr increases with alpha", rises)
     assert share_without_check(old, noise) > 0.2
     with pytest.raises(ValueError, match="not a weighted sum of outcomes"):
-        null.share_of_trained(old, noise.source, FAST)
+        null.share_of_trained(old, noise, FAST)
 
 
 def test_the_winners_of_two_grids_lean_and_are_refused():
     """One grid reaches higher than the other; so does its winner."""
     noise = noise_of("table-sweep-constant")
 
-    def best(names: dict[float, str], budget: int) -> list[float]:
+    def best(outcomes: Outcomes, names: dict[float, str], budget: int) -> list[float]:
         ratios = sorted(names)
-        accuracy = zip(*(noise.values(ACCURACY, names[ratio], budget) for ratio in ratios), strict=True)
+        accuracy = zip(*(outcomes.values(ACCURACY, names[ratio], budget) for ratio in ratios), strict=True)
         return [parabola_peak([math.log(ratio) for ratio in ratios], seed)[0] for seed in accuracy]
 
-    def higher() -> Finding:
-        more = [
-            statistics.combined((1.0, best(vit_tables._CONSTANT, b)), (-1.0, best(vit_tables._SCION, b)))
-            for b in noise.budgets
-        ]
-        return at_least(estimate([value for each in more for value in each]), 0.0, "ln(best of ScionC / best of Scion)")
+    def higher(outcomes: Outcomes) -> Finding:
+        grids = (vit_tables.CONSTANT_TARGETS, vit_tables.SCION)
+        ours, theirs = (
+            [value for budget in noise.runs.plan.budgets for value in best(outcomes, names, budget)] for names in grids
+        )
+        return at_least(statistics.difference(ours, theirs), 0.0, "ln(best of ScionC / best of Scion)")
 
-    old = claim("Corrected decay wants a higher decay", higher)
+    old = Claim("Corrected decay wants a higher decay", higher)
     assert share_without_check(old, noise) > 0.1
     with pytest.raises(ValueError, match="not a weighted sum of outcomes"):
-        null.share_of_trained(old, noise.source, FAST)
+        null.share_of_trained(old, noise, FAST)
 
 
 def test_a_largest_value_is_refused():
     """Odd powers pass for linear in sign, spans in scale: neither in both."""
     noise = noise_of("table-vit")
-    span = claim("x", lambda: at_most(estimate([max(v, -v) for v in noise.values(ACCURACY, "Scion")]), 1.0, "x"))
+    span = Claim("x", lambda o: at_most(estimate([max(v, -v) for v in o.values(ACCURACY, "Scion")]), 1.0, "x"))
     with pytest.raises(ValueError, match="not a weighted sum"):
-        null.share_of_trained(span, noise.source, 10)
+        null.share_of_trained(span, noise, 10)
 
 
 def test_a_claim_that_looks_at_runs_is_refused():
+    def look(runs: Any) -> Finding:
+        return at_least(estimate([ACCURACY(run) for run in runs.of("Scion")]), 0.0, "x")
+
+    with pytest.raises(ValueError, match=r"let it rest on Outcomes\.values only"):
+        null.share_of_trained(Claim("x", look), noise_of("table-vit"), 10)
+
+
+def test_an_outcome_that_a_claim_asks_for_twice_is_drawn_once():
     noise = noise_of("table-vit")
-    direct = claim("x", lambda: at_least(estimate([ACCURACY(run) for run in noise.of("Scion")]), 0.0, "x"))
-    with pytest.raises(ValueError, match=r"let it rest on Runs\.values alone"):
-        null.share_of_trained(direct, noise.source, 10)
+    accuracy = value(ACCURACY, "Scion")
+    assert (accuracy - accuracy).by_seed(noise) == [0.0] * 3
+    assert noise.values(ACCURACY, "Scion") == noise.values(ACCURACY, "Scion")
+    once = accuracy.by_seed(noise)
+    noise.restart(1)
+    assert accuracy.by_seed(noise) != once
 
 
 # The redesigned claims see what they are about
@@ -153,13 +158,12 @@ class Parabola(null.Noise):
     ],
 )
 def test_best_lrs_are_told_from_best_effective_lrs(exponent: float, verdicts: list[str]):
-    experiment = paper.get("fig-lr-eff")
-    assert isinstance(experiment, TrainedExperiment)
-    made = Parabola(experiment.plan(Context(Path())), {}, {})
-    object.__setattr__(made, "exponent", exponent)
-    assert learning_rates.fit(made).exponent() == pytest.approx(exponent, abs=0.05)
-    made.source.restart(1)
-    assert [each.verdict for each in learning_rates._lr_judge(made).claims] == verdicts
+    made = noise_of("fig-lr-eff", Parabola)
+    assert isinstance(made, Parabola)
+    made.exponent = exponent
+    assert learning_rates.exponent(made) == pytest.approx(exponent, abs=0.05)
+    made.restart(1)
+    assert [claim.judge(made).verdict for claim in learning_rates._claims(made.runs.plan)] == verdicts
 
 
 def test_the_table_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -46,7 +46,7 @@ def test_a_committed_folder_is_current_and_small(folder: Path, generator: Module
     assert not difference([each.plain() for each in outcome.claims], summary["claims"]), "run results/judge.py"
     assert len({each.text for each in outcome.claims}) == len(outcome.claims)
     assert facts["missing"] == summary["missing"]
-    assert not difference(json.loads(json.dumps(outcome.summary)), summary["numbers"])
+    assert not difference(json.loads(json.dumps(outcome.numbers)), summary["numbers"])
     kept = [path for path in folder.rglob("*") if path.is_file() and path.name != "report.html"]
     assert sum(path.stat().st_size for path in kept) < 600_000
     for path, text in generator.of_experiment(folder, outcome).items():

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadynorm.lab.paper import metrics as measures
+from steadynorm.lab.paper import metrics
 from steadynorm.lab.paper import statistics as stats
-from steadynorm.lab.paper.experiment import MissingRunsError, claim
-from steadynorm.lab.paper.statistics import Estimate, Finding
+from steadynorm.lab.paper.claims import All, Claim, MissingRunsError, difference, mean, value
+from steadynorm.lab.paper.statistics import Estimate
 from steadynorm.records import Run
 
 PAIRS = st.lists(st.tuples(st.floats(-100, 100), st.floats(-100, 100)), min_size=2, max_size=6)
@@ -168,11 +168,39 @@ def test_a_best_point_at_the_end_is_told():
 
 
 def test_a_claim_without_its_runs_is_not_testable():
-    def missing() -> Finding:
-        raise MissingRunsError("2 of 3 runs of Scion at 90 are missing: not trained")
+    class NoRuns:
+        def values(self, metric: metrics.Metric, arm: str, budget: int | None = None) -> list[float]:
+            raise MissingRunsError(f"2 of 3 runs of {arm} at 90 are missing: not trained")
 
-    made = claim("x", missing)
+    made = Claim("x", value(metrics.LOSS, "Scion").at_least(0.0, "x")).judge(NoRuns())
     assert (made.verdict, made.figure[:8]) == ("not testable at this scale", "2 of 3 r")
+
+
+class Table:
+    """Outcomes of two seeds, by arm."""
+
+    def __init__(self, **arms: list[float]):
+        self.arms = arms
+
+    def values(self, metric: metrics.Metric, arm: str, budget: int | None = None) -> list[float]:
+        return [(budget or 1) * number for number in self.arms[arm]]
+
+
+def test_contrasts_add_up_seed_by_seed():
+    outcomes = Table(a=[3.0, 5.0], b=[1.0, 2.0])
+    a, b = value(metrics.LOSS, "a"), value(metrics.LOSS, "b")
+    assert (a - 0.5 * b).by_seed(outcomes) == [2.5, 4.0]
+    assert (a + a - a).by_seed(outcomes) == [3.0, 5.0]
+    assert mean(difference(metrics.LOSS, "a", "b", budget) for budget in (1, 3)).by_seed(outcomes) == [4.0, 6.0]
+
+
+def test_claims_bound_the_mean_of_a_contrast():
+    outcomes = Table(a=[1.0, 1.001], b=[0.0, 0.0])
+    gap = difference(metrics.LOSS, "a", "b")
+    tests = (gap.at_least(0.5, "x"), gap.at_most(0.5, "x"), gap.within(0.5, "x"), gap.within(1.5, "x"))
+    assert [test(outcomes).holds for test in tests] == [True, False, False, True]
+    assert [All(pair)(outcomes).holds for pair in (tests[:2], tests[::3])] == [False, True]
+    assert tests[0](outcomes).figure.startswith("x +1 (95 %")
 
 
 def test_measures_of_a_run_worked_out_by_hand():
@@ -181,10 +209,10 @@ def test_measures_of_a_run_worked_out_by_hand():
     norm = np.select([steps < 40, steps <= 60, steps < 95], [8.0, 2.0, 4.0], 3.0)
     norm[49] = np.nan  # not measured there
     run = Run("by hand", {"steps": 100}, "", None, steps, {"norm": norm, "forecast": np.ones(100)}, {})
-    assert measures.final("norm", 10.0)(run) == 30
-    assert measures.mean_over("norm", (0.9, 1.0))(run) == pytest.approx((5 * 4 + 6 * 3) / 11)
-    assert measures.growth("norm")(run) == measures.drift("norm")(run) == pytest.approx(100 * math.log(3 / 2))
-    assert measures.swing("norm", 0.4)(run) == pytest.approx(100 * math.log(4 / 2))
-    assert measures.log_ratio("norm", "forecast")(run) == pytest.approx(100 * math.log(3))
+    assert metrics.final("norm", 10.0)(run) == 30
+    assert metrics.mean_over("norm", (0.9, 1.0))(run) == pytest.approx((5 * 4 + 6 * 3) / 11)
+    assert metrics.growth("norm")(run) == metrics.drift("norm")(run) == pytest.approx(100 * math.log(3 / 2))
+    assert metrics.swing("norm", 0.4)(run) == pytest.approx(100 * math.log(4 / 2))
+    assert metrics.log_ratio("norm", "forecast")(run) == pytest.approx(100 * math.log(3))
     run.columns["norm"][:] = np.where(steps < 50, 2.0, 1.0)
-    assert measures.growth("norm")(run) < 0 < measures.drift("norm")(run)
+    assert metrics.growth("norm")(run) < 0 < metrics.drift("norm")(run)

@@ -23,14 +23,12 @@ from steadynorm.cli.commands import command_of
 from steadynorm.files import lock
 from steadynorm.lab import paper
 from steadynorm.lab.models import GPTConfig
-from steadynorm.lab.paper import baselines, commands, pool, runner, slim_records
-from steadynorm.lab.paper import metrics as measures
-from steadynorm.lab.paper import trained as training
-from steadynorm.lab.paper.experiment import Context, Outcome, claim
-from steadynorm.lab.paper.experiments import norm_stability as norms
-from steadynorm.lab.paper.plots import measured
-from steadynorm.lab.paper.statistics import at_most, difference
-from steadynorm.lab.paper.trained import Runs, TrainedExperiment
+from steadynorm.lab.paper import baselines, metrics, pool, runner, slim_records
+from steadynorm.lab.paper.claims import Claim, difference
+from steadynorm.lab.paper.experiment import Context, TrainedExperiment
+from steadynorm.lab.paper.experiments.norm_figures import COLUMNS
+from steadynorm.lab.paper.plots import table_of_metrics
+from steadynorm.lab.paper.runs import RunPlan, Runs, address, slug
 from steadynorm.lab.train.config import Config, Gpt, plain, training_part
 from steadynorm.lab.train.recipes import RECIPES
 
@@ -142,11 +140,11 @@ def test_what_a_folder_does_not_hold_is_not_run_yet(tmp_path: Path):
     plan = experiment.plan(Context(tmp_path))
     empty = runner.read(experiment, Context(tmp_path))
     assert runner.not_run(experiment, Context(tmp_path)) == ["seeds 0, 1 of 2"]
-    assert measured(empty, {"loss": measures.LOSS}, plan.arms).rows == [["loss", "not run yet", "not run yet"]]
+    assert table_of_metrics(empty, {"loss": metrics.LOSS}).rows == [["loss", "not run yet", "not run yet"]]
     for key, config in plan.configs.items():
         if key[0] == "a" and key[2] == 0:
             recorder = records.Recorder(
-                tmp_path / "records" / training.slug(key) / records.FILE, name="a", config=training_part(plain(config))
+                tmp_path / "records" / slug(key) / records.FILE, name="a", config=training_part(plain(config))
             )
             with recorder:
                 recorder.write({"step": config.steps, "val_loss": 1.0, "seconds": 1.0})
@@ -177,22 +175,22 @@ def test_options_of_everything_parse_back(tmp_path: Path):
         optim=replace(base.optim, name="adamw", betas=(0.8, 0.95), weight_decay=None, nesterov=True, lr=1e-17),
         schedule=replace(base.schedule, lr="linear", steady_norm_sq_end=0.5, decay_by_lr_alone=True),
     )  # fmt: skip
-    assert parsed(shlex.join(commands.train_command(config, "vit"))) == config
+    assert parsed(shlex.join(pool.train_command(config, "vit"))) == config
     with pytest.raises(ValueError, match="a Vit where the recipe has Gpt"):
-        commands.options(config, "gpt")
+        pool.options(config, "gpt")
 
 
 def test_an_address_depends_on_what_is_trained_alone():
     config = baselines.VIT["desk"].configure(baselines.VIT["desk"].scionc(), 30, 0)
     moved = replace(config, out=Path("elsewhere"), keep=7, save_every=3, device="cpu", tensorboard=True, name="other")
-    assert training.address(config) == training.address(moved)
+    assert address(config) == address(moved)
     others = [
         replace(config, seed=1),
         replace(config, steps=config.steps + 1),
         replace(config, optim=replace(config.optim, lr=0.02)),
         replace(config, schedule=replace(config.schedule, steady_norm_sq_end=0.1)),
     ]
-    assert len({training.address(each) for each in (config, *others)}) == 5
+    assert len({address(each) for each in (config, *others)}) == 5
 
 
 def test_experiments_share_runs():
@@ -280,11 +278,8 @@ TINY = replace(
 )
 
 
-def tiny_judge(runs: Runs) -> Outcome:
-    made = claim(
-        "equal", lambda: at_most(difference(*(runs.values(measures.LOSS, arm) for arm in ("a", "b"))), 9.0, "a - b")
-    )
-    return Outcome([], [made], {})
+def tiny_claims(_: RunPlan) -> list[Claim]:
+    return [Claim("equal", difference(metrics.LOSS, "a", "b").at_most(9.0, "a - b"))]
 
 
 def tiny(*, broken: bool = False, steps: int = STEPS, seeds: int = 2) -> TrainedExperiment:
@@ -293,7 +288,18 @@ def tiny(*, broken: bool = False, steps: int = STEPS, seeds: int = 2) -> Trained
         return {"a": baseline.scion(), "b": replace(b, micro_batch=7) if broken else b}
 
     return TrainedExperiment(
-        "tiny", "t", "f", {"desk": TINY, "paper": TINY}, arms, tiny_judge, norms.COLUMNS, (), (steps,), (), seeds
+        "tiny",
+        "t",
+        "f",
+        {"desk": TINY, "paper": TINY},
+        arms,
+        tiny_claims,
+        lambda _: ([], {}),
+        COLUMNS,
+        (),
+        (steps,),
+        (),
+        seeds,
     )
 
 
@@ -365,7 +371,7 @@ def test_a_killed_run_goes_on_and_ends_alike(tmp_path: Path):
         f"job = pool.Job(*pickle.loads(pathlib.Path({str(tmp_path / 'job')!r}).read_bytes()))\n",
         encoding="utf-8",
     )
-    (tmp_path / "job").write_bytes(pickle.dumps((config, commands.train_command(config, "gpt"))))
+    (tmp_path / "job").write_bytes(pickle.dumps((config, pool.train_command(config, "gpt"))))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     process = subprocess.Popen([sys.executable, "-c", job], env=environment, stderr=subprocess.PIPE, encoding="utf-8")
     deadline = time.monotonic() + 600
@@ -374,13 +380,13 @@ def test_a_killed_run_goes_on_and_ends_alike(tmp_path: Path):
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=600)
     assert process.returncode != 0
-    assert "1 of 1 runs to go; the same command goes on" in said
+    assert "1 of 1 runs to go; the same command resumes them" in said
     stopped = records.last_step(config.out / records.FILE)
     assert 20 <= stopped < 800
     assert not pool.finished(config)
     with lock(config.out, busy="the child was left behind"):
         pass
-    assert pool.train_all([pool.Job(config, commands.train_command(config, "gpt"))], 1) == {}
+    assert pool.train_all([pool.Job(config, pool.train_command(config, "gpt"))], 1) == {}
     assert pool.finished(config)
     steps = records.read(config.out).steps
     assert len(steps) == len(set(steps.tolist()))

@@ -12,8 +12,7 @@ from steadynorm.lab import paper
 from steadynorm.lab.data import datasets as get
 from steadynorm.lab.models import GPTConfig, ViTConfig
 from steadynorm.lab.paper import baselines, pool, runner
-from steadynorm.lab.paper.experiment import Context
-from steadynorm.lab.paper.trained import TrainedExperiment
+from steadynorm.lab.paper.experiment import Context, TrainedExperiment
 from steadynorm.lab.train.config import Gpt, Vit
 from steadynorm.lab.train.loop import train
 from steadynorm.report import page

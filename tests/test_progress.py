@@ -8,8 +8,7 @@ from steadynorm import progress, records
 from steadynorm.cli import main
 from steadynorm.lab import bench, paper
 from steadynorm.lab.paper import pool, runner
-from steadynorm.lab.paper.experiment import Context
-from steadynorm.lab.paper.trained import TrainedExperiment
+from steadynorm.lab.paper.experiment import Context, TrainedExperiment
 
 
 @pytest.fixture

@@ -127,11 +127,11 @@ def test_the_pools_meter_under_a_jumping_clock(
     clock = [1000.0]
     monkeypatch.setattr(pool.time, "monotonic", lambda: clock[0])
     with pool._Meter(0, 2, 1000) as meter:
-        meter.steps(0)
+        meter.count_steps(0)
         clock[0] += jump
         injected()
-        meter.steps(100)
-        meter.ended("one", True)
+        meter.count_steps(100)
+        meter.count_ended("one", failed=False)
     said = capsys.readouterr().err
     assert "one finished; 1 of 2 runs, 10 % of steps" in said
     assert "-" not in said

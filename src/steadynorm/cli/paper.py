@@ -1,4 +1,4 @@
-"""`steadynorm paper`: the figures and tables of the paper, as named experiments."""
+"""`steadynorm paper`: the figures and tables of the paper as named experiments."""
 
 import os
 import shlex
@@ -14,15 +14,13 @@ from tyro.conf import Positional
 from steadynorm import progress
 from steadynorm.cli.subcommands import one_of
 from steadynorm.lab import paper
-from steadynorm.lab.paper import null, pool, runner
-from steadynorm.lab.paper.experiment import Context, Experiment
-from steadynorm.lab.paper.trained import TrainedExperiment
+from steadynorm.lab.paper import Context, Experiment, TrainedExperiment, null, pool, runner
 
 Scale = Literal["desk", "paper"]
 
 
 def command(_: str, argv: Sequence[str]) -> Any:
-    """`paper` as the parser takes it."""
+    """Return `paper` as the parser takes it."""
     return one_of({"list": PaperList, "run": PaperRun, "null": PaperNull})
 
 
@@ -31,21 +29,23 @@ class PaperList:
     """The experiments: what each shows, its arms or panels, how many runs it asks for, and about how long they take at desk scale."""
 
     def __call__(self) -> None:
-        """Print them, and all of them together: runs that several ask for are trained once."""
+        """Print them, and their total: runs that several ask for are trained once."""
         table = Table(show_lines=False)
         for name, how in (("name", "left"), ("runs", "right"), ("core min", "right"), ("the paper found", "left")):
             table.add_column(name, justify=how, no_wrap=name == "name")  # pyright: ignore[reportArgumentType]
         plans, simulated = [], 0.0
-        for each in paper.EXPERIMENTS.values():
-            if isinstance(each, TrainedExperiment):
-                plans.append(each.plan(Context(Path())))
-                runs, seconds = runner.estimate(plans[-1:])
-                parts = f"\n{len(plans[-1].seeds)} seeds of: {_joined(plans[-1].arms)}"
+        for experiment in paper.EXPERIMENTS.values():
+            if isinstance(experiment, TrainedExperiment):
+                plan = experiment.plan(Context(Path()))
+                plans.append(plan)
+                runs, seconds = runner.estimate([plan])
+                parts = f"\n{len(plan.seeds)} seeds of: {_joined(plan.arms)}"
             else:
-                runs, seconds = 0, each.seconds["desk"]
+                runs, seconds = 0, experiment.seconds["desk"]
                 simulated += seconds
-                parts = "".join(f"\n{scale} scale: {_joined(names)}" for scale, names in each.parts.items())
-            table.add_row(each.name, str(runs or ""), f"{seconds / 60:.0f}", f"{each.title}: {each.found}{parts}")
+                parts = "".join(f"\n{scale} scale: {_joined(names)}" for scale, names in experiment.parts.items())
+            text = f"{experiment.title}: {experiment.paper_finding}{parts}"
+            table.add_row(experiment.name, str(runs or ""), f"{seconds / 60:.0f}", text)
         Console().print(table)
         runs, seconds = runner.estimate(plans)
         total = (seconds + simulated) / 60
@@ -55,7 +55,7 @@ class PaperList:
 
 
 def _joined(names: Sequence[str], most: int = 8) -> str:
-    """Join names; of many, the first and the last.
+    """Join names; of many, show the first and the last.
 
     >>> _joined(["a", "b"]), _joined("abcdefghi")
     ('a; b', '9 arms, from a to i')
@@ -65,15 +65,15 @@ def _joined(names: Sequence[str], most: int = 8) -> str:
 
 @dataclass(frozen=True)
 class PaperNull:
-    """Feed every claim noise instead of outcomes and count how often it holds: at most 5 % of draws, or it leans."""
+    """Feed every claim noise instead of outcomes and count how often it holds: in at most 5 % of draws, or its design leans."""
 
     folder: Positional[Path] = Path("results")
-    """The folder of finished experiments' folders; their records tell how large the noise is."""
+    """The folder that holds finished experiments; their records say how large the noise is."""
     draws: int = 20_000
     """Draws of noise for each claim."""
 
     def __call__(self) -> int:
-        """Print a table; 1 if a claim holds of noise too often."""
+        """Print a table; return 1 if noise supports a claim too often."""
         folders = sorted(filter(runner.is_kept, self.folder.glob("*")))
         if not folders:
             raise ValueError(f"{self.folder} holds no finished experiments; make one with: steadynorm paper run NAME")
@@ -84,10 +84,9 @@ class PaperNull:
         with progress.bar(len(folders), "judging noise") as tell:
             for folder in folders:
                 name, context = runner.context_of(folder)
-                for each in null.shares(paper.get(name), context, self.draws):
-                    leaning += each.share > null.MOST
-                    mark = " !" * (each.share > null.MOST)
-                    table.add_row(each.experiment, each.claim, f"{100 * each.share:.1f}{mark}")
+                for experiment, claim, share in null.shares(paper.get(name), context, self.draws):
+                    leaning += share > null.MOST
+                    table.add_row(experiment, claim, f"{100 * share:.1f}" + " !" * (share > null.MOST))
                 tell(1)
         Console().print(table)
         print(f"{leaning} of {table.row_count} claims hold in more than {100 * null.MOST:g} % of draws")
@@ -96,43 +95,43 @@ class PaperNull:
 
 @dataclass(frozen=True)
 class PaperRun:
-    """Run an experiment: slim records, a JSON summary and a page. Finished runs are used again, interrupted ones go on."""
+    """Run an experiment: slim records, a JSON summary and a page. Finished runs are used again, interrupted ones resume."""
 
     name: Positional[str]
-    """Which one (see `steadynorm paper list`), or all."""
+    """The experiment (see `steadynorm paper list`), or all."""
     scale: Scale = "desk"
-    """At the size of a desk, or the paper's own."""
+    """Desk size, or the paper's own."""
     seeds: int | None = None
-    """Runs of each kind; default: the experiment's own choice."""
+    """Seeds per arm; default: the experiment's own choice."""
     jobs: int | None = None
-    """Runs at once; default: the number of cores (paper scale: 1)."""
+    """Runs at a time; default: the number of cores (paper scale: 1)."""
     quick: bool = False
     """One seed and the shortest budget: does it work? In minutes."""
     dry_run: bool = False
-    """Print one complete command a run, for any scheduler, and do nothing."""
+    """Print one complete command per run, for any scheduler, and do nothing."""
     only: tuple[str, ...] = ()
-    """Arms alone, by the beginning of their names."""
+    """Only these arms, by the beginning of their names."""
     seed: int = 0
     """The first seed."""
     out: Path | None = None
-    """Folder; default: runs/paper/NAME (or NAME-quick, NAME-paper). With `all`: the folder of these folders."""
+    """Folder; default: runs/paper/NAME (or NAME-quick, NAME-paper). With `all`: the folder that holds these folders."""
     pool: Path = Path("runs/paper/pool")
     """Where runs are trained; experiments share them."""
     data: Path | None = None
-    """Paper scale: ImageNet's folder, or the folder of token shards."""
+    """Paper scale: the folder of ImageNet or of token shards."""
     processes: int = 8
-    """Paper scale: processes (GPUs) of each run."""
+    """Paper scale: processes (GPUs) per run."""
 
     def __call__(self) -> int:
-        """Carry out and print the verdicts; 1 if a run failed."""
+        """Run and print the verdicts; return 1 if a run failed."""
         if self.seeds is not None and self.seeds < 1:
             raise ValueError(f"--seeds {self.seeds}: at least 1 is needed")
         chosen = list(paper.EXPERIMENTS.values()) if self.name == "all" else [paper.get(self.name)]
         if self.dry_run:
             return self._print_commands(chosen)
         failed: dict[Path, str] = {}
-        for each in chosen:
-            failed |= self._run(each)
+        for experiment in chosen:
+            failed |= self._run(experiment)
         if failed:
             print(f"{len(failed)} runs failed; the claims that need them are not testable\n{pool.failures(failed)}")
         return 1 if failed else 0
@@ -163,7 +162,7 @@ class PaperRun:
         return dict(finished.failed)
 
     def _command(self, experiment: Experiment | TrainedExperiment) -> str:
-        """What makes this folder again; where it is and how it was shared out does not matter."""
+        """Return the command that makes this folder again, wherever it is and however its runs were shared out."""
         words = ["steadynorm", "paper", "run", experiment.name, "--scale", self.scale]
         words += ["--quick"] * self.quick
         words += [] if self.seeds is None else ["--seeds", str(self.seeds)]
@@ -171,11 +170,14 @@ class PaperRun:
         return shlex.join([*words, *(["--only", *self.only] if self.only else [])])
 
     def _print_commands(self, chosen: list[Experiment | TrainedExperiment]) -> int:
-        seen: dict[str, None] = {}
-        for each in chosen:
-            if isinstance(each, TrainedExperiment):
-                seen |= dict.fromkeys(runner.dry_run(each.plan(self._context(each)), self._resources()))
+        commands: dict[str, None] = {}
+        for experiment in chosen:
+            if isinstance(experiment, TrainedExperiment):
+                plan = experiment.plan(self._context(experiment))
+                commands |= dict.fromkeys(runner.dry_run(plan, self._resources()))
             elif self.name != "all":
-                raise ValueError(f"{each.name} trains nothing: it has no commands to print; run it without --dry-run")
-        print("\n".join(seen))
+                raise ValueError(
+                    f"{experiment.name} trains nothing: it has no commands to print; run it without --dry-run"
+                )
+        print("\n".join(commands))
         return 0

@@ -1,40 +1,44 @@
-"""The figures and tables of the paper as named experiments: what is run, how it is drawn, what came out."""
+"""The figures and tables of the paper as named experiments: what is run, how it is drawn, and what came out."""
 
-from steadynorm.lab.paper.experiment import Claim, Context, Experiment, Outcome
-from steadynorm.lab.paper.experiments import extensions as ours
-from steadynorm.lab.paper.experiments import learning_rates, vit_tables
-from steadynorm.lab.paper.experiments import momentum_schedules as momentum
-from steadynorm.lab.paper.experiments import nanogpt as gpt
-from steadynorm.lab.paper.experiments import norm_stability as norms
-from steadynorm.lab.paper.experiments.overlap_kernel import OVERLAP
-from steadynorm.lab.paper.experiments.random_system import RANDOM_SYSTEM
-from steadynorm.lab.paper.experiments.steady_state import STEADY_STATE
+from steadynorm.lab.paper.claims import Claim, JudgedClaim
+from steadynorm.lab.paper.experiment import Context, Experiment, Outcome, TrainedExperiment
+from steadynorm.lab.paper.experiments import (
+    adam_norms,
+    extensions,
+    learning_rates,
+    momentum_schedules,
+    nanogpt,
+    overlap_kernel,
+    random_system,
+    scion_norms,
+    steady_state,
+    vit_tables,
+)
 from steadynorm.lab.paper.runner import Finished, Resources, run_experiment
-from steadynorm.lab.paper.trained import TrainedExperiment
 from steadynorm.suggestions import suggest
 
-# In the order of `paper run all`: what costs little and is asked for by others comes first.
+# In the order of `paper run all`: what costs little and shares its runs with others comes first.
 EXPERIMENTS: dict[str, Experiment | TrainedExperiment] = {
-    each.name: each
-    for each in (
-        RANDOM_SYSTEM,
-        STEADY_STATE,
-        OVERLAP,
-        gpt.NANOGPT,
-        gpt.MUON_CORRECTED,
-        norms.SCIONC,
-        norms.SCIONC_CONSTANT,
-        norms.OUTPUT_LAYER,
-        norms.ADAMC,
-        norms.ADAMC_BETAS,
-        norms.RENORMALIZED,
-        momentum.MOMENTUM_SCHEDULE,
-        momentum.GAMMA_PRIME,
-        momentum.GAMMA_PRIME_SLOW,
-        momentum.MOMENTUM_LINEAR,
-        ours.EXACT_TARGET,
-        ours.FORECASTS,
-        ours.ALIGNMENT,
+    experiment.name: experiment
+    for experiment in (
+        random_system.RANDOM_SYSTEM,
+        steady_state.STEADY_STATE,
+        overlap_kernel.OVERLAP,
+        nanogpt.NANOGPT,
+        nanogpt.MUON_CORRECTED,
+        scion_norms.SCIONC,
+        scion_norms.SCIONC_CONSTANT,
+        scion_norms.OUTPUT_LAYER,
+        adam_norms.ADAMC,
+        adam_norms.ADAMC_BETAS,
+        adam_norms.RENORMALIZED,
+        momentum_schedules.MOMENTUM_SCHEDULE,
+        momentum_schedules.GAMMA_PRIME,
+        momentum_schedules.GAMMA_PRIME_SLOW,
+        momentum_schedules.MOMENTUM_LINEAR,
+        extensions.EXACT_TARGET,
+        extensions.FORECASTS,
+        extensions.ALIGNMENT,
         vit_tables.TABLE,
         vit_tables.SWEEP_SCION,
         vit_tables.SWEEP_CONSTANT,
@@ -49,6 +53,7 @@ __all__ = [
     "Context",
     "Experiment",
     "Finished",
+    "JudgedClaim",
     "Outcome",
     "Resources",
     "TrainedExperiment",

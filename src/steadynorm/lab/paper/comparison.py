@@ -1,6 +1,6 @@
-"""Who won: arms of one experiment compared on their last accuracy or loss, seed by seed, and the verdict as a sentence.
+"""Who won: arms of one experiment compared seed by seed on their final accuracy or loss, and the verdict as a sentence.
 
-Works on what a summary.json holds, so that pages can be written without the runs.
+This works on what summary.json holds, so that pages can be written without the runs.
 """
 
 import math
@@ -8,15 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from steadynorm.lab.paper.experiments.nanogpt import NATS
-from steadynorm.lab.paper.experiments.norm_stability import ACCURACY_TOLERANCE
+from steadynorm.lab.paper.metrics import ACCURACY_TOLERANCE, LOSS_TOLERANCE
 from steadynorm.lab.paper.statistics import CONFIDENCE, Estimate, difference, sample_sd, student_quantile, student_tail
 
 DRIFT = "drift of hidden_norm, %"
 
 
 @dataclass(frozen=True)
-class Measure:
+class Score:
     """A number by which arms are compared, under its name in a summary."""
 
     name: str
@@ -26,19 +25,19 @@ class Measure:
     margin: float  # within which results are called equal
 
     def shown(self, value: float, *, signed: bool = False) -> str:
-        """A value with its digits."""
+        """Format a value."""
         return f"{value:{'+' if signed else ''}.{self.digits}f}"
 
 
-MEASURES = (
-    Measure("accuracy", "points", 2, 1.0, ACCURACY_TOLERANCE),
-    Measure("validation loss", "nats", 4, -1.0, NATS),
+SCORES = (
+    Score("accuracy", "points", 2, 1.0, ACCURACY_TOLERANCE),
+    Score("validation loss", "nats", 4, -1.0, LOSS_TOLERANCE),
 )
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The pairs of an experiment that answer a question: arm -> the arm that it is compared with."""
+    """Pairs of arms that answer a question: each arm, and the arm that it is compared with."""
 
     folder: str  # in results/
     question: str
@@ -137,7 +136,7 @@ class Pair:
     folder: str
     arm: str
     base: str
-    measure: Measure
+    score: Score
     values: tuple[float, ...]
     base_values: tuple[float, ...]
     drifts: tuple[float, float] | None  # of the hidden norm, mean over seeds, in percent: base, arm
@@ -150,73 +149,73 @@ class Pair:
 
     @property
     def reach(self) -> float:
-        """Half the width of the confidence interval; nan of one seed."""
+        """Half the width of the confidence interval; nan for one seed."""
         gap = self.gap
         return student_quantile(gap.seeds - 1) * gap.error if gap.seeds > 1 else math.nan
 
     @property
     def p(self) -> float:
-        """The chance of a gap as clear as this, either way, if there were none; 1 of one seed."""
+        """The chance of a gap as clear as this, either way, if there were none; 1 for one seed."""
         gap = self.gap
         return 1.0 if gap.seeds < 2 else min(1.0, 2 * student_tail(abs(gap.t_above(0.0)), gap.seeds - 1))
 
     @property
     def winner(self) -> str | None:
-        """The better arm where the whole interval is on one side of zero."""
+        """The better arm, if the whole interval is on one side of zero."""
         if not abs(self.gap.value) > self.reach:  # also nan
             return None
-        return self.arm if self.measure.sign * self.gap.value > 0 else self.base
+        return self.arm if self.score.sign * self.gap.value > 0 else self.base
 
     @property
     def interval(self) -> str:
         """The gap with its confidence interval."""
-        gap, measure = self.gap.value, self.measure
+        gap, score = self.gap.value, self.score
         if math.isnan(self.reach):
-            return measure.shown(gap, signed=True)
-        ends = " to ".join(measure.shown(gap + side * self.reach, signed=True) for side in (-1, 1))
-        return f"{measure.shown(gap, signed=True)} ({100 * CONFIDENCE:g} %: {ends})"
+            return score.shown(gap, signed=True)
+        ends = " to ".join(score.shown(gap + side * self.reach, signed=True) for side in (-1, 1))
+        return f"{score.shown(gap, signed=True)} ({100 * CONFIDENCE:g} %: {ends})"
 
     @property
     def verdict(self) -> str:
         """The outcome in a sentence."""
-        measure, gap = self.measure, abs(self.gap.value)
-        margin = f"{measure.margin:g} {measure.unit if measure.margin != 1 else measure.unit.removesuffix('s')}"
+        score, gap = self.score, abs(self.gap.value)
+        margin = f"{score.margin:g} {score.unit if score.margin != 1 else score.unit.removesuffix('s')}"
         if math.isnan(self.reach):
             return "One seed: no verdict."
-        equal = gap + self.reach <= measure.margin
+        equal = gap + self.reach <= score.margin
         if self.winner is not None:
-            size = f"by {measure.shown(gap)} {measure.unit}"
+            size = f"by {score.shown(gap)} {score.unit}"
             return f"{self.winner} wins {size}" + (f", less than the {margin} that we call equal." if equal else ".")
         if equal:
             return f"A draw: they differ by less than {margin}."
-        better = measure.sign * self.gap.value
-        if better - self.reach > -measure.margin:
+        better = score.sign * self.gap.value
+        if better - self.reach > -score.margin:
             return f"No winner, but {self.arm} is no worse by more than {margin}."
-        if better + self.reach < measure.margin:
+        if better + self.reach < score.margin:
             return f"No winner, but {self.arm} is no better by more than {margin}."
         return f"Open: {margin} more or less is not ruled out."
 
     @staticmethod
-    def spread(measure: Measure, values: tuple[float, ...]) -> str:
-        """Mean and sample standard deviation."""
-        mean = measure.shown(math.fsum(values) / len(values))
-        return mean if len(values) < 2 else f"{mean} ± {measure.shown(sample_sd(values))}"
+    def spread(score: Score, values: tuple[float, ...]) -> str:
+        """Format the mean and sample standard deviation."""
+        mean = score.shown(math.fsum(values) / len(values))
+        return mean if len(values) < 2 else f"{mean} ± {score.shown(sample_sd(values))}"
 
 
 def pairs(comparison: Comparison, summary: Mapping[str, Any]) -> list[Pair]:
-    """The pairs of a comparison that were run, at the longest budget."""
+    """Return the pairs of a comparison that were run, at the longest budget."""
     numbers = summary["numbers"]
-    measure = next(each for each in MEASURES if each.name in numbers)
-    arms: Mapping[str, Any] = numbers[measure.name]
+    score = next(score for score in SCORES if score.name in numbers)
+    arms: Mapping[str, Any] = numbers[score.name]
     budget = max(summary["budgets"], key=int)
     out = []
     for arm, base in comparison.against.items():
-        if not all(each in arms and budget in arms[each] for each in (arm, base)):
+        if not all(name in arms and budget in arms[name] for name in (arm, base)):
             continue
-        values, base_values = (tuple(arms[each][budget]["values"]) for each in (arm, base))
+        values, base_values = (tuple(arms[name][budget]["values"]) for name in (arm, base))
         drifts = numbers.get(DRIFT)
         moved = None if drifts is None else (drifts[base][budget]["mean"], drifts[arm][budget]["mean"])
         out.append(
-            Pair(comparison.folder, arm, base, measure, values, base_values, moved, int(summary["budgets"][budget]))
+            Pair(comparison.folder, arm, base, score, values, base_values, moved, int(summary["budgets"][budget]))
         )
     return out

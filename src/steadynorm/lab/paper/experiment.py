@@ -1,97 +1,131 @@
-"""What an experiment is: a name, what the paper found, and a function from a context to plots and verdicts."""
+"""What an experiment is: a name, what the paper reports, and how to get from a context to plots and judged claims."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from steadynorm.lab.paper.statistics import Finding
+from steadynorm.lab.paper.baselines import Baseline
+from steadynorm.lab.paper.claims import Claim, JudgedClaim
+from steadynorm.lab.paper.runs import RunPlan, Runs
+from steadynorm.lab.train.config import Config
 from steadynorm.report import page
-
-VERDICTS = ("holds", "does not hold", "not testable at this scale")
-LEAST = 1e-6  # chances below it are not told apart: their digits are rounding
-
-
-class MissingRunsError(ValueError):
-    """Runs that a claim needs are not there."""
-
-
-@dataclass(frozen=True)
-class Claim:
-    """Something the paper or we say, what became of it here, and the figure that rests on.
-
-    `p`: the chance of a verdict as clear as this, either way, if the truth were at the bound; 1 where nothing was tested.
-    `find` judges it again: the null test feeds it noise.
-    """
-
-    text: str
-    verdict: str
-    figure: str
-    p: float = 1.0
-    find: Callable[[], Finding] | None = field(default=None, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.verdict not in VERDICTS:
-            raise ValueError(f"verdict {self.verdict!r} is unknown; choose one of {', '.join(VERDICTS)}")
-
-    def plain(self) -> dict[str, Any]:
-        """What a summary holds of it."""
-        return {"text": self.text, "verdict": self.verdict, "figure": self.figure, "p": float(f"{self.p:.2g}")}
-
-
-def claim(text: str, find: Callable[[], Finding]) -> Claim:
-    """A claim by what was found; where runs are missing it is not testable, and says which.
-
-    >>> from steadynorm.lab.paper.statistics import at_least, estimate
-    >>> claim("1 < 2", lambda: at_least(estimate([2.0, 2.1, 1.9]), 1.0, "2")).verdict
-    'holds'
-    """
-    try:
-        finding = find()
-    except MissingRunsError as error:
-        return Claim(text, VERDICTS[2], str(error), find=find)
-    verdict = VERDICTS[2 if finding.holds is None else 0 if finding.holds else 1]
-    return Claim(text, verdict, finding.figure, max(LEAST, finding.chance), find)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an experiment shows: blocks of a page, verdicts, and the numbers behind them."""
+    """What an experiment shows: blocks of a page, judged claims, and the numbers behind them."""
 
     blocks: Sequence[page.Block]
-    claims: Sequence[Claim]
-    summary: Mapping[str, Any]
+    claims: Sequence[JudgedClaim]
+    numbers: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Context:
-    """Where an experiment writes and how much it may do."""
+    """Where an experiment writes and how much it may do.
+
+    Attributes:
+        folder: The experiment's folder.
+        quick: One seed and the shortest budget.
+        seeds: How many seeds; None for the experiment's own choice.
+        seed: The first seed.
+        only: Arms or panels by the beginning of their names; none for all.
+        scale: "desk" or "paper".
+        kept_only: Use the records in the folder and run nothing.
+    """
 
     folder: Path
     quick: bool = False
-    seeds: int | None = None  # None: the experiment's own choice
+    seeds: int | None = None
     seed: int = 0
-    only: tuple[str, ...] = ()  # parts by the beginning of their names; none: all
+    only: tuple[str, ...] = ()
     scale: str = "desk"
-    kept_only: bool = False  # nothing may be run: what is in the folder is all there is
+    kept_only: bool = False
 
     @property
     def records(self) -> Path:
-        """Where records are kept, a folder for each run."""
+        """Where records are kept, one folder per run."""
         return self.folder / "records"
 
     def wants(self, name: str) -> bool:
-        """Whether a part of this name is asked for."""
-        return not self.only or name.lower().startswith(tuple(each.lower() for each in self.only))
+        """Return whether an arm or panel of this name is asked for."""
+        return not self.only or name.lower().startswith(tuple(start.lower() for start in self.only))
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A figure that needs no training: its name, title, what the paper found, and how to get it."""
+    """A figure that needs no training.
+
+    Attributes:
+        name: Its name on the command line.
+        title: Its title.
+        paper_finding: What the paper reports.
+        run: Simulates what the context lacks, and judges it.
+        seconds: About how long that takes on one core, by scale.
+        parts: Panels that --only can choose from, by scale.
+    """
 
     name: str
     title: str
-    found: str
+    paper_finding: str
     run: Callable[[Context], Outcome]
-    seconds: Mapping[str, float]  # about how long it takes on one core, by scale
-    parts: Mapping[str, Sequence[str]] = field(default_factory=dict)  # panels that --only can choose from, by scale
+    seconds: Mapping[str, float]
+    parts: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TrainedExperiment:
+    """A figure or table whose runs are trained: arms times budgets times seeds, and claims about them.
+
+    Attributes:
+        name: Its name on the command line.
+        title: Its title.
+        paper_finding: What the paper reports.
+        baselines: The baseline of each scale.
+        arms: The arms at a baseline, by name.
+        claims: The claims about the runs of a plan.
+        show: Returns the blocks of the page and the numbers of the summary.
+        columns: Columns to keep of every run, besides its validation.
+        layers: Quantities to keep of every layer.
+        budgets: The budgets.
+        desk_budgets: Other budgets at desk scale, where half-lives are scarce.
+        seeds: How many seeds.
+    """
+
+    name: str
+    title: str
+    paper_finding: str
+    baselines: Mapping[str, Baseline]
+    arms: Callable[[Baseline], Mapping[str, Config]]
+    claims: Callable[[RunPlan], Sequence[Claim]]
+    show: Callable[[Runs], tuple[Sequence[page.Block], Mapping[str, Any]]]
+    columns: Sequence[str]
+    layers: Sequence[str] = ()
+    budgets: Sequence[int] = (90,)
+    desk_budgets: Sequence[int] = ()
+    seeds: int = 3
+
+    def plan(self, context: Context) -> RunPlan:
+        """Return the runs that this experiment asks for in a context."""
+        baseline, reference = self.baselines[context.scale], self.baselines["paper"]
+        arms = self.arms(baseline)
+        chosen = {name: config for name, config in arms.items() if context.wants(name)}
+        if not chosen:
+            raise ValueError(f"--only {' '.join(context.only)}: the arms of {self.name} are {', '.join(arms)}")
+        budgets = tuple(self.desk_budgets or self.budgets if context.scale == "desk" else self.budgets)
+        budgets = budgets[:1] if context.quick else budgets
+        seeds = range(context.seed, context.seed + (1 if context.quick else context.seeds or self.seeds))
+        configs = {
+            (arm, budget, seed): baseline.configure(config, budget, seed)
+            for arm, config in chosen.items()
+            for budget in budgets
+            for seed in seeds
+        }
+        there = {arm: reference.configure(each, self.budgets[-1], 0) for arm, each in self.arms(reference).items()}
+        return RunPlan(baseline, tuple(arms), budgets, tuple(seeds), configs, there)
+
+    def judge(self, runs: Runs) -> Outcome:
+        """Judge every claim on these runs and show them."""
+        blocks, numbers = self.show(runs)
+        return Outcome(blocks, [claim.judge(runs) for claim in self.claims(runs.plan)], numbers)

@@ -1,5 +1,9 @@
-"""Numbers of one finished run, from its records."""
+"""Metrics: numbers of one finished run, computed from its records.
 
+The functions that make metrics are cached, so that equal arguments give the same metric: `null` draws noise per metric.
+"""
+
+import functools
 import math
 from collections.abc import Callable
 
@@ -7,64 +11,73 @@ import numpy as np
 
 from steadynorm.records import Run
 
-Measure = Callable[[Run], float]
+Metric = Callable[[Run], float]
 MIDDLE, END = (0.4, 0.6), (0.95, 1.0)  # parts of a run that are averaged
+NEGLIGIBLE_PERCENT = 5.0  # a smaller change of a norm counts as none
+ACCURACY_TOLERANCE = 1.0  # percentage points of accuracy within which results are called equal
+LOSS_TOLERANCE = 0.02  # nats of validation loss within which results are called equal
 
 
-def final(key: str, scale: float = 1.0) -> Measure:
-    """The last value, times `scale`."""
+@functools.cache
+def final(key: str, scale: float = 1.0) -> Metric:
+    """Return the metric: the last value of a column, times `scale`."""
 
-    def measure(run: Run) -> float:
+    def metric(run: Run) -> float:
         values = run.columns[key][np.isfinite(run.columns[key])]
         return scale * float(values[-1]) if len(values) else math.nan
 
-    return measure
+    return metric
 
 
 ACCURACY, LOSS = final("val_accuracy", 100.0), final("val_loss")  # accuracy in percent
 
 
-def mean_over(key: str, part: tuple[float, float]) -> Measure:
-    """The mean over a part of the run, such as (0.95, 1.0) of its steps."""
+@functools.cache
+def mean_over(key: str, part: tuple[float, float], scale: float = 1.0) -> Metric:
+    """Return the metric: the mean of a column over part of the run, such as (0.95, 1.0) of its steps, times `scale`."""
 
-    def measure(run: Run) -> float:
+    def metric(run: Run) -> float:
         at = run.steps / run.config["steps"]
         values = run.columns[key][(at >= part[0]) & (at <= part[1])]
         values = values[np.isfinite(values)]
-        return float(values.mean()) if len(values) else math.nan
+        return scale * float(values.mean()) if len(values) else math.nan
 
-    return measure
-
-
-def drift(key: str) -> Measure:
-    """How far a norm moves from the middle of the run to its end, either way, in percent: 100 |ln(end / middle)|."""
-    middle, end = mean_over(key, MIDDLE), mean_over(key, END)
-    return lambda run: 100 * abs(math.log(end(run) / middle(run)))
+    return metric
 
 
-def growth(key: str) -> Measure:
-    """The same with its sign: above 0 it grows."""
+@functools.cache
+def growth(key: str) -> Metric:
+    """Return the metric: how much a norm grows from the middle of the run to its end, 100 ln(end / middle) percent."""
     middle, end = mean_over(key, MIDDLE), mean_over(key, END)
     return lambda run: 100 * math.log(end(run) / middle(run))
 
 
-def swing(key: str, start: float = 0.2) -> Measure:
-    """Largest against smallest after this part of the run, in percent: 100 ln(largest / smallest)."""
+@functools.cache
+def drift(key: str) -> Metric:
+    """Return the metric: how far a norm moves from the middle of the run to its end, |growth| percent."""
+    return lambda run: abs(growth(key)(run))
 
-    def measure(run: Run) -> float:
+
+@functools.cache
+def swing(key: str, start: float = 0.2) -> Metric:
+    """Return the metric: 100 ln(largest / smallest) of a norm after this part of the run, in percent."""
+
+    def metric(run: Run) -> float:
         values = run.columns[key][run.steps >= start * run.config["steps"]]
         values = values[np.isfinite(values)]
         return 100 * math.log(float(values.max() / values.min()))
 
-    return measure
+    return metric
 
 
-def log_ratio(key: str, to: str, part: tuple[float, float] = END) -> Measure:
-    """100 ln(key / to), both averaged over this part of the run."""
+@functools.cache
+def log_ratio(key: str, to: str, part: tuple[float, float] = END) -> Metric:
+    """Return the metric: 100 ln(key / to), both averaged over this part of the run."""
     one, other = mean_over(key, part), mean_over(to, part)
     return lambda run: 100 * math.log(one(run) / other(run))
 
 
-def log_of(measure: Measure) -> Measure:
-    """100 ln of it: differences of two are percent."""
-    return lambda run: 100 * math.log(measure(run))
+@functools.cache
+def log_of(metric: Metric) -> Metric:
+    """Return 100 ln of a metric: the difference of two such values is in percent."""
+    return lambda run: 100 * math.log(metric(run))

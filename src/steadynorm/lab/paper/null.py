@@ -1,4 +1,4 @@
-"""The null test: which claims would noise support? Each must hold in at most 5 % of draws.
+"""The null test: which claims would noise support? Each may hold in at most 5 % of draws.
 
 Every run's outcome (an accuracy, a drift, 100 ln of a norm: whatever the claim measures) is replaced by draws around one
 mean, zero, with the spread that its arm has over seeds, and the claim is judged again. What that means for each kind:
@@ -17,141 +17,119 @@ Moving the truth to a bound is sound for numbers that are odd and linear in the 
 import functools
 import math
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from steadynorm.lab.paper import runner
-from steadynorm.lab.paper.experiment import Claim, Context, Experiment, MissingRunsError
+from steadynorm.lab.paper.claims import Claim, JudgedClaim, MissingRunsError
+from steadynorm.lab.paper.experiment import Context, Experiment, TrainedExperiment
+from steadynorm.lab.paper.metrics import Metric
+from steadynorm.lab.paper.runs import Runs
 from steadynorm.lab.paper.statistics import Bound, Estimate, sample_sd
-from steadynorm.lab.paper.trained import Runs, TrainedExperiment
-from steadynorm.records import Run
 
 MOST = 0.05  # of the draws
 SEEDS = 3  # of noise, where the records have one seed or none
 
 
 class Share(NamedTuple):
-    """How often a claim holds of noise."""
+    """How often noise supports a claim."""
 
     experiment: str
     claim: str
     share: float
 
 
-class Source:
-    """Where noise comes from. Spreads are remembered by the order in which a claim asks for them: measuring is slow."""
+class Noise:
+    """Outcomes that are noise: a metric's values are drawn with the spread that it has over the seeds of an arm."""
 
-    def __init__(self) -> None:
+    def __init__(self, runs: Runs):
+        self.runs = runs
+        self._spreads: dict[tuple[Metric, str, int | None], float] = {}  # measuring them is slow
         self.restart(0)
-        self.forget()
-
-    def forget(self) -> None:
-        """Another claim follows."""
-        self.spreads: list[float] = []
 
     def restart(self, seed: int, scale: float = 1.0) -> None:
-        """The same seed gives the same draws, times `scale`."""
-        self.random, self.scale, self.asked = random.Random(seed), scale, 0
+        """Draw again: the same seed gives the same draws, times `scale`."""
+        self._random, self._scale = random.Random(seed), scale
+        self._drawn: dict[tuple[Metric, str, int | None], list[float]] = {}
 
-    def draw(self, count: int, spread: Callable[[], float]) -> list[float]:
-        """So many, with this spread."""
-        if self.asked == len(self.spreads):
-            self.spreads.append(spread())
-        sd = self.scale * self.spreads[self.asked]
-        self.asked += 1
-        return [sd * self.random.gauss(0.0, 1.0) for _ in range(count)]
-
-
-@dataclass(frozen=True)
-class Noise(Runs):
-    """Runs whose outcomes are noise: what a measure gives is drawn, with the spread it has over the seeds of an arm."""
-
-    source: Source = field(default_factory=Source)
-
-    def of(self, arm: str, budget: int | None = None) -> list[Run]:
-        """There are none: a claim that looks at runs instead of `values` cannot be fed noise."""
-        raise MissingRunsError("noise has outcomes (Runs.values) but no runs")
-
-    def values(self, measure: Callable[[Run], float], arm: str, budget: int | None = None) -> list[float]:
-        """Draws, one for each seed, at least SEEDS."""
-
-        def spread() -> float:
+    def values(self, metric: Metric, arm: str, budget: int | None = None) -> list[float]:
+        """Return draws, one per seed and at least SEEDS."""
+        key = metric, arm, budget
+        if key not in self._spreads:
             try:
-                sd = sample_sd(Runs(self.plan, self.found, self.missing).values(measure, arm, budget))
+                sd = sample_sd(self.runs.values(*key))
             except MissingRunsError:
-                return 1.0
-            return 1.0 if math.isnan(sd) else sd
-
-        return self.source.draw(max(SEEDS, len(self.plan.seeds)), spread)
+                sd = math.nan
+            self._spreads[key] = 1.0 if math.isnan(sd) else sd
+        if key not in self._drawn:
+            sd, seeds = self._scale * self._spreads[key], max(SEEDS, len(self.runs.plan.seeds))
+            self._drawn[key] = [sd * self._random.gauss(0.0, 1.0) for _ in range(seeds)]
+        return self._drawn[key]
 
 
 def shares(experiment: Experiment | TrainedExperiment, context: Context, draws: int) -> Iterator[Share]:
-    """How often each claim of a finished experiment holds of noise; trains nothing."""
+    """Yield how often noise supports each claim of a finished experiment; train nothing."""
     if isinstance(experiment, TrainedExperiment):
-        runs = runner.read(experiment, context)
-        noise = Noise(runs.plan, runs.found, runs.missing)
-        for claim in experiment.judge(noise).claims:
-            yield Share(context.folder.name, claim.text, share_of_trained(claim, noise.source, draws))
+        noise = Noise(runner.read(experiment, context))
+        for claim in experiment.claims(noise.runs.plan):
+            yield Share(context.folder.name, claim.text, share_of_trained(claim, noise, draws))
     else:
         for claim in experiment.run(context).claims:
             yield Share(context.folder.name, claim.text, share_of_simulated(claim, draws))
 
 
-def share_of_trained(claim: Claim, source: Source, draws: int) -> float:
-    """The share of draws in which a claim about `Noise` of this source holds; of its bounds the worst."""
-    source.forget()
-    _check_linear(claim, source)
+def share_of_trained(claim: Claim, noise: Noise, draws: int) -> float:
+    """Return the share of draws in which a claim about runs holds; of several bounds, the worst."""
+    _check_linear(claim, noise)
     held: list[int] = []
     for seed in range(draws):
-        source.restart(seed)
-        kept = [at_its_bound(bound, bound.found).kept for bound in _bounds(claim)]
+        noise.restart(seed)
+        kept = [at_its_bound(bound, bound.estimate).kept for bound in _bounds(claim, noise)]
         held = [before + now for before, now in zip(held or [0] * len(kept), kept, strict=True)]
     return max(held) / draws
 
 
-def share_of_simulated(claim: Claim, draws: int) -> float:
-    """The same for a claim about simulated numbers: draws around the bound. One seed gets no verdict: there it never holds."""
+def share_of_simulated(claim: JudgedClaim, draws: int) -> float:
+    """Return the same for a claim about simulated numbers, drawn around the bound. One seed gets no verdict, so never holds."""
     worst = 0
-    for bound in _bounds(claim):
-        error, seeds = bound.found.error, bound.found.seeds
+    for bound in claim.finding.bounds:
+        error, seeds = bound.estimate.error, bound.estimate.seeds
         if seeds > 1:
-            found = (
+            samples = (
                 Estimate(error * mean, error * spread, seeds) for mean, spread in _normal_samples(seeds - 1, draws)
             )
-            worst = max(worst, sum(at_its_bound(bound, each).kept for each in found))
+            worst = max(worst, sum(at_its_bound(bound, sample).kept for sample in samples))
     return worst / draws
 
 
 @functools.cache
 def _normal_samples(freedom: int, draws: int) -> list[tuple[float, float]]:
-    """Mean and spread of samples from a normal distribution, in units of the true standard error."""
+    """Return mean and spread of samples from a normal distribution, in units of the true standard error."""
     dice = random.Random(0)
     return [(dice.gauss(0, 1), math.sqrt(dice.gammavariate(freedom / 2, 2) / freedom)) for _ in range(draws)]
 
 
 def at_its_bound(bound: Bound, noise: Estimate) -> Bound:
-    """The bound on this noise, if the truth is not zero but exactly at the bound."""
+    """Return the bound on this noise if the truth is not zero but exactly at the bound."""
     moved = Estimate(noise.value + bound.bound, noise.error, noise.seeds)
     return Bound(bound.what, moved, bound.side, bound.bound, bound.unit)
 
 
-def _bounds(claim: Claim) -> tuple[Bound, ...]:
-    assert claim.find is not None, f"{claim.text}: make it by claim(text, find)"
+def _bounds(claim: Claim, noise: Noise) -> tuple[Bound, ...]:
     try:
-        return claim.find().bounds
-    except MissingRunsError as error:
-        raise ValueError(f"{claim.text}: {error}; let it rest on Runs.values alone") from None
+        return claim.test(noise).bounds
+    except AttributeError as error:  # it asks for something else than values
+        raise ValueError(f"{claim.text}: {error}; let it rest on Outcomes.values only") from None
 
 
-def _check_linear(claim: Claim, source: Source) -> None:
-    """Outcomes times -2 must give numbers times -2."""
-    source.restart(0)
-    once = [bound.found.value for bound in _bounds(claim)]
-    source.restart(0, -2.0)
-    turned = [bound.found.value for bound in _bounds(claim)]
+def _check_linear(claim: Claim, noise: Noise) -> None:
+    """Raise ValueError unless outcomes times -2 give numbers times -2."""
+    noise.restart(0)
+    once = [bound.estimate.value for bound in _bounds(claim, noise)]
+    noise.restart(0, -2.0)
+    turned = [bound.estimate.value for bound in _bounds(claim, noise)]
     if not all(math.isclose(-2 * a, b, rel_tol=1e-6, abs_tol=1e-9) for a, b in zip(once, turned, strict=True)):
         raise ValueError(
             f"{claim.text}: what it judges is not a weighted sum of outcomes, so noise may lean to one side of its bound; judge "
-            "sums and differences (statistics.combined), or a coefficient of a least-squares fit"
+            "a claims.Contrast: sums and differences, or a coefficient of a least-squares fit"
         )

@@ -1,4 +1,4 @@
-"""Many training runs on a few processes: each a command of its own in a folder of its own; one that fails stops no other."""
+"""Many training runs on a few processes: each is a command with a folder of its own, and one that fails stops no other."""
 
 import json
 import os
@@ -7,19 +7,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from steadynorm import progress, records
 from steadynorm.files import BusyError, lock, make_folder, read_json
 from steadynorm.lab.train.config import Config, plain, training_part
+from steadynorm.lab.train.recipes import RECIPES, with_optimizer
 
 LOG = "log.txt"
 _POLL = 0.2  # seconds
-_TOLD = 60.0  # seconds between lines where there is no terminal
+_TOLD = 60.0  # seconds between lines without a terminal
 _TAIL = 12  # lines of a failed run's log
 
 
@@ -31,24 +32,12 @@ class Job(NamedTuple):
 
     @property
     def folder(self) -> Path:
+        """The run's folder."""
         return self.config.out
 
 
-@dataclass
-class _Started:
-    process: subprocess.Popen[bytes]
-    claim: ExitStack
-
-
-@dataclass
-class _State:
-    waiting: list[Job]
-    running: dict[Path, tuple[Job, _Started]] = field(default_factory=dict)
-    failed: dict[Path, str] = field(default_factory=dict)
-
-
 def finished(config: Config) -> bool:
-    """Whether the run's folder holds this configuration, trained to its last step."""
+    """Return whether the run's folder holds this configuration, trained to its last step."""
     try:
         held = read_json(config.out / "config.json")
     except (OSError, ValueError):
@@ -58,52 +47,91 @@ def finished(config: Config) -> bool:
 
 
 def train_all(jobs: Sequence[Job], count: int, *, one_thread: bool = True) -> dict[Path, str]:
-    """Train what is not finished, `count` runs at a time, the longest first; why some failed, by folder.
+    """Train what is not finished, `count` runs at a time, the longest first.
 
     A run that another command is training is left to it, and waited for at the end. Ctrl-C and SIGTERM stop the runs,
-    which save: the same call goes on.
+    which save; calling again resumes them.
+
+    Args:
+        jobs: The runs.
+        count: How many to train at a time.
+        one_thread: Whether each run gets one thread.
+
+    Returns:
+        Why some runs failed, by folder.
     """
     todo = {job.folder: job for job in jobs if not finished(job.config)}
-    state = _State(sorted(todo.values(), key=lambda job: -job.config.steps))
+    longest_first = sorted(todo.values(), key=lambda job: -job.config.steps)
+    waiting = {job.folder: run_one(job, one_thread) for job in longest_first}
+    processes: dict[Path, subprocess.Popen[bytes]] = {}
+    failed: dict[Path, str] = {}
     total = sum(job.config.steps for job in todo.values())
-    with _stopping(), _Meter(len(jobs) - len(todo), len(jobs), total) as meter:
+    with _sigterm_as_interrupt(), _Meter(len(jobs) - len(todo), len(jobs), total) as meter:
         try:
-            while state.waiting or state.running:
-                _start(state, count, one_thread)
-                meter.others(len(state.waiting) if not state.running else 0)
+            while waiting:
+                for folder, task in list(waiting.items()):
+                    if folder not in processes and len(processes) >= count:
+                        continue
+                    try:
+                        process = next(task)
+                    except StopIteration as end:
+                        del waiting[folder]
+                        processes.pop(folder, None)
+                        if end.value is not None:
+                            failed[folder] = end.value
+                        meter.count_ended(folder.name, failed=folder in failed)
+                    else:
+                        if process is not None:
+                            processes[folder] = process
+                meter.tell_waiting(len(waiting) if not processes else 0)
                 time.sleep(_POLL)
-                _collect(state, meter)
-                meter.steps(sum(min(job.config.steps, _step(job)) for job in todo.values()))
+                meter.count_steps(
+                    sum(min(job.config.steps, records.last_step(job.folder / records.FILE)) for job in todo.values())
+                )
         except KeyboardInterrupt:
-            left = len(state.waiting) + len(state.running)
-            raise KeyboardInterrupt(
-                f"stopped with {left} of {len(jobs)} runs to go; the same command goes on"
-            ) from None
+            left = f"stopped with {len(waiting)} of {len(jobs)} runs to go"
+            raise KeyboardInterrupt(f"{left}; the same command resumes them") from None
         finally:
-            _stop(state)
-    return state.failed
+            for process in processes.values():
+                if process.poll() is None:
+                    process.send_signal(signal.SIGTERM)  # the run saves and ends
+            for task in waiting.values():
+                task.close()
+    return failed
 
 
-def _step(job: Job) -> int:
-    return records.last_step(job.folder / records.FILE)
+def run_one(job: Job, one_thread: bool) -> Generator[subprocess.Popen[bytes] | None, None, str | None]:
+    """Train one run in a process of its own; each `next` polls it.
 
+    Yields:
+        The process, or None while another command is training this run.
 
-def _start(state: _State, count: int, one_thread: bool) -> None:
-    for job in list(state.waiting):
-        if len(state.running) >= count:
-            return
-        claim = _claim(job.folder)
-        if claim is None:
-            continue
-        state.waiting.remove(job)
-        if finished(job.config):  # by another command, meanwhile
-            claim.close()
-            continue
-        state.running[job.folder] = job, _Started(_popen(job, one_thread), claim)
+    Returns:
+        Why the run failed, or None if it is finished.
+    """
+    while (claim := _claim(job.folder)) is None:
+        yield None
+    with claim:
+        if finished(job.config):  # by another command in the meantime
+            return None
+        process = _popen(job, one_thread)
+        try:
+            while process.poll() is None:
+                yield process
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGTERM)
+            raise
+        finally:
+            code = process.wait()
+        if code == 0 and finished(job.config):
+            shutil.rmtree(job.folder / "checkpoints", ignore_errors=True)  # tens of megabytes that nobody needs
+            return None
+        lines = (job.folder / LOG).read_text(errors="replace", encoding="utf-8").strip().splitlines()[-_TAIL:]
+        return "\n  ".join([f"exit code {code}; the end of {job.folder / LOG}:", *lines])
 
 
 def _claim(folder: Path) -> ExitStack | None:
-    """This command's right to train in the folder, unless another has it or a run still goes on there."""
+    """Claim the right to train in the folder, unless another command has it or a run is still under way there."""
     make_folder(folder)
     with ExitStack() as held:
         try:
@@ -124,7 +152,7 @@ def _popen(job: Job, one_thread: bool) -> subprocess.Popen[bytes]:
 
 
 def executable(command: Sequence[str]) -> list[str]:
-    """The command with this very Python, wherever `steadynorm` and `torchrun` may be.
+    """Return the command run by this very Python, wherever `steadynorm` and `torchrun` may be.
 
     >>> executable(["steadynorm", "train"])[1:]
     ['-m', 'steadynorm.cli', 'train']
@@ -133,39 +161,8 @@ def executable(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", modules[command[0]], *command[1:]]
 
 
-def _collect(state: _State, meter: "_Meter") -> None:
-    """Take in the runs that have ended."""
-    for folder, (job, started) in list(state.running.items()):
-        code = started.process.poll()
-        if code is None:
-            continue
-        del state.running[folder]
-        if code == 0 and finished(job.config):
-            shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # tens of megabytes that nobody needs
-        else:
-            state.failed[folder] = _last_words(folder, code)
-        started.claim.close()
-        meter.ended(folder.name, folder not in state.failed)
-
-
-def _last_words(folder: Path, code: int) -> str:
-    lines = (folder / LOG).read_text(errors="replace", encoding="utf-8").strip().splitlines()[-_TAIL:]
-    return f"exit code {code}; the end of {folder / LOG}:\n" + "\n".join(f"  {line}" for line in lines)
-
-
-def _stop(state: _State) -> None:
-    for _, started in state.running.values():
-        if started.process.poll() is None:
-            started.process.send_signal(signal.SIGTERM)  # saves and ends
-    for _, started in state.running.values():
-        started.process.wait()
-        started.claim.close()
-
-
 @contextmanager
-def _stopping() -> Iterator[None]:
-    """SIGTERM stops us as Ctrl-C does."""
-
+def _sigterm_as_interrupt() -> Iterator[None]:
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
 
@@ -181,14 +178,14 @@ def _stopping() -> Iterator[None]:
 
 
 class _Meter:
-    """Progress over all runs, weighed by steps: a bar on a terminal, a line now and then elsewhere."""
+    """Progress over all runs, weighted by steps: a bar on a terminal, a line now and then elsewhere."""
 
-    def __init__(self, done: int, runs: int, steps: int):
-        self._runs, self._count, self._steps, self._at, self._first = done, runs, steps, 0, None
+    def __init__(self, ended: int, runs: int, steps: int):
+        self._ended, self._runs, self._steps, self._at, self._first = ended, runs, steps, 0, None
         self._began = self._told = time.monotonic()
         self._waiting = False
         self._bars = progress.bars(shown=steps > 0)
-        self._task = self._bars.add_task(f"{done} of {runs} runs", total=steps)
+        self._task = self._bars.add_task(f"{ended} of {runs} runs", total=steps)
 
     def __enter__(self) -> "_Meter":
         self._bars.start()
@@ -197,22 +194,22 @@ class _Meter:
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
-    def steps(self, done: int) -> None:
-        self._first = done if self._first is None else self._first  # what earlier commands did tells nothing of speed
-        self._at = done
-        self._bars.update(self._task, completed=done)
+    def count_steps(self, steps: int) -> None:
+        self._first = steps if self._first is None else self._first  # steps of earlier commands say nothing about speed
+        self._at = steps
+        self._bars.update(self._task, completed=steps)
         if self._bars.disable and time.monotonic() - self._told > _TOLD:
             self._tell("")
 
-    def ended(self, name: str, well: bool) -> None:
-        self._runs += 1
-        self._bars.update(self._task, description=f"{self._runs} of {self._count} runs")
+    def count_ended(self, name: str, *, failed: bool) -> None:
+        self._ended += 1
+        self._bars.update(self._task, description=f"{self._ended} of {self._runs} runs")
         if self._bars.disable:
-            self._tell(f"{name} {'finished' if well else 'FAILED'}; ")
-        elif not well:
+            self._tell(f"{name} {'FAILED' if failed else 'finished'}; ")
+        elif failed:
             self._bars.console.print(f"{name} failed", markup=False, highlight=False)
 
-    def others(self, waiting: int) -> None:
+    def tell_waiting(self, waiting: int) -> None:
         if waiting and not self._waiting:
             print(f"waiting for {waiting} run(s) that another command is training", file=sys.stderr, flush=True)
         self._waiting = bool(waiting)
@@ -224,10 +221,56 @@ class _Meter:
         time_left = "" if left is None else f", about {left:.0f} min left"
         share = 100 * self._at / max(self._steps, 1)
         print(
-            f"{start}{self._runs} of {self._count} runs, {share:.0f} % of steps{time_left}", file=sys.stderr, flush=True
+            f"{start}{self._ended} of {self._runs} runs, {share:.0f} % of steps{time_left}", file=sys.stderr, flush=True
         )
 
 
 def failures(failed: Mapping[Path, str]) -> str:
-    """What to show of runs that failed."""
+    """Return what to show of runs that failed."""
     return "\n".join(f"{folder.name}: {why}" for folder, why in failed.items())
+
+
+# Commands
+
+
+def train_command(config: Config, recipe: str, processes: int = 0) -> list[str]:
+    """Return `steadynorm train RECIPE ...`, or the same by torchrun on so many processes."""
+    start = ["steadynorm"]
+    if processes:
+        start = ["torchrun", "--standalone", "--nproc-per-node", str(processes), "-m", "steadynorm.cli"]
+    return [*start, "train", recipe, *options(config, recipe)]
+
+
+def options(config: Config, recipe: str) -> list[str]:
+    """Return the options with which the recipe becomes this configuration.
+
+    >>> from dataclasses import replace
+    >>> base = RECIPES["gpt"]
+    >>> options(replace(base, steps=5, clip=1.0, bf16=False, optim=replace(base.optim, betas=(0.9, 0.95))), "gpt")
+    ['--steps', '5', '--optim.betas', '0.9', '0.95', '--clip', '1.0', '--bf16', 'False']
+    """
+    start = with_optimizer(recipe, config.optim.name)
+    named = [["--optim.name", config.optim.name]] if config.optim.name != RECIPES[recipe].optim.name else []
+    return [word for option in (*named, *_differing(config, start, "")) for word in option]
+
+
+def _differing(new: Any, old: Any, prefix: str) -> Iterator[list[str]]:
+    if type(new) is not type(old):
+        raise ValueError(
+            f"{prefix.rstrip('.') or 'config'}: a {type(new).__name__} where the recipe has {type(old).__name__}"
+        )
+    for field in fields(new):
+        value, default = getattr(new, field.name), getattr(old, field.name)
+        name = prefix + field.name.replace("_", "-")
+        if is_dataclass(value):
+            yield from _differing(value, default, f"{name}.")
+        elif value != default:
+            yield _option(name, value, is_flag=field.type is bool)
+
+
+def _option(name: str, value: Any, *, is_flag: bool) -> list[str]:
+    if is_flag:
+        head, _, last = name.rpartition(".")
+        return [f"--{name}" if value else f"--{head + '.' if head else ''}no-{last}"]
+    values = value if isinstance(value, tuple) else (value,)
+    return [f"--{name}", *(str(word) if isinstance(word, str | Path) else repr(word) for word in values)]

@@ -1,4 +1,4 @@
-"""Carry out an experiment: train what is missing, keep slim records, judge them, write summary and page."""
+"""Run an experiment: train what is missing, keep slim records, judge the claims, write the summary and the page."""
 
 import json
 import platform
@@ -15,13 +15,12 @@ import torch
 import steadynorm
 from steadynorm import progress, records
 from steadynorm.files import lock, make_folder, read_json, write_json
-from steadynorm.lab.data import datasets as get
+from steadynorm.lab.data import datasets
 from steadynorm.lab.paper import pool, slim_records
-from steadynorm.lab.paper.commands import train_command
-from steadynorm.lab.paper.experiment import Context, Experiment, Outcome
+from steadynorm.lab.paper.experiment import Context, Experiment, Outcome, TrainedExperiment
+from steadynorm.lab.paper.runs import NOT_RUN, Key, RunPlan, Runs, slug
 from steadynorm.lab.paper.statistics import CONFIDENCE
-from steadynorm.lab.paper.trained import NOT_RUN, Key, RunPlan, Runs, TrainedExperiment, slug
-from steadynorm.lab.train.config import Config, plain, training_part
+from steadynorm.lab.train.config import plain, training_part
 from steadynorm.report import page
 
 SCHEMA, VERSION = "steadynorm-experiment", 1
@@ -30,17 +29,24 @@ SUMMARY = "summary.json"
 
 @dataclass(frozen=True)
 class Resources:
-    """With what the runs are trained."""
+    """What the runs are trained with.
+
+    Attributes:
+        pool: The folder of the runs, which experiments share.
+        jobs: How many runs to train at a time.
+        data: ImageNet or token shards, at paper scale.
+        processes: Processes of each run, at paper scale.
+    """
 
     pool: Path = Path("runs/paper/pool")
     jobs: int = 2
-    data: Path | None = None  # of the paper's size: ImageNet, or token shards
-    processes: int = 8  # of each run at paper scale
+    data: Path | None = None
+    processes: int = 8
 
 
 @dataclass(frozen=True)
 class Finished:
-    """What came out, and what went wrong: the names and last words of failed runs."""
+    """A finished experiment: the outcome, its page, and the last words of runs that failed, by folder."""
 
     outcome: Outcome
     page: Path
@@ -48,63 +54,68 @@ class Finished:
 
 
 def run_experiment(
-    experiment: Experiment | TrainedExperiment, context: Context, resources: Resources | None = None, command: str = ""
+    experiment: Experiment | TrainedExperiment,
+    context: Context,
+    resources: Resources | None = None,
+    command: str = "",
 ) -> Finished:
-    """Run, judge, write summary.json and the page. Finished runs are used again; failed ones make claims untestable."""
+    """Run and judge an experiment, write summary.json and the page.
+
+    Finished runs are used again. Failed runs leave the claims that need them untestable.
+    """
     resources = resources or Resources()
     make_folder(context.folder)
     busy = f"another command is writing {context.folder}; wait for it, or choose another --out"
     with lock(context.folder, busy=busy):
         before = check_folder(context.folder, experiment.name)
         failed: Mapping[Path, str] = {}
-        if isinstance(experiment, Experiment):
-            if not before and not context.quick:
-                progress.announce(experiment.name, experiment.seconds[context.scale])
-        else:
+        if isinstance(experiment, TrainedExperiment):
             plan = experiment.plan(context)
             failed = _train(plan, resources)
-            _keep(experiment, context, plan, resources.pool)
+            _keep_records(experiment, context, plan, resources.pool)
+        elif not before and not context.quick:
+            progress.announce(experiment.name, experiment.seconds[context.scale])
         outcome, facts = judge(experiment, context)
-        facts["seconds"] = max(facts["seconds"], before.get("seconds", 0.0))  # what was simulated before took its time
+        facts["seconds"] = max(facts["seconds"], before.get("seconds", 0.0))  # earlier calls may have simulated more
         summary = _summary(experiment, context, command, facts, outcome)
         write_json(context.folder / SUMMARY, summary)
         return Finished(outcome, _page(experiment, context, outcome, summary), failed)
 
 
 def judge(experiment: Experiment | TrainedExperiment, context: Context) -> tuple[Outcome, dict[str, Any]]:
-    """The outcome by what the folder holds (a simulation: and by what it then runs), and the facts of its runs."""
+    """Return the outcome by what the folder holds (simulations run what it lacks), and the facts about its runs."""
     if isinstance(experiment, Experiment):
         began = time.perf_counter()
         outcome = experiment.run(context)
         return outcome, {"runs": 0, "seconds": round(time.perf_counter() - began, 1), "missing": []}
     runs = read(experiment, context)
-    seconds = sum(float(run.columns["seconds"][-1]) for run in runs.found.values())
+    plan = runs.plan
     facts = {
-        "runs": len(runs.plan.configs),
-        "seconds": round(seconds, 1),
-        "seeds": list(runs.plan.seeds),
-        "budgets": {str(budget): runs.baseline.steps(budget) for budget in runs.budgets},
+        "runs": len(plan.configs),
+        "seconds": round(sum(float(run.columns["seconds"][-1]) for run in runs.finished.values()), 1),
+        "seeds": list(plan.seeds),
+        "budgets": {str(budget): plan.baseline.steps(budget) for budget in plan.budgets},
         "missing": [slug(key) for key in runs.missing],
     }
     return experiment.judge(runs), facts
 
 
 def read(experiment: TrainedExperiment, context: Context) -> Runs:
-    """The runs whose slim records are in the folder, of the configurations that the experiment declares today."""
-    plan, found, missing = experiment.plan(context), {}, {}
+    """Return the runs whose slim records are in the folder and have the configurations declared today."""
+    plan, finished, missing = experiment.plan(context), {}, {}
     for key, config in plan.configs.items():
         try:
             run = records.read(context.records / slug(key))
         except records.RecordError:
             missing[key] = NOT_RUN
             continue
-        if dict(run.config) != _as_recorded(config):
+        if dict(run.config) != json.loads(json.dumps(training_part(plain(config)))):
             missing[key] = "the kept records are of another configuration"
         elif not len(run.steps) or run.steps[-1] != config.steps:
             missing[key] = f"the kept records end at step {max(run.steps, default=0)} of {config.steps}"
         else:
-            found[key] = run
-    return Runs(plan, found, missing)
+            finished[key] = run
+    return Runs(plan, finished, missing)
 
 
 def not_run(experiment: Experiment | TrainedExperiment, context: Context) -> list[str]:
@@ -113,24 +124,19 @@ def not_run(experiment: Experiment | TrainedExperiment, context: Context) -> lis
         return [part for part in experiment.parts.get(context.scale, ()) if not context.wants(part)]
     runs = read(experiment, replace(context, seeds=None, only=()))
     missing = {(arm, seed) for (arm, _, seed), why in runs.missing.items() if why == NOT_RUN}
-    seeds = {arm: sorted(seed for name, seed in missing if name == arm) for arm in runs.plan.arms}
-    everywhere = next(iter(seeds.values()))
-    if everywhere and all(each == everywhere for each in seeds.values()):
+    lacking = {arm: [seed for seed in runs.plan.seeds if (arm, seed) in missing] for arm in runs.plan.arms}
+    everywhere = next(iter(lacking.values()))
+    if everywhere and all(seeds == everywhere for seeds in lacking.values()):
         return [f"seeds {', '.join(map(str, everywhere))} of {len(runs.plan.seeds)}"]
-    whole = list(runs.plan.seeds)
     return [
-        arm if lacking == whole else f"{arm} (seeds {', '.join(map(str, lacking))})"
-        for arm, lacking in seeds.items()
-        if lacking
+        arm if len(seeds) == len(runs.plan.seeds) else f"{arm} (seeds {', '.join(map(str, seeds))})"
+        for arm, seeds in lacking.items()
+        if seeds
     ]
 
 
-def _as_recorded(config: Config) -> dict[str, Any]:
-    return json.loads(json.dumps(training_part(plain(config))))
-
-
 def check_folder(folder: Path, name: str) -> dict[str, Any]:
-    """The summary that is there, if any; a folder that holds something else is refused."""
+    """Return the summary in a folder, if any; raise ValueError if the folder holds something else."""
     path = folder / SUMMARY
     if not path.exists():
         return {}
@@ -153,16 +159,17 @@ def check_folder(folder: Path, name: str) -> dict[str, Any]:
 
 
 def jobs(plan: RunPlan, resources: Resources, *, data: Path | None = None) -> dict[Key, pool.Job]:
-    """The command of every run."""
+    """Return every run with its command."""
     processes = resources.processes if plan.baseline.scale == "paper" else 0
     configs = plan.in_pool(resources.pool, data or resources.data)
     return {
-        key: pool.Job(config, train_command(config, plan.baseline.recipe, processes)) for key, config in configs.items()
+        key: pool.Job(config, pool.train_command(config, plan.baseline.recipe, processes))
+        for key, config in configs.items()
     }
 
 
 def dry_run(plan: RunPlan, resources: Resources) -> list[str]:
-    """One complete command a run, finished or not."""
+    """Return one complete command per run, finished or not."""
     placeholder = Path("DATA") if plan.baseline.scale == "paper" and resources.data is None else None
     return [shlex.join(job.command) for job in jobs(plan, resources, data=placeholder).values()]
 
@@ -179,10 +186,10 @@ def _train(plan: RunPlan, resources: Resources) -> dict[Path, str]:
 
 
 def check_data(plan: RunPlan, resources: Resources) -> None:
-    """Before anything is started: is the data there?"""
+    """Raise ValueError if the data that the runs need is missing."""
     name = plan.baseline.data
-    if name and resources.data is None and not get.here(name):
-        raise ValueError(f"the data set {name} is not there; get it with: steadynorm data get {name}")
+    if name and resources.data is None and not datasets.here(name):
+        raise ValueError(f"the data set {name} is missing; get it with: steadynorm data get {name}")
     if plan.baseline.scale == "paper" and resources.data is None:
         wanted = {
             "vit": "ImageNet: a folder with train/ and val/",
@@ -193,15 +200,15 @@ def check_data(plan: RunPlan, resources: Resources) -> None:
         raise ValueError(f"--data {resources.data}: no such folder")
 
 
-def _keep(experiment: TrainedExperiment, context: Context, plan: RunPlan, folder: Path) -> None:
-    """Slim records of every finished run; those kept before stay where the pool has none."""
+def _keep_records(experiment: TrainedExperiment, context: Context, plan: RunPlan, folder: Path) -> None:
+    """Keep slim records of every finished run; earlier ones stay where the pool has none."""
     for key, config in plan.in_pool(folder).items():
         if pool.finished(config):
             path = context.records / slug(key) / records.FILE
             slim_records.keep(records.read(config.out), path, slug(key), experiment.columns, experiment.layers)
 
 
-# What is written
+# Summary and page
 
 
 def _summary(
@@ -228,8 +235,8 @@ def _summary(
             "python": platform.python_version(),
         },
         **facts,
-        "claims": [each.plain() for each in outcome.claims],
-        "numbers": outcome.summary,
+        "claims": [claim.plain() for claim in outcome.claims],
+        "numbers": outcome.numbers,
     }
 
 
@@ -239,7 +246,7 @@ def _page(
     text = json.dumps(summary, indent=1)
     whole = page.Page(
         experiment.title,
-        f"{experiment.name} · {context.scale} scale · the paper: {experiment.found}",
+        f"{experiment.name} · {context.scale} scale · the paper: {experiment.paper_finding}",
         [verdicts(outcome), *outcome.blocks],
         {f"{experiment.name}.json": text},
     )
@@ -247,8 +254,8 @@ def _page(
 
 
 def verdicts(outcome: Outcome) -> page.Table:
-    """The claims as a table."""
-    rows = [(each.text, each.verdict, f"{each.p:.2g}", each.figure) for each in outcome.claims]
+    """Return the claims as a table."""
+    rows = [(claim.text, claim.verdict, f"{claim.p:.2g}", claim.figure) for claim in outcome.claims]
     caption = (
         f"A verdict is given where the whole {100 * CONFIDENCE:g} % confidence interval (Student's t over seeds) is on one side of the "
         "bound. p: the chance of one as clear as this if the truth were at the bound; 1: not tested."
@@ -257,12 +264,12 @@ def verdicts(outcome: Outcome) -> page.Table:
 
 
 def is_kept(folder: Path) -> bool:
-    """Whether a folder holds a finished experiment, not something else with a summary."""
+    """Return whether a folder holds a finished experiment, not something else with a summary."""
     return (folder / SUMMARY).exists() and read_json(folder / SUMMARY).get("schema") == SCHEMA
 
 
 def context_of(folder: Path) -> tuple[str, Context]:
-    """The experiment's name, and the context in which a finished folder can be judged again without running anything."""
+    """Return the experiment's name, and the context in which to judge a finished folder again without running anything."""
     held = read_json(folder / SUMMARY)
     context = Context(
         folder, held["quick"], held["seeds_asked"], held["seed"], tuple(held["only"]), held["scale"], kept_only=True
@@ -271,23 +278,19 @@ def context_of(folder: Path) -> tuple[str, Context]:
 
 
 def commit() -> str | None:
-    """The commit of the source, "+" if it was changed since; None outside of a checkout."""
+    """Return the commit of the source, with "+" if the source has changed since; None outside a checkout."""
     source = Path(__file__).parent
-
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", "-C", str(source), *arguments], capture_output=True, encoding="utf-8", check=True
-            )
-        except (OSError, subprocess.CalledProcessError):
-            return None
-        return done.stdout.strip()
-
-    found = git("rev-parse", "HEAD")
-    return None if found is None else found + ("+" if git("status", "--porcelain", str(source.parent)) else "")
+    try:
+        head, changed = (
+            subprocess.run(["git", "-C", str(source), *words], capture_output=True, encoding="utf-8", check=True).stdout
+            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", str(source.parent)])
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head.strip() + ("+" if changed.strip() else "")
 
 
 def estimate(plans: Sequence[RunPlan], folder: Path = Path()) -> tuple[int, float]:
-    """How many different runs these plans ask for, and about how many seconds of one core they take."""
+    """Return how many different runs these plans ask for, and about how many seconds of one core they take."""
     different = {config.out: (plan.baseline, config) for plan in plans for config in plan.in_pool(folder).values()}
     return len(different), sum(baseline.seconds(config.steps) for baseline, config in different.values())

@@ -1,37 +1,49 @@
-"""What an experiment keeps of a run: the columns it draws, thinned, small enough to be committed. Verdicts rest on it."""
+"""What an experiment keeps: thinned records of runs and simulations, small enough to commit. Verdicts rest on them."""
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from steadynorm import records
+from steadynorm.lab import simulate
 from steadynorm.records import Run
 
-MOST_RECORDS = 64  # records kept of each run
+MOST_RECORDS = 64  # kept of each run
+SIMULATED_RECORDS = 60  # kept of each simulated system
 DIGITS = 6  # of a number
 ALWAYS = ("val_loss", "val_accuracy")
 OUTPUTS = ("head.weight", "embedding.weight")  # the output layer's weight: ViT, GPT (tied)
 # column -> quantity and layers of over_hidden
 DERIVED = {
-    f"{layers}_{name}": (quantity, layers)
+    f"{layers}_{quantity}": (quantity, layers)
     for layers in ("hidden", "matrix", "vector")
-    for name, quantity in (("norm", "norm"), ("forecast", "forecast"))
+    for quantity in ("norm", "forecast")
 }
-VECTOR_DECAY = "weight_decay/vector"  # what gains and biases decay by, where they are a group of their own
+VECTOR_DECAY = "weight_decay/vector"  # the decay of gains and biases, where they are a group of their own
 
 
 def keep(run: Run, path: Path, name: str, columns: Sequence[str], layers: Sequence[str] = ()) -> None:
     """Write a run's slim records: `columns`, the validation, and these quantities of every layer."""
     wanted = {key: run.columns[key] for key in (*columns, *ALWAYS) if key in run.columns}
     wanted |= {key: over_hidden(run, *DERIVED[key]) for key in columns if key in DERIVED}
-    parts = {layer: {q: each[q] for q in layers if q in each} for layer, each in run.layers.items()} if layers else {}
+    parts = {layer: {q: part[q] for q in layers if q in part} for layer, part in run.layers.items()} if layers else {}
     everything = [*wanted.values(), *(values for part in parts.values() for values in part.values())]
     rows = np.flatnonzero(np.isfinite(np.array(everything)).any(axis=0)) if everything else np.arange(0)
     rows = np.union1d(rows, [len(run.steps) - 1])
-    slim = records.thin(_rows(run, wanted | _time(run), parts, rows), MOST_RECORDS)
-    whole = path.with_name(f".{path.name}.new")  # half of a run must not pass for the run
+    seconds = np.full(len(run.steps), np.nan)  # only the last record says how long the run took
+    seconds[-1] = run.columns.get("seconds", seconds)[-1]
+    chosen = replace(
+        run,
+        steps=run.steps[rows],
+        columns={key: values[rows] for key, values in (wanted | {"seconds": seconds}).items()},
+        layers={layer: {key: values[rows] for key, values in part.items()} for layer, part in parts.items()},
+    )
+    slim = records.thin(chosen, MOST_RECORDS)
+    whole = path.with_name(f".{path.name}.new")  # half a run must not pass for a run
     whole.unlink(missing_ok=True)
     with records.Recorder(whole, name=name, config=run.config, created=run.created) as recorder:
         for i, step in enumerate(slim.steps.tolist()):
@@ -43,18 +55,21 @@ def keep(run: Run, path: Path, name: str, columns: Sequence[str], layers: Sequen
 
 
 def over_hidden(run: Run, quantity: str, layers: str = "hidden") -> np.ndarray:
-    """l2 norm over all layers but the output's weight, at every step; of "matrix" or "vector" ones alone, where asked.
+    """Return the l2 norm of a quantity over all layers but the output's weight, at every step.
 
-    "hidden" leaves out vectors that are not decayed: gains of normalisation layers start at one and stay near it, and
-    would hide what the matrices do.
+    Args:
+        run: The run, with its layers.
+        quantity: A quantity of layers that is a norm.
+        layers: "matrix" or "vector" for only these layers. "hidden" takes both, but leaves out vectors that are not
+            decayed: gains of normalisation layers start at one and stay near it, and would hide what the matrices do.
     """
     decay = run.columns.get(VECTOR_DECAY)
     if layers == "hidden" and decay is not None and not (decay > 0).any():
         layers = "matrix"
     parts = [
-        each[quantity]
-        for name, each in run.layers.items()
-        if name not in OUTPUTS and quantity in each and layers in ("hidden", _kind(each))
+        layer[quantity]
+        for name, layer in run.layers.items()
+        if name not in OUTPUTS and quantity in layer and layers in ("hidden", _kind(layer))
     ]
     return np.sqrt(sum(np.square(part) for part in parts)) if parts else np.full(len(run.steps), np.nan)
 
@@ -63,37 +78,57 @@ def _kind(layer: Mapping[str, np.ndarray]) -> str:
     return "matrix" if np.isfinite(layer.get("spectral", np.nan)).any() else "vector"
 
 
-def _time(run: Run) -> dict[str, np.ndarray]:
-    """How long it took, at the last record alone."""
-    seconds = np.full(len(run.steps), np.nan)
-    if "seconds" in run.columns:
-        seconds[-1] = run.columns["seconds"][-1]
-    return {"seconds": seconds}
-
-
-def _rows(
-    run: Run, columns: Mapping[str, np.ndarray], layers: Mapping[str, Mapping[str, np.ndarray]], rows: np.ndarray
-) -> Run:
-    chosen = {layer: {key: values[rows] for key, values in part.items()} for layer, part in layers.items()}
-    return Run(
-        run.name,
-        run.config,
-        run.created,
-        run.path,
-        run.steps[rows],
-        {key: values[rows] for key, values in columns.items()},
-        chosen,
-    )
-
-
 def _at(columns: Mapping[str, np.ndarray], index: int) -> dict[str, float]:
     return {key: rounded(values[index]) for key, values in columns.items() if np.isfinite(values[index])}
 
 
 def rounded(value: float) -> float:
-    """Six significant digits.
+    """Round to six significant digits.
 
     >>> rounded(1234.56789), rounded(0.0)
     (1234.57, 0.0)
     """
     return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else math.nan
+
+
+def read_finished(folder: Path, config: Mapping[str, Any], last_step: int) -> Run | None:
+    """Return the records of a simulation, if they have this configuration and end at this step."""
+    try:
+        run = records.read(folder)
+    except records.RecordError:
+        return None
+    return run if dict(run.config) == dict(config) and len(run.steps) and run.steps[-1] == last_step else None
+
+
+def keep_trajectory(
+    folder: Path, config: Mapping[str, Any], norms: simulate.Trajectory, forecast: np.ndarray
+) -> simulate.Trajectory:
+    """Record a simulated system: |theta|^2/|u|^2 of every seed, the root of their mean, and the forecast beside it.
+
+    Args:
+        folder: The system's folder, named after it.
+        config: Its configuration.
+        norms: |theta|^2/|u|^2 at the steps to record.
+        forecast: |theta|^2/|u|^2 after every step.
+
+    Returns:
+        What the records hold.
+    """
+    path = folder / records.FILE
+    path.unlink(missing_ok=True)  # unfinished, or of another configuration
+    with records.Recorder(path, name=folder.name, config=config) as recorder:
+        for i, step in enumerate(norms.steps.tolist()):
+            seeds = {f"norm_sq/{k}": rounded(values[i]) for k, values in enumerate(norms.norm_sq)}
+            norm, expected = rounded(math.sqrt(norms.mean()[i])), rounded(math.sqrt(forecast[step - 1]))
+            recorder.write({"step": step, "weight_norm": norm, "forecast_norm": expected, **seeds})
+    kept = read_trajectory(folder, config)
+    assert kept is not None
+    return kept
+
+
+def read_trajectory(folder: Path, config: Mapping[str, Any]) -> simulate.Trajectory | None:
+    """Return the recorded system, if it was simulated to the end with this configuration."""
+    run = read_finished(folder, config, config["steps"])
+    if run is None:
+        return None
+    return simulate.Trajectory(run.steps, np.stack([run.columns[f"norm_sq/{k}"] for k in range(config["seeds"])]))

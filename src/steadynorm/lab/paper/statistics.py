@@ -1,4 +1,4 @@
-"""Estimates over seeds, and what may be concluded from them: floats in, floats out.
+"""Estimates over seeds and what they allow us to conclude: floats in, floats out.
 
 A claim is a bound on a number that every seed gives once: all arms of an experiment share their seeds, so two arms are
 compared seed by seed. Its mean over seeds has a 95 % confidence interval by Student's t with seeds - 1 degrees of freedom.
@@ -9,7 +9,7 @@ many seeds would settle it. Several bounds together hold where each of them does
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal, NamedTuple
 
@@ -19,7 +19,7 @@ MOST_SEEDS = 300  # beyond this we do not count how many would settle a claim
 
 
 def student_tail(t: float, freedom: int) -> float:
-    """P(T >= t) for Student's t with a whole number of degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4).
+    """Return P(T >= t) for Student's t with a whole number of degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4).
 
     >>> round(student_tail(4.303, 2), 4), round(student_tail(-1.0, 1), 4)
     (0.025, 0.75)
@@ -37,7 +37,7 @@ def student_tail(t: float, freedom: int) -> float:
 
 @functools.cache
 def student_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
-    """The t beyond which (1 - confidence)/2 is left on either side.
+    """Return the t beyond which (1 - confidence)/2 is left on either side.
 
     >>> [round(student_quantile(freedom), 3) for freedom in (1, 2, 10)]
     [12.706, 4.303, 2.228]
@@ -52,14 +52,14 @@ def student_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
 
 
 class Estimate(NamedTuple):
-    """A mean over seeds and its standard error: nan of one seed."""
+    """A mean over seeds and its standard error, which is nan for one seed."""
 
     value: float
     error: float
     seeds: int
 
     def t_above(self, bound: float) -> float:
-        """How many standard errors it is above a bound; nan of one seed."""
+        """Return how many standard errors the mean lies above a bound; nan for one seed."""
         above = self.value - bound
         if self.error == 0:  # every seed gives the same number
             return math.copysign(math.inf, above) if above else 0.0
@@ -67,7 +67,7 @@ class Estimate(NamedTuple):
 
 
 def sample_sd(values: Sequence[float]) -> float:
-    """Sample standard deviation; nan of one value.
+    """Return the sample standard deviation; nan for one value.
 
     >>> sample_sd([1.0, 3.0]), sample_sd([1.0])
     (1.4142135623730951, nan)
@@ -79,7 +79,7 @@ def sample_sd(values: Sequence[float]) -> float:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean and standard error.
+    """Return the mean and its standard error.
 
     >>> estimate([1.0, 3.0])
     Estimate(value=2.0, error=1.0, seeds=2)
@@ -88,7 +88,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def combined(*terms: tuple[float, Sequence[float]]) -> list[float]:
-    """A weighted sum of some lists, seed by seed.
+    """Return a weighted sum of some lists, seed by seed.
 
     >>> combined((1.0, [2.0, 4.0]), (-0.5, [2.0, 6.0]))
     [1.0, 1.0]
@@ -99,7 +99,7 @@ def combined(*terms: tuple[float, Sequence[float]]) -> list[float]:
 
 
 def difference(ones: Sequence[float], others: Sequence[float]) -> Estimate:
-    """mean(ones - others), compared seed by seed: both lists come from the same seeds.
+    """Estimate mean(ones - others) seed by seed: both lists come from the same seeds.
 
     >>> difference([2.0, 6.0], [1.0, 1.0])
     Estimate(value=3.0, error=2.0, seeds=2)
@@ -109,49 +109,49 @@ def difference(ones: Sequence[float], others: Sequence[float]) -> Estimate:
 
 @dataclass(frozen=True)
 class Bound:
-    """A bound on an estimate, and how sure it is that the true value keeps it."""
+    """A bound on an estimate, and how certain it is that the true value keeps it."""
 
     what: str
-    found: Estimate
+    estimate: Estimate
     side: Literal["at least", "at most", "within"]  # within: at most this far from zero
     bound: float
     unit: str = ""
 
     @property
     def inside(self) -> float:
-        """Standard errors between the estimate and the bound: above 0 the estimate keeps it."""
+        """Standard errors between the estimate and the bound, above 0 where the estimate keeps it."""
         if self.side == "at least":
-            return self.found.t_above(self.bound)
+            return self.estimate.t_above(self.bound)
         if self.side == "at most":
-            return -self.found.t_above(self.bound)
-        return -self.found._replace(value=abs(self.found.value)).t_above(self.bound)
+            return -self.estimate.t_above(self.bound)
+        return -self.estimate._replace(value=abs(self.estimate.value)).t_above(self.bound)
 
     @property
     def p(self) -> tuple[float, float]:
-        """Chances of an estimate as far inside, and as far outside, if the true value were at the bound. One seed: 1, 1."""
+        """Chances of an estimate as far inside, and as far outside, with the true value at the bound; 1, 1 for one seed."""
         if math.isnan(self.inside):
             return 1.0, 1.0
-        freedom = self.found.seeds - 1
+        freedom = self.estimate.seeds - 1
         return student_tail(self.inside, freedom), student_tail(-self.inside, freedom)
 
     @property
     def kept(self) -> bool:
         """Whether the whole confidence interval keeps it."""
-        return self.found.seeds > 1 and self.inside >= student_quantile(self.found.seeds - 1)
+        return self.estimate.seeds > 1 and self.inside >= student_quantile(self.estimate.seeds - 1)
 
     @property
     def figure(self) -> str:
         """The estimate with its interval, and what is missing where that includes the bound."""
         word = "tolerance" if self.side == "within" else "bound"
-        text = f"{self.what} {shown(self.found)}{self.unit}, {word} {self.bound:.3g}{self.unit}"
+        text = f"{self.what} {shown(self.estimate)}{self.unit}, {word} {self.bound:.3g}{self.unit}"
         if math.isnan(self.inside):
             return f"{text}: one seed, its spread is not known; run at least 3"
         return text if min(self.p) <= _TAIL else f"{text}: open, {self._needed()} would settle it"
 
     def _needed(self) -> str:
-        """How many seeds would, if mean and spread stayed as they are."""
-        each, seeds = abs(self.inside) / math.sqrt(self.found.seeds), self.found.seeds + 1
-        while seeds <= MOST_SEEDS and each * math.sqrt(seeds) < student_quantile(seeds - 1):
+        """Return how many seeds would settle it if mean and spread stayed as they are."""
+        per_root, seeds = abs(self.inside) / math.sqrt(self.estimate.seeds), self.estimate.seeds + 1
+        while seeds <= MOST_SEEDS and per_root * math.sqrt(seeds) < student_quantile(seeds - 1):
             seeds += 1
         return f"{seeds} seeds" if seeds <= MOST_SEEDS else "many more seeds"
 
@@ -161,9 +161,12 @@ _TAIL = (1 - CONFIDENCE) / 2
 
 @dataclass(frozen=True)
 class Finding:
-    """Bounds that must all be kept, and what is to be said before them.
+    """Bounds that must all be kept.
 
-    `open_because`: a reason for which nothing is concluded, whatever the bounds say.
+    Attributes:
+        bounds: The bounds.
+        note: What to say before them.
+        open_because: Why nothing is concluded, whatever the bounds say.
     """
 
     bounds: tuple[Bound, ...]
@@ -172,13 +175,13 @@ class Finding:
 
     @property
     def p(self) -> tuple[float, float]:
-        """Chances to hold, and to be refuted, by accident: every bound must be kept; one of k that is not refutes it."""
+        """Chances to hold and to be refuted by accident: all bounds must be kept, and one of k that is not refutes them."""
         inside, outside = zip(*(bound.p for bound in self.bounds), strict=True)
         return max(inside), min(1.0, len(outside) * min(outside))
 
     @property
     def holds(self) -> bool | None:
-        """True, False, or None where it cannot be told."""
+        """True, False, or None if the claim stays open."""
         if self.open_because:
             return None
         if all(bound.kept for bound in self.bounds):
@@ -198,36 +201,36 @@ class Finding:
             which = min if self.holds is False else max
             at = which(range(len(texts)), key=lambda k: (self.bounds[k].p[0], -self.bounds[k].inside))
             texts = [f"{'the worst' if self.holds is False else 'the least certain'} of {len(texts)}: {texts[at]}"]
-        return "; ".join(each for each in (self.note, *texts, self.open_because) if each)
+        return "; ".join(filter(None, (self.note, *texts, self.open_because)))
 
 
-def at_least(found: Estimate, bound: float, what: str, unit: str = "") -> Finding:
-    """Whether the true value is at least `bound`.
+def at_least(mean: Estimate, bound: float, what: str, unit: str = "") -> Finding:
+    """Test whether the true value is at least `bound`.
 
     >>> at_least(Estimate(1.0, 0.1, 3), 0.0, "gain").holds, at_least(Estimate(-1.0, 0.1, 3), 0.0, "gain").holds
     (True, False)
     >>> at_least(Estimate(0.1, 0.1, 3), 0.0, "gain", " %").figure
     'gain +0.1 (95 %: -0.33 to +0.53) %, bound 0 %: open, 15 seeds would settle it'
     """
-    return Finding((Bound(what, found, "at least", bound, unit),))
+    return Finding((Bound(what, mean, "at least", bound, unit),))
 
 
-def at_most(found: Estimate, bound: float, what: str, unit: str = "") -> Finding:
-    """Whether the true value is at most `bound`."""
-    return Finding((Bound(what, found, "at most", bound, unit),))
+def at_most(mean: Estimate, bound: float, what: str, unit: str = "") -> Finding:
+    """Test whether the true value is at most `bound`."""
+    return Finding((Bound(what, mean, "at most", bound, unit),))
 
 
-def within(found: Estimate, tolerance: float, what: str, unit: str = "") -> Finding:
-    """Whether the true value is within `tolerance` of zero, on both sides.
+def within(mean: Estimate, tolerance: float, what: str, unit: str = "") -> Finding:
+    """Test whether the true value is within `tolerance` of zero, on either side.
 
     >>> within(Estimate(0.1, 0.1, 3), 1.0, "difference").holds, within(Estimate(2.0, 0.1, 3), 1.0, "difference").holds
     (True, False)
     """
-    return Finding((Bound(what, found, "within", tolerance, unit),))
+    return Finding((Bound(what, mean, "within", tolerance, unit),))
 
 
 def every(findings: Sequence[Finding], note: str = "") -> Finding:
-    """All of them together: it holds if each does, and is refuted by one (corrected for how many there are).
+    """Combine findings: all must hold, and one refutes them (corrected for how many there are).
 
     >>> held, open_ = at_least(Estimate(1.0, 0.1, 3), 0.0, "a"), at_least(Estimate(0.1, 0.1, 3), 0.0, "b")
     >>> every([held, held]).holds, every([held, open_]).holds
@@ -239,13 +242,8 @@ def every(findings: Sequence[Finding], note: str = "") -> Finding:
     return Finding(bounds, "; ".join(filter(None, notes)), "; ".join(filter(None, reasons)))
 
 
-def noted(finding: Finding, note: str) -> Finding:
-    """The same, with something said before its numbers."""
-    return replace(finding, note=note)
-
-
 def holm(chances: Sequence[float], level: float = 1 - CONFIDENCE) -> list[bool]:
-    """Which of many findings stay if the chance of even one wrong verdict among them is to be at most `level` (Holm 1979).
+    """Return which findings stay if the chance of even one wrong verdict among them may be at most `level` (Holm 1979).
 
     >>> holm([0.01, 0.04, 0.03])
     [True, False, False]
@@ -258,20 +256,20 @@ def holm(chances: Sequence[float], level: float = 1 - CONFIDENCE) -> list[bool]:
     return kept
 
 
-def shown(found: Estimate) -> str:
-    """A mean and its confidence interval.
+def shown(mean: Estimate) -> str:
+    """Format a mean and its confidence interval.
 
     >>> shown(Estimate(1.0, 0.1, 3)), shown(Estimate(1.0, math.nan, 1))
     ('+1 (95 %: +0.57 to +1.43)', '+1')
     """
-    if math.isnan(found.error):
-        return f"{found.value:+.3g}"
-    reach = student_quantile(found.seeds - 1) * found.error
-    return f"{found.value:+.3g} ({100 * CONFIDENCE:g} %: {found.value - reach:+.3g} to {found.value + reach:+.3g})"
+    if math.isnan(mean.error):
+        return f"{mean.value:+.3g}"
+    reach = student_quantile(mean.seeds - 1) * mean.error
+    return f"{mean.value:+.3g} ({100 * CONFIDENCE:g} %: {mean.value - reach:+.3g} to {mean.value + reach:+.3g})"
 
 
 def parabola_peak(x: Sequence[float], y: Sequence[float]) -> tuple[float, bool]:
-    """Where the parabola through the best point and its two neighbours has its top, and whether the points bracket it.
+    """Return the top of the parabola through the best point and its two neighbours, and whether the points bracket it.
 
     With the best at an end of the range that end is returned: the optimum lies there or beyond.
 

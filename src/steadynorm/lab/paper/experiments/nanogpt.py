@@ -1,118 +1,122 @@
 """fig-nanogpt: Scion against ScionC on text. fig-muon: torch's Muon, as it is and corrected, beside ScionC."""
 
+from typing import Any
+
 from steadynorm.lab.paper.baselines import GPT, Baseline
-from steadynorm.lab.paper.experiment import Outcome, claim
-from steadynorm.lab.paper.experiments.norm_stability import COLUMNS, NEGLIGIBLE_PERCENT, expected, steadier
-from steadynorm.lab.paper.metrics import END, LOSS, Measure, drift, growth, mean_over
-from steadynorm.lab.paper.plots import curves, measured, numbers
-from steadynorm.lab.paper.statistics import at_most, difference, estimate, every, within
-from steadynorm.lab.paper.trained import Runs, TrainedExperiment
+from steadynorm.lab.paper.claims import All, Claim, difference, value
+from steadynorm.lab.paper.experiment import TrainedExperiment
+from steadynorm.lab.paper.experiments.norm_figures import (
+    COLUMNS,
+    NORMS,
+    HalvesDrift,
+    expected_drifts,
+    norm_metrics,
+)
+from steadynorm.lab.paper.metrics import END, LOSS, LOSS_TOLERANCE, NEGLIGIBLE_PERCENT, drift, growth, mean_over
+from steadynorm.lab.paper.plots import curves, numbers, table_of_metrics
+from steadynorm.lab.paper.runs import RunPlan, Runs
 from steadynorm.lab.train.config import Config
 from steadynorm.report import page
 
-NATS = 0.02  # of validation loss within which results are called equal
 ARMS = ("Scion", "ScionC")
 PAPER = (2.846, 2.838)  # validation loss of 124M parameters on 100B tokens of FineWeb-Edu
+NORM_NAMES = {"weight": "weight_norm", "hidden": "hidden_norm", "gradient": "grad_norm", "spectral": "spectral_norm"}
 
 
 def _arms(baseline: Baseline) -> dict[str, Config]:
     return {"Scion": baseline.scion(), "ScionC": baseline.scionc()}
 
 
-def _judge(runs: Runs) -> Outcome:
-    norms = {"weight": "weight_norm", "hidden": "hidden_norm", "gradient": "grad_norm", "spectral": "spectral_norm"}
-    claims = [
-        claim(
-            f"ScionC keeps the {name} norm stable where Scion does not (drift at most half)",
-            lambda key=key: steadier(runs, key, "ScionC", "Scion"),
-        )
-        for name, key in norms.items()
-    ]
-    sign = growth("sign_norm")
-    claims += [
-        claim(
-            f"The final loss of ScionC is no worse than Scion's (by more than {NATS:g} nats)",
-            lambda: at_most(
-                difference(runs.values(LOSS, "ScionC"), runs.values(LOSS, "Scion")), NATS, "loss, ScionC - Scion,", " nats"
-            ),
+def _claims(_: RunPlan) -> list[Claim]:
+    sign, loss = growth("sign_norm"), difference(LOSS, "ScionC", "Scion")
+    return [
+        *(
+            Claim(
+                f"ScionC keeps the {name} norm stable where Scion does not (drift at most half)",
+                HalvesDrift(key, "ScionC", "Scion"),
+            )
+            for name, key in NORM_NAMES.items()
         ),
-        claim(
-            "The final loss of ScionC is lower than Scion's",
-            lambda: at_most(
-                difference(runs.values(LOSS, "ScionC"), runs.values(LOSS, "Scion")), 0.0, "loss, ScionC - Scion,", " nats"
-            ),
+        Claim(
+            f"The final loss of ScionC is no worse than Scion's (by more than {LOSS_TOLERANCE:g} nats)",
+            loss.at_most(LOSS_TOLERANCE, "loss, ScionC - Scion,", " nats"),
         ),
-        claim(
+        Claim("The final loss of ScionC is lower than Scion's", loss.at_most(0.0, "loss, ScionC - Scion,", " nats")),
+        Claim(
             f"The sign norm is stable in both (within {2 * NEGLIGIBLE_PERCENT:g} % from the middle to the end)",
-            lambda: every([
-                within(estimate(runs.values(sign, arm)), 2 * NEGLIGIBLE_PERCENT, f"100 ln(end / middle), {arm},", " %") for arm in ARMS
-            ]),
+            All(value(sign, arm).within(2 * NEGLIGIBLE_PERCENT, f"100 ln(end / middle), {arm},", " %") for arm in ARMS),
         ),
-    ]  # fmt: skip
-    keys = ("weight_norm", "hidden_norm", "grad_norm", "spectral_norm", "sign_norm")
-    measures: dict[str, Measure] = {
-        "validation loss": LOSS,
-        **{f"drift of {key}, %": drift(key) for key in keys},
-        **{f"{key} at the end": mean_over(key, END) for key in keys},
-    }
-    blocks: list[page.Block] = [
-        curves(runs, "val_loss", ARMS),
-        curves(runs, "weight_norm", ARMS),
-        curves(runs, "hidden_norm", ARMS, dashed="hidden_forecast", zero=True, caption="Dashed: forecast."),
-        curves(runs, "grad_norm", ARMS, log_y=True),
-        curves(runs, "spectral_norm", ARMS),
-        curves(runs, "sign_norm", ARMS),
-        measured(runs, measures, ARMS, {"validation loss": PAPER}),
-        *expected(runs, ARMS),
     ]
-    return Outcome(blocks, claims, numbers(runs, measures, ARMS))
+
+
+def _curves(runs: Runs) -> list[page.Block]:
+    return [
+        curves(runs, "val_loss"),
+        curves(runs, "weight_norm"),
+        curves(runs, "hidden_norm", dashed="hidden_forecast", zero=True, caption="Dashed: forecast."),
+        curves(runs, "grad_norm", log_y=True),
+    ]
+
+
+def _show(runs: Runs) -> tuple[list[page.Block], dict[str, Any]]:
+    metrics = {"validation loss": LOSS, **norm_metrics([*NORMS, "spectral_norm", "sign_norm"])}
+    blocks = [
+        *_curves(runs),
+        curves(runs, "spectral_norm"),
+        curves(runs, "sign_norm"),
+        table_of_metrics(runs, metrics, {"validation loss": PAPER}),
+        *expected_drifts(runs),
+    ]
+    return blocks, numbers(runs, metrics)
 
 
 NANOGPT = TrainedExperiment(
     "fig-nanogpt",
     "NanoGPT: Scion against ScionC",
     "ScionC gives lower validation loss (2.838 against 2.846) and more stable weight, gradient and spectral norms.",
-    GPT, _arms, _judge, (*COLUMNS, "spectral_norm", "sign_norm"), budgets=(100,),
-)  # fmt: skip
+    GPT,
+    _arms,
+    _claims,
+    _show,
+    (*COLUMNS, "spectral_norm", "sign_norm"),
+    budgets=(100,),
+)
 
 
-MUON, CORRECTED, SCIONC = MUONS = ("Muon", "Muon, corrected", "ScionC, Nesterov")
+MUON, CORRECTED, SCIONC = "Muon", "Muon, corrected", "ScionC, Nesterov"
 
 
 def _muon_arms(baseline: Baseline) -> dict[str, Config]:
     return {MUON: baseline.muon(), CORRECTED: baseline.muon("muon-corrected"), SCIONC: baseline.nesterov()}
 
 
-def _judge_muon(runs: Runs) -> Outcome:
-    norms = {"weight": "weight_norm", "hidden": "hidden_norm", "gradient": "grad_norm"}
-    claims = [
-        claim(
-            f"`correct` keeps the {name} norm of Muon stable where Muon does not (drift at most half)",
-            lambda key=key: steadier(runs, key, CORRECTED, MUON),
-        )
-        for name, key in norms.items()
+def _muon_claims(_: RunPlan) -> list[Claim]:
+    return [
+        *(
+            Claim(
+                f"`correct` keeps the {name} norm of Muon stable where Muon does not (drift at most half)",
+                HalvesDrift(NORM_NAMES[name], CORRECTED, MUON),
+            )
+            for name in ("weight", "hidden", "gradient")
+        ),
+        *(
+            Claim(
+                f"The final loss, {words}, is no worse than Muon's (by more than {LOSS_TOLERANCE:g} nats)",
+                difference(LOSS, arm, MUON).at_most(LOSS_TOLERANCE, f"loss, {arm} - {MUON},", " nats"),
+            )
+            for arm, words in ((CORRECTED, "Muon's with `correct`"), (SCIONC, "ScionC's with Nesterov's momentum"))
+        ),
     ]
-    for arm, words in ((CORRECTED, "Muon's with `correct`"), (SCIONC, "ScionC's with Nesterov's momentum")):
-        claims.append(claim(
-            f"The final loss, {words}, is no worse than Muon's (by more than {NATS:g} nats)",
-            lambda arm=arm: at_most(
-                difference(runs.values(LOSS, arm), runs.values(LOSS, MUON)), NATS, f"loss, {arm} - {MUON},", " nats"
-            ),
-        ))  # fmt: skip
-    measures: dict[str, Measure] = {
+
+
+def _show_muon(runs: Runs) -> tuple[list[page.Block], dict[str, Any]]:
+    metrics = {
         "validation loss": LOSS,
-        **{f"drift of {key}, %": drift(key) for key in norms.values()},
+        **{f"drift of {key}, %": drift(key) for key in NORMS},
         "hidden_norm at the end": mean_over("hidden_norm", END),
         "forecast of hidden_norm at the end": mean_over("hidden_forecast", END),
     }
-    blocks: list[page.Block] = [
-        curves(runs, "val_loss", MUONS),
-        curves(runs, "weight_norm", MUONS),
-        curves(runs, "hidden_norm", MUONS, dashed="hidden_forecast", zero=True, caption="Dashed: forecast."),
-        curves(runs, "grad_norm", MUONS, log_y=True),
-        measured(runs, measures, MUONS),
-    ]
-    return Outcome(blocks, claims, numbers(runs, measures, MUONS))
+    return [*_curves(runs), table_of_metrics(runs, metrics)], numbers(runs, metrics)
 
 
 MUON_CORRECTED = TrainedExperiment(
@@ -120,5 +124,10 @@ MUON_CORRECTED = TrainedExperiment(
     "torch's Muon, as it is and corrected, beside ScionC",
     "ours: the paper has no Muon. The same momentum (alpha 0.1, Nesterov) and half-life for all; the table and output layer are "
     "AdamW's beside Muon, and the learning rates of both were swept for Muon.",
-    GPT, _muon_arms, _judge_muon, COLUMNS, budgets=(100,),
-)  # fmt: skip
+    GPT,
+    _muon_arms,
+    _muon_claims,
+    _show_muon,
+    COLUMNS,
+    budgets=(100,),
+)

@@ -8,8 +8,9 @@ import numpy as np
 
 from steadynorm import progress, records, theory
 from steadynorm.lab import simulate
-from steadynorm.lab.paper.experiment import Context, Experiment, MissingRunsError, Outcome, claim
-from steadynorm.lab.paper.slim_records import rounded
+from steadynorm.lab.paper.claims import JudgedClaim, MissingRunsError
+from steadynorm.lab.paper.experiment import Context, Experiment, Outcome
+from steadynorm.lab.paper.slim_records import read_finished, rounded
 from steadynorm.lab.paper.statistics import Estimate, Finding, every, within
 from steadynorm.report import page
 
@@ -36,37 +37,32 @@ KINDS = (
 
 
 def run(context: Context) -> Outcome:
-    """Measure f(r) on random pairs; draw it beside the formula."""
-    seeds, series, ratios = context.seeds or (64 if context.quick else 16), [], []
+    """Measure f(r) on random pairs and draw it beside the formula."""
+    seeds, grid = context.seeds or (64 if context.quick else 16), np.linspace(0, 1, 101)
+    series: list[page.Series] = []
+    ratios: list[page.Series] = []
     findings: list[Finding] = []
-    rows = []
+    rows: list[tuple[str, float, float, float, float]] = []
     with progress.bar(len(KINDS), "kernels") as tell:
         for kind in KINDS:
             shape = kind.quick if context.quick else kind.shape
             pairs = seeds * (512 if kind.lmo == "bias" else 1)
-            seen = _measured(context, kind, shape, pairs)
-            kernel = theory.overlap(kind.lmo, shape)
-            grid = np.linspace(0, 1, 101)
+            measured, kernel = _measure(context, kind, shape, pairs), theory.overlap(kind.lmo, shape)
             series += [
                 page.Series("formula", grid, [kernel(r) for r in grid.tolist()], toggle=kind.label),
                 page.Series(
-                    "measured", CORRELATIONS, [m.mean for m in seen], error=[m.error for m in seen],
+                    "measured", CORRELATIONS, [m.mean for m in measured], error=[m.error for m in measured],
                     style="points", toggle=kind.label,
                 ),
             ]  # fmt: skip
-            for r, m in zip(CORRELATIONS, seen, strict=True):
+            for r, m in zip(CORRELATIONS, measured, strict=True):
                 off = Estimate(m.mean - kernel(r), m.error, pairs)
                 findings.append(within(off, CLOSE, f"measured - formula, {kind.label}, r {r:g}"))
                 rows.append((kind.label, r, m.mean, m.error, kernel(r)))
             ratios.append(_ratio(kind.label, kernel))
             tell(1)
     series.append(page.Series("the paper assumes", [0.0, 1.0], [0.0, 1.0], style="dash", toggle="paper"))
-    claims = [
-        claim(
-            f"Measured overlaps agree with the closed forms (within {CLOSE:g}, every lmo and correlation)",
-            lambda: every(findings),
-        )
-    ]
+    text = f"Measured overlaps agree with the closed forms (within {CLOSE:g}, every lmo and correlation)"
     blocks = [
         page.Plot("Overlap kernel f(r)", "correlation r of the inputs", "overlap of the updates", series,
                   "How much two unit updates overlap when their inputs correlate by r."),
@@ -74,29 +70,30 @@ def run(context: Context) -> Outcome:
                   "What the bend of the kernel does to the steady-state norm.", log_x=True),
         page.Table("Measured overlaps", ("lmo", "r", "measured", "± SE", "formula"), rows),
     ]  # fmt: skip
-    return Outcome(blocks, claims, {"pairs": seeds, "points": [list(row) for row in rows]})
+    numbers = {"pairs": seeds, "points": [list(row) for row in rows]}
+    return Outcome(blocks, [JudgedClaim(text, every(findings))], numbers)
 
 
-def _measured(context: Context, kind: Kind, shape: tuple[int, ...], pairs: int) -> list[simulate.Measured]:
-    """f(r) at every correlation, from the records if they are there."""
+def _measure(context: Context, kind: Kind, shape: tuple[int, ...], pairs: int) -> list[simulate.Measured]:
+    """Return f(r) at every correlation, from the records if they are there."""
     config = {"lmo": kind.lmo, "shape": list(shape), "pairs": pairs, "seed": context.seed, "r": list(CORRELATIONS)}
-    name = re.sub(r"[^a-z0-9]+", "-", kind.label)
-    path = context.records / name / records.FILE
-    try:
-        kept = records.read(path)
-    except records.RecordError:
-        kept = None
-    if kept is None or dict(kept.config) != config or len(kept.steps) != len(CORRELATIONS):
+    folder = context.records / re.sub(r"[^a-z0-9]+", "-", kind.label)
+    path = folder / records.FILE
+    run = read_finished(folder, config, len(CORRELATIONS) - 1)
+    if run is None:
         if context.kept_only:
             raise MissingRunsError(f"{path}: no finished records")
         path.unlink(missing_ok=True)
-        with records.Recorder(path, name=name, config=config) as recorder:
+        with records.Recorder(path, name=folder.name, config=config) as recorder:
             for index, r in enumerate(CORRELATIONS):
-                seen = simulate.overlap(kind.lmo, shape, r, pairs=pairs, seed=context.seed)
-                recorder.write({"step": index, "r": r, "overlap": rounded(seen.mean), "error": rounded(seen.error)})
-        kept = records.read(path)
-    pairs_of = zip(kept.columns["overlap"].tolist(), kept.columns["error"].tolist(), strict=True)
-    return [simulate.Measured(mean, error) for mean, error in pairs_of]
+                measured = simulate.overlap(kind.lmo, shape, r, pairs=pairs, seed=context.seed)
+                values = {"overlap": rounded(measured.mean), "error": rounded(measured.error)}
+                recorder.write({"step": index, "r": r, **values})
+        run = records.read(folder)
+    return [
+        simulate.Measured(mean, error)
+        for mean, error in zip(run.columns["overlap"].tolist(), run.columns["error"].tolist(), strict=True)
+    ]
 
 
 def _ratio(label: str, kernel: theory.Overlap) -> page.Series:

@@ -6,60 +6,58 @@ import numpy as np
 
 from steadynorm import progress, records, schedule, theory
 from steadynorm.lab import simulate
-from steadynorm.lab.paper.experiment import Context, Experiment, MissingRunsError, Outcome, claim
+from steadynorm.lab.paper.claims import JudgedClaim, MissingRunsError
+from steadynorm.lab.paper.experiment import Context, Experiment, Outcome
 from steadynorm.lab.paper.metrics import MIDDLE
-from steadynorm.lab.paper.simulated import RECORDS, record, recorded
+from steadynorm.lab.paper.slim_records import SIMULATED_RECORDS, keep_trajectory, read_trajectory
 from steadynorm.lab.paper.statistics import Finding, at_most, estimate, every, within
 from steadynorm.report import page
 
 SIZE, RATIO, HALF_LIVES, WARMUP = 1000, 1000.0, 10.0, 0.5  # elements; decay / lr; of them warmup
 CLOSE, NEAR, FALL = 0.015, 0.05, 0.2  # of the settled norm; of the forecast at any step; what the norm loses at the end
+Recorded = tuple[simulate.Trajectory, np.ndarray]  # |theta|^2, and its forecast at the recorded steps
 ETAS = {"desk": (1e-1, 1e-2, 1e-3, 1e-4, 1e-5), "paper": (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)}
 
 
 def run(context: Context) -> Outcome:
-    """Simulate both schedules at every scale, with the forecast beside them."""
+    """Simulate both schedules at every scale and compare them with the forecast."""
     declared, seeds = ETAS["desk" if context.quick else context.scale], context.seeds or 8
     etas = tuple(eta for eta in declared if context.wants(_label(eta)))
     if not etas:
         raise ValueError(f"--only {' '.join(context.only)}: the parts are {', '.join(map(_label, declared))}")
     total = sum(2 * simulate.half_life_steps(HALF_LIVES, *_lr_and_decay(eta)) for eta in etas)
-    found: dict[tuple[str, float], tuple[simulate.Trajectory, np.ndarray]] = {}
+    systems: dict[tuple[str, float], Recorded] = {}
     with progress.bar(total, "random systems") as tell:
         for eta in etas:
             for shape in ("constant", "cosine"):
-                found[shape, eta] = _one(context, shape, eta, seeds)
-                tell(found[shape, eta][0].steps[-1].item())
-    slowest = found["constant", etas[-1]][0]
-    constant = slowest.settled(0.3, norm=True)
-    falls = [_fall(found["cosine", eta][0]) for eta in etas]
+                systems[shape, eta] = _simulate(context, shape, eta, seeds)
+                tell(systems[shape, eta][0].steps[-1].item())
+    slowest = systems["constant", etas[-1]][0]
     claims = [
-        claim(
+        JudgedClaim(
             f"At constant lr the norm settles at 0.71 (within {100 * CLOSE:g} %)",
-            lambda: within(estimate(_off_settled(slowest)), 100 * CLOSE, f"norm / 0.71 - 1 at eta {etas[-1]:g}", " %"),
+            within(estimate(_off_settled(slowest)), 100 * CLOSE, f"norm / 0.71 - 1 at eta {etas[-1]:g}", " %"),
         ),
-        claim(
+        JudgedClaim(
             f"Under cosine decay of lr the norm ends at least {100 * FALL:g} % below the middle of the run, at every scale",
-            lambda: every([
-                at_most(estimate(_end_over_middle(found["cosine", eta][0])), -100 * FALL, f"end / middle - 1 at eta {eta:g}", " %")
+            every([
+                at_most(estimate(_end_over_middle(systems["cosine", eta][0])), -100 * FALL, f"end / middle - 1 at eta {eta:g}", " %")
                 for eta in etas
             ]),
         ),
-        claim(
+        JudgedClaim(
             f"The forecast is within {100 * NEAR:g} % at every recorded step, at every scale",
-            lambda: every([
-                forecast_meets(*each, f"{shape}, eta {eta:g}") for (shape, eta), each in found.items()
-            ]),
+            every([forecast_meets(*system, f"{shape}, eta {eta:g}") for (shape, eta), system in systems.items()]),
         ),
     ]  # fmt: skip
-    blocks = [_plot(shape, etas, found) for shape in ("constant", "cosine")]
-    summary = {
+    blocks = [_plot(shape, etas, systems) for shape in ("constant", "cosine")]
+    numbers = {
         "etas": list(etas),
         "seeds": seeds,
-        "constant_norm": constant.mean,
-        "end_over_largest": falls,
+        "constant_norm": slowest.settled(0.3, norm=True).mean,
+        "end_over_largest": [_fall(systems["cosine", eta][0]) for eta in etas],
     }
-    return Outcome(blocks, claims, summary)
+    return Outcome(blocks, claims, numbers)
 
 
 def _label(eta: float) -> str:
@@ -67,83 +65,68 @@ def _label(eta: float) -> str:
 
 
 def _lr_and_decay(eta: float) -> tuple[float, float]:
-    """lr / decay is the same at every scale, so that the norm is."""
+    """Keep lr / decay the same at every scale, and with it the norm."""
     return math.sqrt(eta / RATIO), math.sqrt(eta * RATIO)
 
 
-def _one(context: Context, shape: str, eta: float, seeds: int) -> tuple[simulate.Trajectory, np.ndarray]:
-    """Return |theta|^2 and its forecast at the recorded steps; both come from the records, which a first call writes."""
+def _simulate(context: Context, shape: str, eta: float, seeds: int) -> Recorded:
+    """Return what the records hold; the first call writes them."""
     lr, decay = _lr_and_decay(eta)
     steps = simulate.half_life_steps(HALF_LIVES, lr, decay)
-    name = f"{shape}-{eta:g}"
-    config = {
-        "schedule": shape,
-        "lr": lr,
-        "weight_decay": decay,
-        "steps": steps,
-        "seeds": seeds,
-        "size": SIZE,
-        "seed": context.seed,
-    }
-    folder = context.records / name
-    seen = recorded(folder, config)
-    if seen is None and context.kept_only:
-        raise MissingRunsError(f"{context.records}: no finished records of {name}")
-    if seen is None:
+    config = {"schedule": shape, "lr": lr, "weight_decay": decay, "steps": steps, "seeds": seeds, "size": SIZE,
+              "seed": context.seed}  # fmt: skip
+    folder = context.records / f"{shape}-{eta:g}"
+    norms = read_trajectory(folder, config)
+    if norms is None:
+        if context.kept_only:
+            raise MissingRunsError(f"{context.records}: no finished records of {folder.name}")
         warmup = round(steps * WARMUP / HALF_LIVES)
         ratio = schedule.constant() if shape == "constant" else schedule.cosine(steps, warmup=warmup)
         rates = lr * np.array([ratio(step) for step in range(steps)])
-        seen = simulate.random_system(rates, decay, steps, size=SIZE, seeds=seeds, seed=context.seed, records=RECORDS)
-        seen = record(folder, name, config, seen, SIZE * theory.forecast(rates, decay, 1.0))
-    return seen, np.square(records.read(folder).columns["forecast_norm"])
+        norms = simulate.random_system(
+            rates, decay, steps, size=SIZE, seeds=seeds, seed=context.seed, records=SIMULATED_RECORDS
+        )
+        norms = keep_trajectory(folder, config, norms, SIZE * theory.forecast(rates, decay, 1.0))
+    return norms, np.square(records.read(folder).columns["forecast_norm"])
 
 
-def forecast_meets(seen: simulate.Trajectory, forecast: np.ndarray, where: str) -> Finding:
-    """Whether the norm is within NEAR of the forecast, at every recorded step."""
-    off = 100 * (np.sqrt(seen.norm_sq / forecast) - 1)
+def forecast_meets(norms: simulate.Trajectory, forecast: np.ndarray, where: str) -> Finding:
+    """Test whether the norm is within NEAR of the forecast at every recorded step."""
+    off = 100 * (np.sqrt(norms.norm_sq / forecast) - 1)
     return every([
         within(estimate(seeds), 100 * NEAR, f"norm / forecast - 1, {where}, step {step}", " %")
-        for step, seeds in zip(seen.steps.tolist(), off.T.tolist(), strict=True)
+        for step, seeds in zip(norms.steps.tolist(), off.T.tolist(), strict=True)
     ])  # fmt: skip
 
 
-def _off_settled(seen: simulate.Trajectory) -> list[float]:
+def _off_settled(norms: simulate.Trajectory) -> list[float]:
     """100 (norm / sqrt(1/2) - 1) over the last 0.3 of the run, by seed."""
-    late = seen.norm_sq[:, -round(0.3 * len(seen.steps)) :].mean(1)
+    late = norms.norm_sq[:, -round(0.3 * len(norms.steps)) :].mean(1)
     return (100 * (np.sqrt(2 * late) - 1)).tolist()
 
 
-def _end_over_middle(seen: simulate.Trajectory) -> list[float]:
+def _end_over_middle(norms: simulate.Trajectory) -> list[float]:
     """100 (norm at the end / in the middle of the run - 1), by seed."""
-    at = seen.steps / seen.steps[-1]
-    middle = seen.norm_sq[:, (at >= MIDDLE[0]) & (at <= MIDDLE[1])].mean(1)
-    return (100 * (np.sqrt(seen.norm_sq[:, -1] / middle) - 1)).tolist()
+    at = norms.steps / norms.steps[-1]
+    middle = norms.norm_sq[:, (at >= MIDDLE[0]) & (at <= MIDDLE[1])].mean(1)
+    return (100 * (np.sqrt(norms.norm_sq[:, -1] / middle) - 1)).tolist()
 
 
-def _fall(seen: simulate.Trajectory) -> float:
-    norms = np.sqrt(seen.mean())
+def _fall(system: simulate.Trajectory) -> float:
+    norms = np.sqrt(system.mean())
     return float(norms[-1] / norms.max())
 
 
-def _plot(
-    shape: str, etas: tuple[float, ...], found: dict[tuple[str, float], tuple[simulate.Trajectory, np.ndarray]]
-) -> page.Plot:
+def _plot(shape: str, etas: tuple[float, ...], systems: dict[tuple[str, float], Recorded]) -> page.Plot:
     series = []
     for eta in etas:
-        seen, forecast = found[shape, eta]
-        x = HALF_LIVES * seen.steps / seen.steps[-1]
-        label = _label(eta)
-        series.append(page.Series("simulated", x, np.sqrt(seen.mean()), toggle=label))
-        series.append(page.Series("forecast", x, np.sqrt(forecast), style="dash", toggle=label))
+        norms, forecast = systems[shape, eta]
+        x = HALF_LIVES * norms.steps / norms.steps[-1]
+        series.append(page.Series("simulated", x, np.sqrt(norms.mean()), toggle=_label(eta)))
+        series.append(page.Series("forecast", x, np.sqrt(forecast), style="dash", toggle=_label(eta)))
     title = "Constant lr" if shape == "constant" else "Linear warmup, cosine decay"
-    return page.Plot(
-        title,
-        "half-lives",
-        "|theta|",
-        series,
-        "Mean over seeds; dashed: forecast. The scales fall on one line.",
-        zero=True,
-    )
+    caption = "Mean over seeds; dashed: forecast. The scales fall on one line."
+    return page.Plot(title, "half-lives", "|theta|", series, caption, zero=True)
 
 
 RANDOM_SYSTEM = Experiment(

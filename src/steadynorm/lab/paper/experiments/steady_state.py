@@ -1,15 +1,16 @@
 """fig-steady-state: where the norm of a vector, a square and a 1:4 matrix settles, against both predictions."""
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from steadynorm import theory
+from steadynorm import progress, theory
 from steadynorm.lab import simulate
-from steadynorm.lab.paper.experiment import Context, Experiment, MissingRunsError, Outcome, claim
-from steadynorm.lab.paper.simulated import simulated
+from steadynorm.lab.paper.claims import JudgedClaim, MissingRunsError
+from steadynorm.lab.paper.experiment import Context, Experiment, Outcome
+from steadynorm.lab.paper.slim_records import SIMULATED_RECORDS, keep_trajectory, read_trajectory
 from steadynorm.lab.paper.statistics import Estimate, Finding, at_least, every, within
 from steadynorm.report import page
 
@@ -27,7 +28,7 @@ class Kind(NamedTuple):
 
 
 class SimulationSizes(NamedTuple):
-    """lr and decay, the alphas, the panels, and how long a run takes."""
+    """lr and decay, the alphas, the panels, and the length of a run."""
 
     lr: float
     weight_decay: float
@@ -81,40 +82,39 @@ class Point(NamedTuple):
         return f"{self.kind}, {self.momentum}, alpha {self.alpha:g}"
 
     def off(self, predicted: float) -> Estimate:
-        """100 (predicted / simulated - 1). Of one seed the error, over time, does not tell what others would give."""
+        """Return 100 (predicted / simulated - 1). One seed's error, over time, does not say what another seed would give."""
         ratio = predicted / self.simulated
         error = 100 * ratio * self.error / self.simulated if self.seeds > 1 else math.nan
         return Estimate(100 * (ratio - 1), error, self.seeds)
 
 
 def run(context: Context) -> Outcome:
-    """Simulate every panel, compare, draw."""
+    """Simulate every panel and compare it with the predictions."""
     sizes = DESK if context.quick or context.scale == "desk" else PAPER
     kinds = [kind for kind in sizes.kinds if context.wants(kind.label)]
     if not kinds:
         raise ValueError(f"--only {' '.join(context.only)}: the parts are {', '.join(k.label for k in sizes.kinds)}")
     points = [point for kind in kinds for point in _panel(context, sizes, kind)]
+    exact = [within(p.off(p.exact), 1.5, f"exact / simulated - 1, {p.where},", " %") for p in points]
     claims = [
-        claim("The exact kernel predicts every simulated norm within 1.5 %",
-              lambda: every([within(p.off(p.exact), 1.5, f"exact / simulated - 1, {p.where},", " %") for p in points])),
-        claim(
+        JudgedClaim("The exact kernel predicts every simulated norm within 1.5 %", every(exact)),
+        JudgedClaim(
             "The paper's assumption on overlaps fits vectors within 1 % and is off by 10 % or more for square matrices, at "
             f"alpha up to {MOST_BENT:g}",
-            lambda: _linear(points),
+            _test_linear(points),
         ),
-    ]  # fmt: skip
-    blocks: list[page.Block] = [_plot(kind, points) for kind in kinds]
-    blocks += [_table(points), _limit()]
-    summary = {"lr": sizes.lr, "weight_decay": sizes.weight_decay, "points": [p._asdict() for p in points]}
-    return Outcome(blocks, claims, summary)
+    ]
+    blocks: list[page.Block] = [*(_plot(kind, points) for kind in kinds), _table(points), _limit()]
+    numbers = {"lr": sizes.lr, "weight_decay": sizes.weight_decay, "points": [p._asdict() for p in points]}
+    return Outcome(blocks, claims, numbers)
 
 
-def _linear(points: Sequence[Point]) -> Finding:
-    """Whether the paper's assumption fits vectors and does not fit square matrices."""
+def _test_linear(points: Sequence[Point]) -> Finding:
+    """Test whether the paper's assumption fits vectors and does not fit square matrices."""
     vector = [p for p in points if p.kind.startswith("vector")]
     square = [p for p in points if p.kind.startswith("square") and p.alpha <= MOST_BENT]
     if not vector or not square:
-        raise MissingRunsError("vectors or square matrices were left out by --only")
+        return Finding((), open_because="vectors or square matrices were left out by --only")
     what = "linear / simulated - 1,"
     return every([
         *(within(p.off(p.linear), 1.0, f"{what} {p.where},", " %") for p in vector),
@@ -142,15 +142,52 @@ def _panel(context: Context, sizes: SimulationSizes, kind: Kind) -> list[Point]:
         return theory.forecast(each_step, decay, alpha, nesterov=nesterov, overlap=kernel, warm_momentum=True)
 
     seeds = context.seeds or kind.seeds
-    seen = simulated(context, systems, steps, seeds, forecast)
+    trajectories = simulate_missing(context, systems, steps, seeds, forecast)
     points = []
     for name, (momentum, alpha) in cases.items():
-        measured, nesterov = seen[name].settled(sizes.settled, norm=True), momentum == "nesterov"
+        measured, nesterov = trajectories[name].settled(sizes.settled, norm=True), momentum == "nesterov"
         exact = math.sqrt(theory.steady_norm_sq(lr, decay, alpha, nesterov=nesterov, overlap=kernel))
         linear = math.sqrt(theory.steady_norm_sq(lr, decay, alpha, nesterov=nesterov))
         paper = math.sqrt(theory.steady_norm_sq(lr, decay, alpha, nesterov=nesterov, limit=True))
         points.append(Point(kind.label, momentum, alpha, measured.mean, measured.error, exact, linear, paper, seeds))
     return points
+
+
+def simulate_missing(
+    context: Context,
+    systems: Mapping[str, simulate.System],
+    steps: int,
+    seeds: int,
+    forecast: Callable[[str], np.ndarray],
+) -> dict[str, simulate.Trajectory]:
+    """Return the trajectories of these systems; simulate those without finished records and record each as it ends.
+
+    Args:
+        context: Where the records are.
+        systems: The systems, by name.
+        steps: How many steps each takes.
+        seeds: How many seeds each has.
+        forecast: Returns |theta|^2/|u|^2 after every step, by the name of a system; called for those that are run.
+    """
+
+    def config(name: str) -> dict[str, Any]:
+        return {**simulate.describe(systems[name]), "steps": steps, "seeds": seeds, "seed": context.seed}
+
+    kept = {name: read_trajectory(context.records / name, config(name)) for name in systems}
+    missing = [name for name, trajectory in kept.items() if trajectory is None]
+    if missing and context.kept_only:
+        raise MissingRunsError(f"{context.records}: no finished records of {', '.join(missing)}")
+    with progress.bar(len(missing) * steps, f"{len(missing)} of {len(systems)} systems") as tell:
+
+        def record(index: int, trajectory: simulate.Trajectory) -> None:
+            name = missing[index]
+            kept[name] = keep_trajectory(context.records / name, config(name), trajectory, forecast(name))
+
+        chosen = [systems[name] for name in missing]
+        simulate.run(
+            chosen, steps, seeds=seeds, seed=context.seed, records=SIMULATED_RECORDS, progress=tell, done=record
+        )
+    return {name: trajectory for name, trajectory in kept.items() if trajectory is not None}
 
 
 def _plot(kind: Kind, points: list[Point]) -> page.Plot:
@@ -161,15 +198,9 @@ def _plot(kind: Kind, points: list[Point]) -> page.Plot:
         series += [
             page.Series("exact", alphas, [p.exact for p in these], toggle=momentum),
             page.Series("paper", alphas, [p.paper for p in these], style="dash", toggle=momentum),
-            page.Series(
-                "simulated",
-                alphas,
-                [p.simulated for p in these],
-                error=[p.error for p in these],
-                style="points",
-                toggle=momentum,
-            ),
-        ]
+            page.Series("simulated", alphas, [p.simulated for p in these], error=[p.error for p in these],
+                        style="points", toggle=momentum),
+        ]  # fmt: skip
     caption = "Norm at steady state in units of one update. Bars: standard error over seeds (one seed: over time)."
     return page.Plot(kind.label, "alpha", "|theta| / |u|", series, caption, log_x=True)
 
@@ -177,17 +208,7 @@ def _plot(kind: Kind, points: list[Point]) -> page.Plot:
 def _table(points: list[Point]) -> page.Table:
     header = ("parameter", "momentum", "alpha", "simulated", "± SE", "exact / sim.", "linear / sim.", "paper / sim.")
     rows = [
-        (
-            p.kind,
-            p.momentum,
-            p.alpha,
-            p.simulated,
-            p.error,
-            round(p.exact / p.simulated, 4),
-            round(p.linear / p.simulated, 4),
-            round(p.paper / p.simulated, 4),
-        )
-        for p in points
+        (*p[:5], *(round(predicted / p.simulated, 4) for predicted in (p.exact, p.linear, p.paper))) for p in points
     ]
     caption = (
         "exact: overlap kernel; linear: the paper's assumption at this eta; paper: its formula, the eta -> 0 limit."
@@ -196,17 +217,11 @@ def _table(points: list[Point]) -> page.Table:
 
 
 def _limit() -> page.Table:
-    """paper / exact at a vanishing eta: what the paper saw of square matrices and could not explain."""
+    """Tabulate paper / exact at a vanishing eta: what the paper saw of square matrices and could not explain."""
     kernels = {"square": theory.overlap("spectral", (384, 384)), "vector": theory.overlap("bias", (1024,))}
+    cases = [(kernel, nesterov) for kernel in kernels.values() for nesterov in (False, True)]
     rows = [
-        (
-            alpha,
-            *(
-                round(_paper_over_exact(alpha, nesterov, each), 3)
-                for each in kernels.values()
-                for nesterov in (False, True)
-            ),
-        )
+        (alpha, *(round(_paper_over_exact(alpha, nesterov, kernel), 3) for kernel, nesterov in cases))
         for alpha in DESK.alphas
     ]
     header = ("alpha", *(f"{name}, {momentum}" for name in kernels for momentum in MOMENTA))
@@ -228,5 +243,5 @@ STEADY_STATE = Experiment(
     "norms agree with the prediction for vectors and 1:4 matrices, and deviate by about 10 % for square ones, unexplained.",
     run,
     {"desk": 190, "paper": 20_000},
-    {scale: tuple(kind.label for kind in each.kinds) for scale, each in (("desk", DESK), ("paper", PAPER))},
+    {scale: tuple(kind.label for kind in sizes.kinds) for scale, sizes in (("desk", DESK), ("paper", PAPER))},
 )

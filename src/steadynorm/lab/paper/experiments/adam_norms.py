@@ -1,0 +1,180 @@
+"""fig-adamc, fig-renormalized, fig-adamc-betas: norms over a run, AdamW and its relatives."""
+
+from dataclasses import replace
+from functools import partial
+
+from steadynorm.lab.paper.baselines import VIT, Baseline
+from steadynorm.lab.paper.claims import Claim, Contrast, difference
+from steadynorm.lab.paper.experiment import TrainedExperiment
+from steadynorm.lab.paper.experiments.norm_figures import (
+    AGAINST_FORECAST,
+    COLUMNS,
+    LONG_BUDGET,
+    show_norms,
+    stability_claims,
+    why_it_moves,
+)
+from steadynorm.lab.paper.metrics import (
+    ACCURACY,
+    ACCURACY_TOLERANCE,
+    END,
+    NEGLIGIBLE_PERCENT,
+    log_of,
+    log_ratio,
+    mean_over,
+)
+from steadynorm.lab.paper.runs import RunPlan
+from steadynorm.lab.train.config import Config
+
+SWAPPED = ("AdamC, AdamW's decay", "AdamW, AdamC's decay")
+FIVEFOLD = ("AdamC, decay x 5", "AdamW, decay x 5")
+
+
+def _adamc_arms(baseline: Baseline) -> dict[str, Config]:
+    """Return both optimizers at both decays (the paper's 0.1 and 0.2).
+
+    At the desk also the first two at five times the decay (ours), where runs have ten half-lives instead of two.
+    """
+    arms = {
+        "AdamW": baseline.adam("adamw"),
+        "AdamC": baseline.adamc(),
+        SWAPPED[1]: baseline.adam("adamw", decay=baseline.adamc_decay),
+        SWAPPED[0]: baseline.adam("adamc"),
+    }
+    if baseline.scale == "desk":
+        arms[FIVEFOLD[1]] = baseline.adam("adamw", decay=5.0)
+        arms[FIVEFOLD[0]] = baseline.adam("adamc", decay=5.0 * baseline.adamc_decay)
+    return arms
+
+
+def _adamc_claims(plan: RunPlan) -> list[Claim]:
+    gain_of_adamc, gain_of_adamw = difference(ACCURACY, "AdamC", SWAPPED[0]), difference(ACCURACY, SWAPPED[1], "AdamW")
+    claims = [
+        *stability_claims("AdamC", "AdamW", "AdamC against AdamW"),
+        Claim(
+            "AdamC gains more accuracy than AdamW from the larger of the two decays",
+            (gain_of_adamc - gain_of_adamw).at_least(0.0, "gain, AdamC - AdamW,", " points"),
+        ),
+    ]
+    if FIVEFOLD[0] in plan.arms:
+        claims += [*stability_claims(*FIVEFOLD, "Ours, five times the decay")[:2], why_it_moves(*FIVEFOLD)]
+    return claims
+
+
+ADAMC = TrainedExperiment(
+    "fig-adamc",
+    "AdamW against AdamC",
+    "AdamC results in more stable weight and gradient norms; not in steady state even after 300 epochs.",
+    VIT,
+    _adamc_arms,
+    _adamc_claims,
+    partial(show_norms, more=AGAINST_FORECAST),
+    COLUMNS,
+    budgets=(300,),
+)
+
+
+# Renormalized AdamW
+
+RENORMALIZED_PAIR = ("Renormalized AdamW", "AdamW")
+WITHOUT_MOMENTUM = ("Renormalized AdamW, no momentum", "AdamW, no momentum")
+
+
+def _renormalized_arms(baseline: Baseline) -> dict[str, Config]:
+    """Return both also without momentum (ours), where the perpendicular part should matter. The paper's crops start at 0.2."""
+    betas = (0.0, 0.999)
+    arms = {
+        RENORMALIZED_PAIR[1]: baseline.adam("adamw"),
+        RENORMALIZED_PAIR[0]: baseline.adam("renormalized-adamw"),
+        WITHOUT_MOMENTUM[1]: baseline.adam("adamw", betas=betas),
+        WITHOUT_MOMENTUM[0]: baseline.adam("renormalized-adamw", betas=betas),
+    }
+    if baseline.scale == "desk":
+        return arms
+    return {name: replace(arm, task=replace(arm.task, crop_scale=(0.2, 1.0))) for name, arm in arms.items()}
+
+
+def _norm_change(one: str, other: str, key: str) -> Contrast:
+    """100 ln(one / other) at the end: both had the same data and the same start."""
+    return difference(log_of(mean_over(key, END)), one, other)
+
+
+def _renormalized_claims(_: RunPlan) -> list[Claim]:
+    with_momentum, without = (_norm_change(*pair, "hidden_norm") for pair in (RENORMALIZED_PAIR, WITHOUT_MOMENTUM))
+    return [
+        Claim(
+            f"Renormalized AdamW changes accuracy little (within {ACCURACY_TOLERANCE:g} point)",
+            difference(ACCURACY, *RENORMALIZED_PAIR).within(
+                ACCURACY_TOLERANCE, "accuracy, renormalized - AdamW", " points"
+            ),
+        ),
+        Claim(
+            f"Renormalized AdamW changes the weight norm little (within {NEGLIGIBLE_PERCENT:g} %)",
+            _norm_change(*RENORMALIZED_PAIR, "weight_norm").within(
+                NEGLIGIBLE_PERCENT, "norm at the end, renormalized / AdamW - 1,", " %"
+            ),
+        ),
+        Claim(
+            f"Renormalized AdamW changes the gradient norm little (within {2 * NEGLIGIBLE_PERCENT:g} %)",
+            _norm_change(*RENORMALIZED_PAIR, "grad_norm").within(
+                2 * NEGLIGIBLE_PERCENT, "gradient norm, renormalized / AdamW - 1,", " %"
+            ),
+        ),
+        Claim(
+            "Ours, why: the perpendicular part gives (1 - beta1)/(1 + beta1) of the growth of |theta|², 5 % with momentum 0.9 "
+            "and all of it without; there renormalizing takes more from the hidden norm than with momentum",
+            (without - with_momentum).at_most(0.0, "change of the hidden norm without momentum - with,", " %"),
+        ),
+    ]
+
+
+RENORMALIZED = TrainedExperiment(
+    "fig-renormalized",
+    "Renormalized AdamW against AdamW",
+    "negligible differences in accuracy (77.15 against 77.45), weight norm and gradient norm.",
+    VIT,
+    _renormalized_arms,
+    _renormalized_claims,
+    show_norms,
+    COLUMNS,
+    desk_budgets=LONG_BUDGET,
+)
+
+
+# Betas of AdamC
+
+BETAS = ("AdamC, betas 0.9, 0.999", "AdamC, betas 0.99, 0.99")
+
+
+def _betas_arms(baseline: Baseline) -> dict[str, Config]:
+    return {BETAS[0]: baseline.adamc(), BETAS[1]: baseline.adamc(betas=(0.99, 0.99))}
+
+
+def _betas_claims(_: RunPlan) -> list[Claim]:
+    weight, hidden, forecast = (
+        _norm_change(BETAS[1], BETAS[0], key) for key in ("weight_norm", "hidden_norm", "hidden_forecast")
+    )
+    return [
+        Claim(
+            f"Betas do not move AdamC's weight norm (within {NEGLIGIBLE_PERCENT:g} %)",
+            weight.within(NEGLIGIBLE_PERCENT, "norm, 0.99 / 0.9 - 1,", " %"),
+        ),
+        Claim(
+            "Ours: they move the hidden norm as the forecast says for this lr and decay "
+            f"(within {NEGLIGIBLE_PERCENT:g} %)",
+            (hidden - forecast).within(NEGLIGIBLE_PERCENT, "change measured - change forecast,", " %"),
+        ),
+    ]
+
+
+ADAMC_BETAS = TrainedExperiment(
+    "fig-adamc-betas",
+    "AdamC with other betas",
+    "changing the betas from (0.9, 0.999) to (0.99, 0.99) has almost no effect on the weight norm.",
+    VIT,
+    _betas_arms,
+    _betas_claims,
+    partial(show_norms, more={"100 ln(measured / forecast norm)": log_ratio("hidden_norm", "hidden_forecast")}),
+    COLUMNS,
+    desk_budgets=LONG_BUDGET,
+)
