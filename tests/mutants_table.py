@@ -185,8 +185,8 @@ MUTANTS = (
     scheduler("Scheduler._value", "base is the value written last", 'group.setdefault(f"initial_{key}", _copy(group[key]))', "group[key]"),
     scheduler("Scheduler.load_state_dict", "resuming is a step ahead", 'state_dict["last_epoch"]', 'state_dict["last_epoch"] + 1'),
     # groups
-    roles("places", "tied weights counted twice", "[Placed(parameter, *zip(*places, strict=True)) for parameter, places in held.items()]", "[Placed(p, (name,), (module,)) for p, places in held.items() for name, module in places]"),
-    roles("role_of", "output layer not found", "id(placed.parameter) in outputs", "False"),
+    roles("param_sites", "tied weights counted twice", "[ParamSite(parameter, *zip(*holders, strict=True)) for parameter, holders in held.items()]", "[ParamSite(p, (name,), (module,)) for p, holders in held.items() for name, module in holders]"),
+    roles("role_of", "output layer not found", "id(site.parameter) in outputs", "False"),
     roles("row_blocks", "fused q, k, v not split", '3, f"; fused q, k, v: 3 {side} blocks"', '1, f"; fused q, k, v: 3 {side} blocks"'),
     builder("_scion_rules", "output decay is the hidden layers'", "lr * decay_0 / output_lr", "decay_0"),
     builder("_adam_rules", "Adam decays vectors", '{"name": "vector", "lr": lr, "weight_decay": 0.0, "corrected": True}', '{"name": "vector", "lr": lr, "weight_decay": decay, "corrected": True}'),

@@ -203,7 +203,7 @@ def test_frozen_quantised_weights_are_left_out_of_the_groups():
 def test_trainable_8_bit_weights_cannot_be_grouped():
     model = model_of()
     model[1].weight = EIGHT_BITS
-    with pytest.raises(ValueError, match=r"1\.weight is of torch\.float8_e4m3fn; freeze it.*or train a wider copy"):
+    with pytest.raises(ValueError, match=r"1\.weight has dtype torch\.float8_e4m3fn; freeze it.*or train a wider copy"):
         sn.param_groups(model, output="2")
 
 
@@ -398,7 +398,7 @@ def test_a_group_without_names_or_lmo_is_told_what_to_write():
 
 
 def test_blocks_of_different_sizes_are_told_apart_from_a_number_of_blocks():
-    with pytest.raises(ValueError, match=r"blocks=\[64, 32, 32\]: pass one whole number.*different sizes"):
+    with pytest.raises(ValueError, match=r"blocks=\[64, 32, 32\]: pass the number of equal blocks.*different sizes"):
         sn.ScionC([nn.Parameter(torch.ones(128, 4))], lmo="spectral", blocks=[64, 32, 32])  # pyright: ignore
 
 

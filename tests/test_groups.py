@@ -147,7 +147,7 @@ def test_role_output_answers_the_question_for_the_output_layer() -> None:
         ({"roles": {"0.wieght": "hidden"}}, r"matches no trainable parameter; did you mean '0\.weight'"),
         ({"output": "4.wieght"}, r"output='4\.wieght' is not in Sequential; did you mean '4\.weight'"),
         ({"blocks": {"0.wieght": 2}}, r"did you mean '0\.weight'"),
-        ({"blocks": {"0.weight": [4, 4]}}, r"blocks\['0\.weight'\]=\[4, 4\]: pass one whole number.*different sizes"),
+        ({"blocks": {"0.weight": [4, 4]}}, r"blocks\['0\.weight'\]=\[4, 4\]: pass the number of equal blocks.*different sizes"),
         ({"roles": {"0.weight": "matrix"}}, r"roles\['0.weight'\]='matrix' is unknown; choose from hidden"),
         ({"roles": {"0.bias": "hidden"}}, r"0\.bias \(8,\) in Linear: 'hidden' .* takes 2 to 2 dimensions"),
         ({"blocks": {"nothing": 3}}, r"blocks\['nothing'\] matches no matrix"),
@@ -176,7 +176,7 @@ def test_blocks_as_a_number_says_a_dict_is_wanted() -> None:
 
 def test_unsupported_parameters_are_named_with_a_remedy() -> None:
     complex_model = nn.Sequential(nn.Linear(2, 2, dtype=torch.complex64))
-    with pytest.raises(ValueError, match=r"0\.weight is complex; hold real"):
+    with pytest.raises(ValueError, match=r"0\.weight is complex; make its real"):
         param_groups(complex_model, output=False)
     with pytest.raises(ValueError, match=r"0\.weight or its gradient is sparse; .*sparse=False"):
         param_groups(nn.Sequential(nn.Embedding(3, 2, sparse=True)), output=False)
@@ -301,7 +301,7 @@ def test_with_nesterov_the_output_starts_with_the_half_life_of_the_hidden_layers
 
 
 def test_parameters_in_place_of_the_model_are_told() -> None:
-    with pytest.raises(TypeError, match=r"param_groups takes the model itself.*not generator"):
+    with pytest.raises(TypeError, match=r"param_groups takes the model, whose modules.*not generator"):
         param_groups(mlp().parameters())  # pyright: ignore[reportArgumentType]
 
 
@@ -318,7 +318,7 @@ def test_names_in_a_compiled_model_may_be_those_of_the_model(output: str) -> Non
 
 def test_constant_decay_beside_a_target_or_in_every_group_of_scionc_is_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-    with pytest.raises(ValueError, match=r"param_groups: weight_decay=0\.1 makes the decay constant.*give one"):
+    with pytest.raises(ValueError, match=r"param_groups: weight_decay=0\.1 makes the decay constant.*pass only one"):
         sn.param_groups(model, output="1", weight_decay=0.1, steady_norm_sq=2.0)
     groups = sn.param_groups(model, output="1", weight_decay=0.1)
     with pytest.raises(ValueError, match=r"ScionC: every group has a constant weight_decay.*or use Scion"):

@@ -122,7 +122,7 @@ def test_a_weight_of_three_dimensions_in_a_class_of_experts_is_one_matrix_each()
 
 
 @pytest.mark.parametrize(
-    ("count", "why"), [(5, "8 rows of 0.weight"), *((bad, "one whole number") for bad in (0, 2.0, True))]
+    ("count", "why"), [(5, "8 rows of 0.weight"), *((bad, "pass the number of equal blocks") for bad in (0, 2.0, True))]
 )
 def test_blocks_must_divide_the_rows(count: Any, why: str) -> None:
     with pytest.raises(ValueError, match=rf"blocks\['0.weight'\]=.* {why}"):

@@ -344,7 +344,7 @@ def test_parameters_beside_the_model_and_frozen_ones_are_no_mistake():
 
 def test_what_cannot_be_measured_is_refused_with_a_reason():
     p = nn.Parameter(torch.ones(2, dtype=torch.complex64))
-    with pytest.raises(ValueError, match=r"0\.0 is complex; hold real"):
+    with pytest.raises(ValueError, match=r"0\.0 is complex; make its real"):
         sn.Monitor(torch.optim.AdamW([p]))
     optimizer = torch.optim.AdamW(parameters((2, 2)))
     for bad in ({"every": 0}, {"flush": 1.5}, {"every": True}):

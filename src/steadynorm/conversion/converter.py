@@ -18,7 +18,7 @@ from steadynorm.conversion.table import Change, table
 from steadynorm.decay.families import unwrap
 from steadynorm.decay.rule import KEYS, UNCORRECTED, is_skipped
 from steadynorm.groups.builder import Output, param_groups
-from steadynorm.groups.roles import find_outputs, places
+from steadynorm.groups.roles import find_outputs, param_sites
 from steadynorm.optim import AdamC, Scion, ScionC
 from steadynorm.prediction import ParamSetting
 
@@ -189,7 +189,7 @@ def _gathered(changes: Sequence[Change]) -> list[Group]:
 
 def _to_adamc(sources: Sequence[Source], model: nn.Module, output: Any, settings: Mapping[str, Any]) -> Converted:
     """The same groups, but the output layer's weight in one of its own, where decay stays constant."""
-    outputs = {} if output is False else find_outputs(model, places(model), output, {})
+    outputs = {} if output is False else find_outputs(model, param_sites(model), output, {})
     groups: dict[tuple[int, bool], Group] = {}
     changes = []
     for source in sources:

@@ -1,7 +1,7 @@
 """`correct(skip=...)`: which parameters are meant, and a step that gives them another decay than their group has.
 
 A group lists the positions of its skipped parameters under `uncorrected`. Its step is taken by a stand-in that shares
-everything with the optimizer except `param_groups`: there, such a group is two, with the decay lambda_t and with the
+sites with the optimizer except `param_groups`: there, such a group is two, with the decay lambda_t and with the
 constant one. So the optimizer applies each decay itself, whatever its implementation, and its own groups, schedulers
 and checkpoints stay as they are.
 """
@@ -119,17 +119,17 @@ def find_skipped(groups: Sequence[Group], skip: Any, model: nn.Module | None = N
 
 def output_weights(model: nn.Module) -> list[Tensor]:
     """Return the weights of a model's output layer, found as `param_groups` finds it."""
-    from steadynorm.groups.roles import find_outputs, places  # only where a model is given
+    from steadynorm.groups.roles import find_outputs, param_sites  # only where a model is given
 
-    everything = places(model)
+    sites = param_sites(model)
     try:
-        outputs = find_outputs(model, everything, None, {})
+        outputs = find_outputs(model, sites, None, {})
     except ValueError as error:
         raise ValueError(
             f"correct: cannot tell which layer of {type(model).__name__} is the output; pass skip=<its name>, or skip=() "
             f"if none is ({error})"
         ) from None
-    return [each.parameter for each in everything if id(each.parameter) in outputs and each.parameter.ndim > 1]
+    return [site.parameter for site in sites if id(site.parameter) in outputs and site.parameter.ndim > 1]
 
 
 def _names(groups: Sequence[Group], model: nn.Module | None) -> dict[Tensor, list[str]]:
@@ -160,10 +160,10 @@ def _meant(entry: Any, names: Mapping[Tensor, list[str]]) -> set[Tensor]:
 
 def _named(pattern: str, names: Mapping[Tensor, list[str]]) -> set[Tensor]:
     """Return the parameters that a name or glob means, of theirs or of a module's."""
-    from steadynorm.groups.roles import Placed
+    from steadynorm.groups.roles import ParamSite
 
     either = (pattern, f"{pattern}.*")
-    found = {p for p, its in names.items() if Placed(p, tuple(its), ()).first_match(either)}  # pyright: ignore[reportArgumentType]
+    found = {p for p, its in names.items() if ParamSite(p, tuple(its), ()).first_match(either)}  # pyright: ignore[reportArgumentType]
     if not found:
         known = {name for its in names.values() for name in its}
         known |= {name.rpartition(".")[0] for name in known}

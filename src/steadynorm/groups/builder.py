@@ -1,6 +1,6 @@
-"""A model's modules become roles, and roles become parameter groups: each with its lmo, lr and decay rule.
+"""Parameter groups from a model: module, name and shape decide a role, and the role decides lmo, lr and decay.
 
-module, name, shape -> role -> group. Every trainable parameter is in exactly one group, or an error names it.
+Every trainable parameter is in exactly one group, or an error names it.
 """
 
 import functools
@@ -13,12 +13,12 @@ from torch import nn
 from steadynorm.groups.roles import (
     BLOCKED,
     ROLES,
-    Placed,
+    ParamSite,
     check_choice,
     check_patterns,
     check_supported,
     find_outputs,
-    places,
+    param_sites,
     role_of,
     row_blocks,
 )
@@ -29,31 +29,36 @@ Rules = dict[str, dict[str, Any]]  # role -> the values of its group
 
 
 class ParamGroups(list[dict[str, Any]]):
-    """Groups as any optimizer takes them; per parameter also the reason (`why`) and its other names (`ties`)."""
+    """Groups as any optimizer takes them.
+
+    Attributes:
+        why: The reason for each parameter's role, by its name.
+        ties: The other names of each parameter, by its name.
+        rebuild: Returns the same groups again, or with other settings.
+        explicit: The settings that were passed to `param_groups`.
+    """
 
     why: dict[str, str]
     ties: dict[str, tuple[str, ...]]
-    made: functools.partial["ParamGroups"]  # the same anew, with other settings in place of those it was not given
-    given: frozenset[str]  # the settings it was given
+    rebuild: functools.partial["ParamGroups"]
+    explicit: frozenset[str]
 
-    def settled(self, settings: Mapping[str, Any]) -> "ParamGroups":
-        """With an optimizer's own settings where `param_groups` was left to its defaults.
-
-        What you have changed in a group since then stays.
+    def fill_unset(self, settings: Mapping[str, Any]) -> "ParamGroups":
+        """Fill settings left unset in `param_groups`; what you have changed in a group since then stays.
 
         >>> groups = param_groups(nn.Linear(4, 4, bias=False), output=False)
-        >>> groups.settled({"lr": 0.02})[0]["lr"]
+        >>> groups.fill_unset({"lr": 0.02})[0]["lr"]
         0.02
         """
-        changes = {key: value for key, value in settings.items() if key not in self.given and value is not None}
-        if self.made.keywords["kind"] == "scion" and not changes.get("weight_decay"):
-            changes.pop("weight_decay", None)  # Scion's default; no decay at all must be said here
-        if not changes:
-            return self
-        before, after = ({group["name"]: group for group in each} for each in (self.made(), self.made(**changes)))
-        for group in self:
-            old, new = before.get(group.get("name", ""), {}), after.get(group.get("name", ""), {})
-            group.update({key: new[key] for key in new if key != "params" and group.get(key) == old.get(key)})
+        changes = {key: value for key, value in settings.items() if key not in self.explicit and value is not None}
+        if self.rebuild.keywords["kind"] == "scion" and not changes.get("weight_decay"):
+            changes.pop("weight_decay", None)  # 0 is Scion's default; pass it to param_groups to mean no decay
+        if changes:
+            before = {group["name"]: group for group in self.rebuild()}
+            after = {group["name"]: group for group in self.rebuild(**changes)}
+            for group in self:
+                old, new = (groups.get(group.get("name", ""), {}) for groups in (before, after))
+                group.update({key: new[key] for key in new if key != "params" and group.get(key) == old.get(key)})
         return self
 
 
@@ -73,99 +78,98 @@ def param_groups(
     weight_decay: float | None = None,
     nesterov: bool | None = None,
 ) -> ParamGroups:
-    """Every trainable parameter in exactly one group, by its role in the model; `explain` shows which and why.
+    """Put every trainable parameter into exactly one group, by its role in the model.
 
         hidden matrix -> spectral, per block where q, k, v (or gate, up) are fused, per expert where stacked
         convolution -> conv    vector -> bias
         output weight, tied or not -> sign with constant decay          embedding not tied -> embedding
         output_lr = 20 lr,  output_weight_decay = eta_0 / output_lr,  eta_0 = lr lambda_0
 
-    lambda_0 is the corrected decay at the start. `weight_decay` None in a group means corrected. With
-    `kind="adam"`: one lr, decay on matrices only; `corrected` is False in the output weight's group. Frozen
-    parameters are left out: hand them to `add_param_group` when you unfreeze them.
+    lambda_0 is the corrected decay at the start. A `weight_decay` of None in a group means corrected decay. With
+    `kind="adam"` there is one lr, only matrices decay, and `corrected` is False in the group of the output weight.
+    Frozen parameters are left out: pass them to `add_param_group` when you unfreeze them. `explain` shows which
+    parameter got which rule, and why.
 
     Args:
-        model: the module whose parameters are grouped; a tied parameter is listed once, under its first name.
+        model: The model. A tied parameter is listed once, under its first name.
         kind: "scion" or "adam".
-        lr: of every group but the output's; by default 1e-2 ("adam": 1e-3).
-        output_lr: by default 20 lr ("adam": lr).
-        output_weight_decay: by default as above ("adam": weight_decay).
-        output: the output layer, or several; False if there is none. By default it is found by
+        lr: The lr of every group except the output's; 1e-2 by default ("adam": 1e-3).
+        output_lr: The lr of the output weight; 20 lr by default ("adam": lr).
+        output_weight_decay: The decay of the output weight; as above by default ("adam": weight_decay).
+        output: The output layer, or several; False if there is none. By default it is found by
             `get_output_embeddings()`, `get_classifier()`, a weight tied to an embedding or Hugging Face's names for
-            heads; else an error asks.
+            heads; otherwise an error asks for it.
         output_bias: "corrected" like other vectors, or "constant" with the decay lambda_0.
-        blocks: {parameter name or glob: number of equal blocks of the outputs}, instead of what names and shapes tell.
-        roles: {parameter name or glob: role}, before any other rule: hidden, stacked (matrices), both also with
+        blocks: {parameter name or glob: number of equal blocks of the outputs}, instead of what names and shapes imply.
+        roles: {parameter name or glob: role}, before any other rule: hidden or stacked (matrices), both also with
             "-transposed" (stored d_in x d_out), conv, vector, embedding or output.
-        alpha, steady_norm_sq: as in ScionC (0.1, 1.1875); not used by "adam".
-        weight_decay: "scion": constant decay in place of the corrected one; "adam": 0.1 by default.
-        nesterov: as in ScionC (False), which lambda_0 depends on; not used by "adam".
+        alpha: As in ScionC, 0.1 by default; "adam" does not use it.
+        steady_norm_sq: As in ScionC, 1.1875 by default; "adam" does not use it.
+        weight_decay: With "scion", constant decay in place of corrected decay; with "adam", 0.1 by default.
+        nesterov: As in ScionC, False by default; lambda_0 depends on it. "adam" does not use it.
 
     Returns:
-        A list of groups for one optimizer: named parameters and plain values. One of ours takes lr, alpha,
-        steady_norm_sq, weight_decay and nesterov that are not given here from its own arguments.
+        Groups for one optimizer: named parameters and plain values. Our optimizers fill lr, alpha, steady_norm_sq,
+        weight_decay and nesterov from their own arguments where they are not passed here.
 
-    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    >>> [(group["name"], group["lmo"], group["lr"]) for group in param_groups(model, output="2")]
-    [('hidden', 'spectral', 0.01), ('vector', 'bias', 0.01), ('output', 'sign', 0.2), ('output-bias', 'bias', 0.01)]
+    Raises:
+        ValueError: If a parameter or the output layer has no clear role, or a setting is out of range.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> [(group["name"], group["lmo"], group["lr"]) for group in param_groups(model, output="2")]
+        [('hidden', 'spectral', 0.01), ('vector', 'bias', 0.01), ('output', 'sign', 0.2), ('output-bias', 'bias', 0.01)]
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"param_groups takes the model itself, whose modules tell the roles, not {type(model).__name__}"
-        )
+        raise TypeError(f"param_groups takes the model, whose modules decide the roles, not {type(model).__name__}")
     check_choice("kind", kind, ("scion", "adam"))
     check_choice("output_bias", output_bias, ("corrected", "constant"))
-    given = {
-        "lr": lr,
-        "alpha": alpha,
-        "steady_norm_sq": steady_norm_sq,
-        "weight_decay": weight_decay,
-        "nesterov": nesterov,
-    }
-    made = functools.partial(
+    settings = {"lr": lr, "alpha": alpha, "steady_norm_sq": steady_norm_sq, "weight_decay": weight_decay, "nesterov": nesterov}  # fmt: skip
+    rebuild = functools.partial(
         param_groups, model, kind=kind, output_lr=output_lr, output_weight_decay=output_weight_decay, output=output,
-        output_bias=output_bias, blocks=blocks, roles=roles, **given,
+        output_bias=output_bias, blocks=blocks, roles=roles, **settings,
     )  # fmt: skip
     scion, roles, blocks = kind == "scion", roles or {}, blocks or {}
-    lr = _checked("lr", (1e-2 if scion else 1e-3) if lr is None else lr)
-    output_lr = _checked("output_lr", (20 * lr if scion else lr) if output_lr is None else output_lr)
-    decay = None if weight_decay is None else _checked("weight_decay", weight_decay)
-    if scion and decay is not None and steady_norm_sq is not None:
-        raise ValueError(
-            f"param_groups: weight_decay={decay:g} makes the decay constant, and steady_norm_sq={steady_norm_sq:g} asks for a "
-            "corrected one; give one"
-        )
+    lr = _non_negative("lr", (1e-2 if scion else 1e-3) if lr is None else lr)
+    output_lr = _non_negative("output_lr", (20 * lr if scion else lr) if output_lr is None else output_lr)
+    decay = None if weight_decay is None else _non_negative("weight_decay", weight_decay)
     if scion:
-        alpha, target = (
-            default if value is None else float(value) for value, default in ((alpha, 0.1), (steady_norm_sq, 1.1875))
-        )
+        if decay is not None and steady_norm_sq is not None:
+            raise ValueError(
+                f"param_groups: weight_decay={decay:g} makes the decay constant, and steady_norm_sq={steady_norm_sq:g} asks for a "
+                "corrected one; pass only one of them"
+            )
+        alpha = 0.1 if alpha is None else float(alpha)
+        target = 1.1875 if steady_norm_sq is None else float(steady_norm_sq)
         rules = _scion_rules(lr, output_lr, alpha, target, decay, nesterov, output_bias == "constant")
     else:
         rules = _adam_rules(lr, output_lr, 0.1 if decay is None else decay)
     if output_weight_decay is not None:
-        rules["output"]["weight_decay"] = _checked("output_weight_decay", output_weight_decay)
+        rules["output"]["weight_decay"] = _non_negative("output_weight_decay", output_weight_decay)
 
-    everything = places(model)
-    trainable = [placed for placed in everything if placed.parameter.requires_grad]
+    sites = param_sites(model)
+    trainable = [site for site in sites if site.parameter.requires_grad]
     if not trainable:
         raise ValueError(f"{type(model).__name__} has no trainable parameter: nothing to group")
-    for placed in trainable:
-        check_supported(placed)
+    for site in trainable:
+        check_supported(site)
     check_patterns("roles", roles, trainable, "trainable parameter", "roles")
-    outputs = find_outputs(model, everything, output, roles)
-    found = [(placed, *role_of(placed, roles, outputs, strict=scion)) for placed in trainable]
-    matrices = [(placed, role) for placed, role, _ in found if scion and ROLES[role][0] in BLOCKED]
-    candidates = [placed for placed, _ in matrices]
-    check_patterns("blocks", blocks, candidates, "matrix with the spectral lmo", "numbers of equal blocks")
-    groups = _gather(found, rules, {placed.name: row_blocks(placed, role, blocks) for placed, role in matrices})
-    groups.made, groups.given = made, frozenset(key for key, value in given.items() if value is not None)
+    outputs = find_outputs(model, sites, output, roles)
+    decided = [(site, *role_of(site, roles, outputs, strict=scion)) for site in trainable]
+    matrices = {site: role for site, role, _ in decided if scion and ROLES[role][0] in BLOCKED}
+    check_patterns("blocks", blocks, [*matrices], "matrix with the spectral lmo", "numbers of equal blocks")
+    groups = _gather(decided, rules, {site.name: row_blocks(site, role, blocks) for site, role in matrices.items()})
+    groups.rebuild = rebuild
+    groups.explicit = frozenset(key for key, value in settings.items() if value is not None)
     return groups
 
 
-def settled(params: Any, settings: Mapping[str, Any], optimizer: str, kind: str = "adam") -> Any:
-    """Fill settings left unset in `param_groups` from the optimizer's arguments; return other parameters as they are.
+def fill_unset(params: Any, settings: Mapping[str, Any], optimizer: str, kind: str = "adam") -> Any:
+    """Fill settings left unset in `param_groups` from an optimizer's arguments; return other parameters unchanged.
 
-    Raise TypeError for a model in place of its parameters, ValueError for groups made for another kind of optimizer.
+    Raises:
+        TypeError: If `params` is a model.
+        ValueError: If the groups were made for another kind of optimizer.
     """
     if isinstance(params, nn.Module):
         how = "" if kind == "scion" else f", kind={kind!r}"
@@ -175,37 +179,35 @@ def settled(params: Any, settings: Mapping[str, Any], optimizer: str, kind: str 
         )
     if not isinstance(params, ParamGroups):
         return params
-    if params.made.keywords["kind"] != kind:
+    if params.rebuild.keywords["kind"] != kind:
         raise ValueError(
             f"{optimizer}: these groups are for {'Adam' if kind == 'scion' else 'Scion'}; "
             f"use param_groups(model, kind={kind!r})"
         )
-    known = {key: settings.get(key) for key in ("lr", "alpha", "steady_norm_sq", "weight_decay")}
-    numbers = {key: None if value is None else float(value) for key, value in known.items()}
-    return params.settled(numbers | {"nesterov": True if kind == "scion" and settings.get("nesterov") else None})
+    values = {key: settings.get(key) for key in ("lr", "alpha", "steady_norm_sq", "weight_decay")}
+    numbers = {key: None if value is None else float(value) for key, value in values.items()}
+    return params.fill_unset(numbers | {"nesterov": True if kind == "scion" and settings.get("nesterov") else None})
 
 
-def _gather(found: list[tuple[Placed, str, str]], rules: Rules, blocks: dict[str, tuple[int, str]]) -> ParamGroups:
-    """Parameters under the same rule in one group; groups and parameters in the order of the model."""
+def _gather(decided: list[tuple[ParamSite, str, str]], rules: Rules, blocks: dict[str, tuple[int, str]]) -> ParamGroups:
+    """Put parameters under the same rule into one group; keep groups and parameters in model order."""
     by_name: Rules = {}
     why: dict[str, str] = {}
-    for placed, role, reason in found:
-        count, note = blocks.get(placed.name, (1, ""))
+    for site, role, reason in decided:
+        count, note = blocks.get(site.name, (1, ""))
         rule = rules[role] if count == 1 else {**rules[role], "name": f"{role}-blocks{count}", "blocks": count}
-        by_name.setdefault(rule["name"], {**rule, "params": []})["params"].append((placed.name, placed.parameter))
-        why[placed.name] = reason + note
+        by_name.setdefault(rule["name"], {**rule, "params": []})["params"].append((site.name, site.parameter))
+        why[site.name] = reason + note
     groups = ParamGroups(by_name.values())
-    groups.why, groups.ties = why, {placed.name: placed.names[1:] for placed, _, _ in found}
+    groups.why, groups.ties = why, {site.name: site.names[1:] for site, _, _ in decided}
     return groups
 
 
 def _scion_rules(
     lr: float, output_lr: float, alpha: float, norm_sq: float, decay: float | None, nesterov: bool | None, bias: bool
 ) -> Rules:
-    """eta = lr lambda starts the same in every group; bias: whether the output's bias has constant decay."""
-    corrected = weight_decay_for(
-        norm_sq, lr, alpha, nesterov=bool(nesterov)
-    )  # checks its arguments, so called also where decay is given
+    """Return rules under which eta = lr lambda starts the same in every group; `bias`: constant decay for the output's."""
+    corrected = weight_decay_for(norm_sq, lr, alpha, nesterov=bool(nesterov))  # also checks its arguments
     decay_0 = corrected if decay is None else decay
     rule: dict[str, Any] = {"lr": lr, "alpha": alpha, "blocks": 1, "weight_decay": decay}
     if nesterov is not None:
@@ -220,7 +222,7 @@ def _scion_rules(
 
 
 def _adam_rules(lr: float, output_lr: float, decay: float) -> Rules:
-    """`corrected` False tells AdamC to keep the decay constant."""
+    """Return rules for AdamC, which keeps the decay constant where `corrected` is False."""
     matrix = {"name": "matrix", "lr": lr, "weight_decay": decay, "corrected": True}
     vector = {"name": "vector", "lr": lr, "weight_decay": 0.0, "corrected": True}
     output = {"name": "output", "lr": output_lr, "weight_decay": decay, "corrected": False}
@@ -228,27 +230,28 @@ def _adam_rules(lr: float, output_lr: float, decay: float) -> Rules:
 
 
 def from_radius(lr: float, radius: float) -> dict[str, float]:
-    """The original Scion's (gamma, rho) as lr and weight decay: the weights move the same way.
+    """Return lr and weight decay that move the weights like the original Scion's (gamma, rho).
 
         (1 - gamma) theta - gamma rho u  =  (1 - lr weight_decay) theta - lr u
 
     Args:
-        lr: the original gamma, which is also eta.
-        radius: rho, the radius of the norm ball. (Unconstrained Scion has no decay: take the lr alone.)
+        lr: The original gamma, which is also eta.
+        radius: rho, the radius of the norm ball. Unconstrained Scion has no decay: use only its lr.
 
     Returns:
         {"lr": gamma rho, "weight_decay": 1 / rho}
 
-    >>> from_radius(2**-12, 50)
-    {'lr': 0.01220703125, 'weight_decay': 0.02}
+    Example:
+        >>> from_radius(2**-12, 50)
+        {'lr': 0.01220703125, 'weight_decay': 0.02}
     """
-    lr, radius = _checked("lr", lr), _checked("radius", radius)
+    lr, radius = _non_negative("lr", lr), _non_negative("radius", radius)
     if radius == 0:
         raise ValueError("radius=0 leaves no weights; pass a positive radius")
     return {"lr": lr * radius, "weight_decay": 1 / radius}
 
 
-def _checked(name: str, value: float) -> float:
+def _non_negative(name: str, value: float) -> float:
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{name}={value} must be finite and not negative")
     return float(value)

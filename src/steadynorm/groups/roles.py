@@ -1,4 +1,4 @@
-"""Which role a parameter plays in a model: told by the caller, the module that holds it, its name and shape."""
+"""The role of a parameter in its model, decided by the caller, the module that holds it, its name and its shape."""
 
 import math
 import re
@@ -26,7 +26,7 @@ ROLES = {
     "output-bias": ("bias", 0, 1),
 }
 TRAINABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-BLOCKED = ("spectral", "spectral-transposed", "conv")  # lmos for which module or name tell the blocks
+BLOCKED = ("spectral", "spectral-transposed", "conv")  # lmos whose parameters may hold several matrices
 _HEADS = ("lm_head", "classifier", "score", "qa_outputs")  # Hugging Face's names for an output layer
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -41,13 +41,19 @@ _GATE_UP_NAME = re.compile(r"gate_up_proj(\.weight)?$", re.I)
 _SWIGLU_NAME = re.compile(r"(^|[._])w1[23](\.weight)?$", re.I)  # DINOv2's SwiGLU, and experts
 
 
-@dataclass(frozen=True)
-class Placed:
-    """One parameter and every place in the model that holds it."""
+@dataclass(frozen=True, eq=False)
+class ParamSite:
+    """A parameter and every place in the model that holds it.
+
+    Attributes:
+        parameter: The parameter.
+        names: Its name at each place. The first one identifies it; the others are ties.
+        owners: The module that holds it at each place.
+    """
 
     parameter: nn.Parameter
-    names: tuple[str, ...]  # the first is the one used, the others are ties
-    owners: tuple[nn.Module, ...]  # one per name
+    names: tuple[str, ...]
+    owners: tuple[nn.Module, ...]
 
     @property
     def name(self) -> str:
@@ -57,16 +63,13 @@ class Placed:
         return any(isinstance(owner, kinds) for owner in self.owners)
 
     def first_match(self, patterns: Iterable[str]) -> str | None:
-        return next((p for p in patterns if any(_matches(name, p) for name in self.names)), None)
-
-
-def _matches(name: str, pattern: str) -> bool:
-    """Whether a name or glob means this parameter; torch.compile's part of a name may be left out."""
-    return any(each == pattern or fnmatchcase(each, pattern) for each in (name, uncompiled(name)))
+        """Return the first name or glob that matches; torch.compile's part of a name may be left out."""
+        names = {*self.names, *map(uncompiled, self.names)}
+        return next((p for p in patterns if p in names or any(fnmatchcase(name, p) for name in names)), None)
 
 
 def uncompiled(name: str) -> str:
-    """The name that a parameter or module has without torch.compile.
+    """Return the name that a parameter or module has without torch.compile.
 
     >>> uncompiled("_orig_mod.head.weight"), uncompiled("blocks.0._orig_mod")
     ('head.weight', 'blocks.0')
@@ -74,77 +77,85 @@ def uncompiled(name: str) -> str:
     return name.replace("_orig_mod.", "").removesuffix("._orig_mod")
 
 
-def places(model: nn.Module) -> list[Placed]:
-    """Every parameter once, in model order, with all its names and owners."""
+def param_sites(model: nn.Module) -> list[ParamSite]:
+    """Return every parameter once, in model order, with all its names and owners."""
     held: dict[nn.Parameter, list[tuple[str, nn.Module]]] = {}  # tensors hash by identity
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name, parameter in module.named_parameters(prefix, recurse=False, remove_duplicate=False):
             held.setdefault(parameter, []).append((name, module))
-    return [Placed(parameter, *zip(*places, strict=True)) for parameter, places in held.items()]
+    return [ParamSite(parameter, *zip(*holders, strict=True)) for parameter, holders in held.items()]
 
 
-def role_of(placed: Placed, roles: Mapping[str, str], outputs: dict[int, str], *, strict: bool) -> tuple[str, str]:
-    """Role and reason: by the caller's word, the output layer, the module's type, or name and shape."""
-    shape = tuple(placed.parameter.shape)
+def role_of(site: ParamSite, roles: Mapping[str, str], outputs: dict[int, str], *, strict: bool) -> tuple[str, str]:
+    """Return the role of a parameter and the reason for it.
+
+    Args:
+        site: The parameter.
+        roles: The caller's choices, by name or glob; they come before any other rule.
+        outputs: What `find_outputs` returned.
+        strict: Raise ValueError if the role is ambiguous or does not fit the shape. Adam only needs to tell matrices
+            from vectors, so it passes False.
+    """
+    shape = tuple(site.parameter.shape)
     role, reason = "", f"{len(shape)} dimensions"
-    if (pattern := placed.first_match(roles)) is not None:
+    if (pattern := site.first_match(roles)) is not None:
         role, reason = roles[pattern], f"roles[{pattern!r}]"
         check_choice(reason, role, tuple(ROLES))
-    elif id(placed.parameter) in outputs:
-        role, reason = "output", outputs[id(placed.parameter)]
-    elif known := _role_by_module(placed) or _role_by_name(placed):
-        role, reason = known
+    elif id(site.parameter) in outputs:
+        role, reason = "output", outputs[id(site.parameter)]
+    elif guess := _role_by_module(site) or _role_by_name(site):
+        role, reason = guess
     if role == "output" and len(shape) <= 1:
         role = "output-bias"
-    if role == "output" and strict and is_conv1d(placed):
+    if role == "output" and strict and is_conv1d(site):
         raise ValueError(
-            f"{placed.name} {shape} in Conv1D is stored d_in x d_out, which the output's sign lmo does not know; "
+            f"{site.name} {shape} in Conv1D is stored d_in x d_out, which the output's sign lmo does not know; "
             "make the output layer an nn.Linear"
         )
-    if not strict:  # Adam needs no more than matrix or vector
+    if not strict:
         return role or "hidden", reason
     _, least, most = ROLES.get(role, ("", 0, math.inf))
     if role and least <= len(shape) <= most:
         return role, reason
     problem = f"{role!r} ({reason}) takes {least} to {most} dimensions" if role else "its role is ambiguous"
-    remedy = f'pass roles={{"{placed.name}": <role>}}, one of {", ".join(ROLES)}'
-    raise ValueError(f"{placed.name} {shape} in {type(placed.owners[0]).__name__}: {problem}; {remedy}")
+    remedy = f'pass roles={{"{site.name}": <role>}}, one of {", ".join(ROLES)}'
+    raise ValueError(f"{site.name} {shape} in {type(site.owners[0]).__name__}: {problem}; {remedy}")
 
 
-def _role_by_module(placed: Placed) -> tuple[str, str] | None:
-    owner = type(placed.owners[0]).__name__
-    reason = f"{placed.name.rsplit('.', 1)[-1]} of {owner}"
-    if placed.parameter.ndim <= 1 or _NORM_CLASS.search(owner):
+def _role_by_module(site: ParamSite) -> tuple[str, str] | None:
+    owner = type(site.owners[0]).__name__
+    reason = f"{site.name.rsplit('.', 1)[-1]} of {owner}"
+    if site.parameter.ndim <= 1 or _NORM_CLASS.search(owner):
         return "vector", reason
-    if placed.held_by(*_CONVOLUTIONS):
+    if site.held_by(*_CONVOLUTIONS):
         return "conv", reason
-    if placed.held_by(*_TRANSPOSED):
+    if site.held_by(*_TRANSPOSED):
         return "conv", f"{reason}: input channels come first, so it is flattened to d_in x rest"
-    if placed.held_by(*_EMBEDDINGS):
+    if site.held_by(*_EMBEDDINGS):
         return "embedding", f"{reason}: one-hot input"
-    if is_conv1d(placed):
+    if is_conv1d(site):
         return "hidden-transposed", f"{reason}: stored d_in x d_out"
-    return ("hidden", reason) if placed.held_by(nn.Linear) else None
+    return ("hidden", reason) if site.held_by(nn.Linear) else None
 
 
-def is_conv1d(placed: Placed) -> bool:
-    """Whether it is the weight of Hugging Face's Conv1D (GPT-2): a Linear stored d_in x d_out."""
-    return placed.parameter.ndim == 2 and any(type(owner).__name__ == "Conv1D" for owner in placed.owners)
+def is_conv1d(site: ParamSite) -> bool:
+    """Return whether this is the weight of Hugging Face's Conv1D (GPT-2), a Linear stored d_in x d_out."""
+    return site.parameter.ndim == 2 and any(type(owner).__name__ == "Conv1D" for owner in site.owners)
 
 
-def _role_by_name(placed: Placed) -> tuple[str, str] | None:
-    """For a bare nn.Parameter of at least two dimensions."""
-    wide = sum(size > 1 for size in placed.parameter.shape)
+def _role_by_name(site: ParamSite) -> tuple[str, str] | None:
+    """Decide for a bare nn.Parameter of at least two dimensions."""
+    wide = sum(size > 1 for size in site.parameter.shape)
     if wide <= 1:
         return "vector", "only one dimension above 1"
-    if wide == 2 and _TABLE_NAME.search(placed.name):
+    if wide == 2 and _TABLE_NAME.search(site.name):
         return "embedding", "bare parameter named like a table whose rows are looked up"
-    if _BIAS_NAME.search(placed.name):
+    if _BIAS_NAME.search(site.name):
         return "vector", "bare parameter named like a bias"
-    if placed.parameter.ndim == 2:
+    if site.parameter.ndim == 2:
         return "hidden", "bare two-dimensional parameter"
-    owner = placed.owners[0]
-    if placed.parameter.ndim == 3 and (_EXPERT_NAME.search(placed.name) or _EXPERT_CLASS.search(type(owner).__name__)):
+    owner = site.owners[0]
+    if site.parameter.ndim == 3 and (_EXPERT_NAME.search(site.name) or _EXPERT_CLASS.search(type(owner).__name__)):
         if _stored_transposed(owner):
             return "stacked-transposed", "experts, one matrix each, stored d_in x d_out"
         return "stacked", "experts, one matrix each"
@@ -152,7 +163,7 @@ def _role_by_name(placed: Placed) -> tuple[str, str] | None:
 
 
 def _stored_transposed(experts: nn.Module) -> bool:
-    """Whether expert weights are (experts, d_in, d_out): by the flag of Hugging Face's modules, else by their shapes."""
+    """Return whether expert weights are (experts, d_in, d_out), by the flag of Hugging Face's modules or by shape."""
     flag = getattr(experts, "is_transposed", None)
     if isinstance(flag, bool):
         return flag
@@ -162,28 +173,28 @@ def _stored_transposed(experts: nn.Module) -> bool:
     return tuple(up.shape[-2:]) == (down.shape[-1], 2 * down.shape[-2])
 
 
-def row_blocks(placed: Placed, role: str, blocks: Mapping[str, int]) -> tuple[int, str]:
-    """How many blocks of the outputs (rows; columns where stored d_in x d_out) are matrices of their own, and a note."""
-    shape, side = placed.parameter.shape, "row"
+def row_blocks(site: ParamSite, role: str, blocks: Mapping[str, int]) -> tuple[int, str]:
+    """Return how many blocks of the outputs (rows, or columns if stored d_in x d_out) are separate matrices, and a note."""
+    shape, side = site.parameter.shape, "row"
     d_out, d_in = (shape[0], shape[1:].numel()) if role == "conv" else shape[-2:]
     if ROLES[role][0] == "spectral-transposed":
         d_out, d_in, side = d_in, d_out, "column"
-    if (pattern := placed.first_match(blocks)) is not None:
+    if (pattern := site.first_match(blocks)) is not None:
         count = blocks[pattern]
         check_block_count(f"blocks[{pattern!r}]", count)
         if d_out % count:
-            raise ValueError(f"blocks[{pattern!r}]={count!r} does not divide the {d_out} {side}s of {placed.name}")
+            raise ValueError(f"blocks[{pattern!r}]={count!r} does not divide the {d_out} {side}s of {site.name}")
         return count, f"; blocks[{pattern!r}]"
-    groups = getattr(placed.owners[0], "groups", 1) if placed.held_by(*_CONVOLUTIONS, *_TRANSPOSED) else 1
+    groups = getattr(site.owners[0], "groups", 1) if site.held_by(*_CONVOLUTIONS, *_TRANSPOSED) else 1
     if groups > 1:
         return groups, f"; {groups} groups of channels, one matrix each"
-    if _GATE_UP_NAME.search(placed.name):
-        if getattr(placed.owners[0], "is_concatenated", True) is False or d_out % 2:
+    if _GATE_UP_NAME.search(site.name):
+        if getattr(site.owners[0], "is_concatenated", True) is False or d_out % 2:
             return 1, f"; gate and up are not two halves of the {side}s: one matrix"
         return 2, f"; fused gate, up: 2 {side} blocks"
-    if _SWIGLU_NAME.search(placed.name):  # which rows are the gate's is known to the model's forward alone
+    if _SWIGLU_NAME.search(site.name):  # only the model's forward knows which rows are the gate's
         return 1, "; by its name gate and up fused: one matrix unless blocks= says more"
-    fused = _FUSED_NAME.search(placed.name)
+    fused = _FUSED_NAME.search(site.name)
     if fused is None:
         return 1, ""
     if d_out == 2 * d_in and side == "column":  # GPT-2's cross-attention: the query is a layer of its own
@@ -195,45 +206,45 @@ def row_blocks(placed: Placed, role: str, blocks: Mapping[str, int]) -> tuple[in
     return 3, f"; fused q, k, v: 3 {side} blocks"
 
 
-def find_outputs(model: nn.Module, everything: list[Placed], output: Any, roles: Mapping[str, str]) -> dict[int, str]:
-    """id of each parameter of the output layer -> how it was found."""
+def find_outputs(model: nn.Module, sites: list[ParamSite], output: Any, roles: Mapping[str, str]) -> dict[int, str]:
+    """Return {id of each parameter of the output layer: how it was found}; raise ValueError if it cannot be found."""
     if output is False or (output is None and "output" in roles.values()):
         return {}
-    given, source = _known_output(model, everything) if output is None else (output, "output=")
-    several = given if isinstance(given, list | tuple) else [given]
-    weights = {id(_output_weight(item, source, model, everything)) for item in several}
-    layers = {owner for placed in everything if id(placed.parameter) in weights for owner in placed.owners}
-    biases = {id(getattr(layer, "bias", None)) for layer in layers}
+    layers, source = _find_output(model, sites) if output is None else (output, "output=")
+    layers = layers if isinstance(layers, list | tuple) else [layers]
+    weights = {id(_output_weight(layer, source, model, sites)) for layer in layers}
+    owners = {owner for site in sites if id(site.parameter) in weights for owner in site.owners}
+    biases = {id(getattr(owner, "bias", None)) for owner in owners}
     return dict.fromkeys(weights | biases, f"output layer, by {source}")
 
 
-def _known_output(model: nn.Module, everything: list[Placed]) -> tuple[list[Any], str]:
+def _find_output(model: nn.Module, sites: list[ParamSite]) -> tuple[list[Any], str]:
     for method in ("get_output_embeddings", "get_classifier"):
         for holder in (model, getattr(model, "module", None)):  # .module: inside DistributedDataParallel
             layers = getattr(holder, method)() if hasattr(holder, method) else None
             layers = layers if isinstance(layers, list | tuple) else [layers]
             if layers := [layer for layer in layers if isinstance(layer, nn.Module) and list(layer.parameters())]:
                 return layers, f"{method}()"
-    tied = [placed.parameter for placed in everything if placed.held_by(nn.Embedding) and placed.held_by(nn.Linear)]
+    tied = [site.parameter for site in sites if site.held_by(nn.Embedding) and site.held_by(nn.Linear)]
     if tied:
         return tied, "a weight tied to an embedding"
-    if hasattr(model, "get_output_embeddings"):  # a Hugging Face model with another head than a vocabulary's
+    if hasattr(model, "get_output_embeddings"):  # a Hugging Face model whose head is not a vocabulary
         for name in _HEADS:
             head = getattr(model, name, None)
             if isinstance(head, nn.Module) and [p.ndim for p in head.parameters() if p.ndim > 1] == [2]:
                 return [head], f"the name {name}"
     linear = [name or "(the model)" for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     raise ValueError(
-        f"{type(model).__name__}: cannot tell which layer is the output; pass output=<name>, or False if none is. "
+        f"{type(model).__name__}: cannot tell which layer is the output; pass output=<name>, or False if there is none. "
         f"Linear layers, last first: {', '.join(linear[:-9:-1]) or 'none'}"
     )
 
 
-def _output_weight(item: Any, source: str, model: nn.Module, everything: list[Placed]) -> nn.Parameter:
-    """The parameter meant by a parameter, a module that has one matrix, or the name of either."""
+def _output_weight(item: Any, source: str, model: nn.Module, sites: list[ParamSite]) -> nn.Parameter:
+    """Return the parameter meant by a parameter, a module with one matrix, or the name of either."""
     where = f"{source}{item!r}" if isinstance(item, str) else f"{source}<{type(item).__name__}>"
     if isinstance(item, str):
-        named: dict[str, Any] = {name: placed.parameter for placed in everything for name in placed.names}
+        named: dict[str, Any] = {name: site.parameter for site in sites for name in site.names}
         named |= dict(model.named_modules(remove_duplicate=False))
         named = {uncompiled(name): value for name, value in named.items()} | named
         if item not in named:
@@ -244,7 +255,7 @@ def _output_weight(item: Any, source: str, model: nn.Module, everything: list[Pl
         if len(matrices) != 1:
             raise ValueError(f"{where} should hold one matrix, not {len(matrices)}; name one of {', '.join(matrices)}")
         (item,) = matrices.values()
-    if not any(item is placed.parameter for placed in everything):
+    if not any(item is site.parameter for site in sites):
         raise ValueError(f"{where} is not in {type(model).__name__}; pass a module or parameter of it, or its name")
     if item.ndim < 2:
         raise ValueError(f"{where} is a vector; name the output layer's weight, its bias follows")
@@ -256,35 +267,37 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{name}={value!r} is unknown; choose from {', '.join(choices)}")
 
 
-def check_patterns(option: str, patterns: Mapping[str, Any], candidates: list[Placed], what: str, values: str) -> None:
+def check_patterns(
+    option: str, patterns: Mapping[str, Any], candidates: list[ParamSite], what: str, values: str
+) -> None:
     if not isinstance(patterns, Mapping):
         raise TypeError(f"{option}={patterns!r}: pass a dict from parameter names or globs to {values}")
     for pattern in patterns:
-        if not any(placed.first_match([pattern]) for placed in candidates):
-            known = (uncompiled(name) for placed in candidates for name in placed.names)
-            remedy = suggest(pattern, known) or "there is none; leave it out"
+        if not any(site.first_match([pattern]) for site in candidates):
+            names = (uncompiled(name) for site in candidates for name in site.names)
+            remedy = suggest(pattern, names) or "there is none; leave it out"
             raise ValueError(f"{option}[{pattern!r}] matches no {what}; {remedy}")
 
 
 def check_block_count(where: str, count: Any) -> None:
     if type(count) is not int or count < 1:
         raise ValueError(
-            f"{where}={count!r}: pass one whole number, into how many equal blocks the outputs are cut (fused q, k, v: 3); "
-            "blocks of different sizes are not supported: leave 1, or make each a parameter of its own"
+            f"{where}={count!r}: pass the number of equal blocks of the outputs as an int (fused q, k, v: 3); "
+            "blocks of different sizes are not supported: leave 1, or make each block its own parameter"
         )
 
 
-def check_supported(placed: Placed) -> None:
-    parameter = placed.parameter
+def check_supported(site: ParamSite) -> None:
+    parameter = site.parameter
     if is_lazy(parameter):
-        raise ValueError(f"{placed.name} has no shape yet; run the model once before grouping")
+        raise ValueError(f"{site.name} has no shape yet; run the model once before grouping")
     if parameter.is_complex():
-        raise ValueError(f"{placed.name} is complex; hold real and imaginary part as two parameters")
+        raise ValueError(f"{site.name} is complex; make its real and imaginary parts two parameters")
     if parameter.dtype not in TRAINABLE:
         raise ValueError(
-            f"{placed.name} is of {parameter.dtype}; freeze it (requires_grad=False) or train a wider copy"
+            f"{site.name} has dtype {parameter.dtype}; freeze it (requires_grad=False) or train a wider copy"
         )
-    if parameter.layout != torch.strided or any(getattr(owner, "sparse", False) is True for owner in placed.owners):
-        raise ValueError(f"{placed.name} or its gradient is sparse; make it dense (nn.Embedding: sparse=False)")
-    if parameter.ndim < 2 and placed.name.split(".")[-1] == "weight" and placed.held_by(nn.Linear, *_EMBEDDINGS):
-        raise ValueError(f"{placed.name} is a flattened matrix; shard with fully_shard, which keeps shapes")
+    if parameter.layout != torch.strided or any(getattr(owner, "sparse", False) is True for owner in site.owners):
+        raise ValueError(f"{site.name} or its gradient is sparse; make it dense (nn.Embedding: sparse=False)")
+    if parameter.ndim < 2 and site.name.split(".")[-1] == "weight" and site.held_by(nn.Linear, *_EMBEDDINGS):
+        raise ValueError(f"{site.name} is a flattened matrix; shard with fully_shard, which keeps shapes")

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from steadynorm import lmo as lmos
-from steadynorm.groups.roles import BLOCKED, ROLES, find_outputs, places, role_of, row_blocks
+from steadynorm.groups.roles import BLOCKED, ROLES, find_outputs, param_sites, role_of, row_blocks
 from steadynorm.optim.scion import Scion
 from steadynorm.optim.sharding.layout import Layout, layout_of, local
 
@@ -116,7 +116,7 @@ def _check(name: str, p: Tensor) -> None:
     if is_lazy(p):
         raise ValueError(f"Monitor: {name} has no shape yet; run the model once before attaching")
     if p.is_complex():
-        raise ValueError(f"Monitor: {name} is complex; hold real and imaginary part as two parameters")
+        raise ValueError(f"Monitor: {name} is complex; make its real and imaginary parts two parameters")
     if not p.is_floating_point() or p.layout is not torch.strided:
         raise ValueError(f"Monitor: {name} is {p.dtype}, {p.layout}; only dense floating-point parameters are measured")
 
@@ -130,19 +130,19 @@ def _layout(name: str, p: Tensor) -> Layout | None:
 
 def _roles_in(model: nn.Module) -> dict[int, tuple[str, str, lmos.Lmo, int]]:
     """id of each parameter -> name, role, lmo, blocks, by the rules of param_groups; an unknown output layer is no error."""
-    everything = places(model)
+    sites = param_sites(model)
     try:
-        outputs = find_outputs(model, everything, None, {})
+        outputs = find_outputs(model, sites, None, {})
     except ValueError:
         outputs = {}
     found = {}
-    for placed in everything:
-        if is_lazy(placed.parameter):
+    for site in sites:
+        if is_lazy(site.parameter):
             continue
-        role, _ = role_of(placed, {}, outputs, strict=False)
+        role, _ = role_of(site, {}, outputs, strict=False)
         lmo, least, most = ROLES[role]
-        shape = placed.parameter.shape
+        shape = site.parameter.shape
         entry = lmos.get(lmo if least <= len(shape) <= most else "by-shape", shape)
-        blocks = row_blocks(placed, role, {})[0] if entry.name in BLOCKED else 1
-        found[id(placed.parameter)] = placed.name, role, entry, blocks
+        blocks = row_blocks(site, role, {})[0] if entry.name in BLOCKED else 1
+        found[id(site.parameter)] = site.name, role, entry, blocks
     return found

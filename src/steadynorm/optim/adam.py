@@ -12,7 +12,7 @@ from steadynorm.decay.correction import drop_capturable, own_correction
 from steadynorm.decay.families import ADAM
 from steadynorm.decay.peak import watch
 from steadynorm.decay.rule import correction_keys, group_label, refuse_idle_target, refuse_scion_groups
-from steadynorm.groups.builder import settled
+from steadynorm.groups.builder import fill_unset
 from steadynorm.optim.base import Group, SteadyOptimizer, members, no_skips
 from steadynorm.optim.loading import load_exactly
 from steadynorm.optim.parameters import check_parameter, check_unchanged, name_of
@@ -99,7 +99,7 @@ class AdamC(torch.optim.AdamW):
     ):
         refuse_unknown(type(self), unknown)
         own = {"lr": lr, "weight_decay": weight_decay}
-        params = settled(params, own, type(self).__name__)
+        params = fill_unset(params, own, type(self).__name__)
         refuse_unused(type(self), params, own)
         self._extra_defaults = {"peak_lr": peak_lr, "steady_norm_sq": steady_norm_sq, "check_finite": check_finite}
         super().__init__(

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from steadynorm.decay.rule import Group, group_label
-from steadynorm.groups.builder import settled
+from steadynorm.groups.builder import fill_unset
 from steadynorm.optim.buckets import Bucket, Parts, Rule, Work, finite_gradients, no_products, run
 from steadynorm.optim.idle import WHOLE, Slices
 from steadynorm.optim.loading import load_exactly
@@ -51,7 +51,7 @@ class SteadyOptimizer(Optimizer, ABC):
     observed: Sequence[tuple[list[Tensor], Tensor]] = ()  # parameters, (3, parameters): <theta, u>, |u|^2, |theta|^2
 
     def __init__(self, params: ParamsT, defaults: Group, mesh: Any = None):
-        self.mesh, params = checked_mesh(mesh), settled(params, defaults, type(self).__name__, self.group_kind)
+        self.mesh, params = checked_mesh(mesh), fill_unset(params, defaults, type(self).__name__, self.group_kind)
         refuse_unused(type(self), params, defaults)
         self._settled: Settled[list[Bucket]] = Settled()
         super().__init__(params, defaults)
