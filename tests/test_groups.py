@@ -147,7 +147,10 @@ def test_role_output_answers_the_question_for_the_output_layer() -> None:
         ({"roles": {"0.wieght": "hidden"}}, r"matches no trainable parameter; did you mean '0\.weight'"),
         ({"output": "4.wieght"}, r"output='4\.wieght' is not in Sequential; did you mean '4\.weight'"),
         ({"blocks": {"0.wieght": 2}}, r"did you mean '0\.weight'"),
-        ({"blocks": {"0.weight": [4, 4]}}, r"blocks\['0\.weight'\]=\[4, 4\]: pass the number of equal blocks.*different sizes"),
+        (
+            {"blocks": {"0.weight": [4, 4]}},
+            r"blocks\['0\.weight'\]=\[4, 4\]: pass the number of equal blocks.*different sizes",
+        ),
         ({"roles": {"0.weight": "matrix"}}, r"roles\['0.weight'\]='matrix' is unknown; choose from hidden"),
         ({"roles": {"0.bias": "hidden"}}, r"0\.bias \(8,\) in Linear: 'hidden' .* takes 2 to 2 dimensions"),
         ({"blocks": {"nothing": 3}}, r"blocks\['nothing'\] matches no matrix"),

@@ -50,8 +50,16 @@ BAD: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "unknown overlap": (sn.ScionC, {"lmo": "spectral", "overlap": "cubic"}, r"group 0.*overlap='cubic'.*'exact'"),
     "unknown polar": (sn.ScionC, {"lmo": "spectral", "polar": "qr"}, r"group 0.*polar='qr'.*svd"),
     "polar steps": (sn.ScionC, {"lmo": "spectral", "polar_steps": 0}, r"group 0.*polar_steps=0"),
-    "half a block": (sn.ScionC, {"lmo": "spectral", "blocks": 1.5}, r"group 0.*blocks=1\.5: pass the number of equal blocks"),
-    "blocks in words": (sn.Scion, {"lmo": "sign", "blocks": "2"}, r"group 0.*blocks='2': pass the number of equal blocks"),
+    "half a block": (
+        sn.ScionC,
+        {"lmo": "spectral", "blocks": 1.5},
+        r"group 0.*blocks=1\.5: pass the number of equal blocks",
+    ),
+    "blocks in words": (
+        sn.Scion,
+        {"lmo": "sign", "blocks": "2"},
+        r"group 0.*blocks='2': pass the number of equal blocks",
+    ),
     "blocks": (sn.ScionC, {"lmo": "spectral", "blocks": 3}, r"group 0.*blocks=3 does not divide"),
     "negative decay": (sn.Scion, {"lmo": "spectral", "weight_decay": -0.1}, r"group 0.*weight_decay=-0.1"),
     "no decay number": (sn.Scion, {"lmo": "spectral", "weight_decay": None}, r"group 0.*weight_decay"),
