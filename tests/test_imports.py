@@ -22,7 +22,6 @@ KNOWN_IMPORTS: set[str] = {
     "decay.skip -> groups.roles",
     "monitor.layers -> optim.scion",
     "monitor.monitor -> optim.idle",
-    "monitor.motion -> optim.scion",
     "monitor.norms -> optim.sharding.exchange",
     "monitor.spectral -> optim.buckets",
     "optim.adam -> groups.builder",
@@ -34,11 +33,11 @@ KNOWN_IMPORTS: set[str] = {
     "records.sinks -> monitor",
 }
 KNOWN_LONG: set[str] = {
+    "decay.families",
     "lab.data.shards",
     "lab.data.tokenize",
     "lab.paper.experiments.norm_stability",
     "monitor.monitor",
-    "optim.scion",
     "polar",
     "report.content",
 }

@@ -351,7 +351,7 @@ def test_a_temporary_file_is_new_and_its_name_cannot_be_guessed(tmp_path: Path, 
     precious = tmp_path / "precious"
     precious.write_text("mine", encoding="utf-8")
     monkeypatch.setattr(own_files.secrets, "token_hex", lambda _: "deadbeef")  # as if it could be
-    monkeypatch.setattr(own_files, "_sweep", lambda _: None)
+    monkeypatch.setattr(own_files, "_remove_leftovers", lambda _: None)
     (tmp_path / f".a.{os.getpid()}-deadbeef.tmp").symlink_to(precious)
     with pytest.raises(FileExistsError), atomic_write(tmp_path / "a") as file:
         file.write(b"theirs")
