@@ -1,6 +1,5 @@
 """The documentation as readers meet it: code that runs, links that lead somewhere, pages that fetch nothing."""
 
-import doctest
 import functools
 import http.server
 import os
@@ -189,13 +188,6 @@ def test_formulas_are_drawn_and_none_is_left_as_source(pages):
     assert not [
         name for name, text in texts.items() if "arithmatex" in text or re.search(r"\\[(\[]\s*\\?\w+[^<]*\\[)\]]", text)
     ]
-
-
-def test_docstrings_become_markdown():
-    sys.path.insert(0, str(ROOT / "docs"))
-    docstrings = pytest.importorskip("docstrings")
-    sys.path.pop(0)
-    assert doctest.testmod(docstrings) == (0, 1)
 
 
 def test_every_public_name_is_in_the_reference_as_itself(pages):

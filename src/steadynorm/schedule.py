@@ -55,8 +55,9 @@ class Between:
 def constant(warmup: int = 0) -> Ratio:
     """Ratio 1, after a linear warmup: t/warmup at update t.
 
-    >>> [constant(warmup=4)(step) for step in range(5)]
-    [0.25, 0.5, 0.75, 1.0, 1.0]
+    Examples:
+        >>> [constant(warmup=4)(step) for step in range(5)]
+        [0.25, 0.5, 0.75, 1.0, 1.0]
     """
     _check_count("warmup", warmup)
     return Ratio(warmup)
@@ -65,8 +66,9 @@ def constant(warmup: int = 0) -> Ratio:
 def cosine(total: int, warmup: int = 0, final: float = 0.0) -> Ratio:
     """Half a cosine from 1 to `final`: (1 + cos(pi (t-1)/T))/2 at update t; after a warmup, over what is left of T.
 
-    >>> [round(cosine(4)(step), 3) for step in range(6)]
-    [1.0, 0.854, 0.5, 0.146, 0.0, 0.0]
+    Examples:
+        >>> [round(cosine(4)(step), 3) for step in range(6)]
+        [1.0, 0.854, 0.5, 0.146, 0.0, 0.0]
     """
     return constant_then_decay(total, _after_warmup(total, warmup), warmup, final, "cosine")
 
@@ -74,8 +76,9 @@ def cosine(total: int, warmup: int = 0, final: float = 0.0) -> Ratio:
 def linear(total: int, warmup: int = 0, final: float = 0.0) -> Ratio:
     """A straight line from 1 to `final`: 1 - (t-1)/T at update t; after a warmup, over what is left of T.
 
-    >>> [linear(6, warmup=2)(step) for step in range(7)]
-    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
+    Examples:
+        >>> [linear(6, warmup=2)(step) for step in range(7)]
+        [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
     """
     return constant_then_decay(total, _after_warmup(total, warmup), warmup, final, "linear")
 
@@ -85,8 +88,9 @@ def constant_then_decay(
 ) -> Ratio:
     """Ratio 1 until the last `decay` steps, then a line or half a cosine to `final` (trapezoid, WSD).
 
-    >>> [constant_then_decay(8, decay=4, warmup=2)(step) for step in range(9)]
-    [0.5, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
+    Examples:
+        >>> [constant_then_decay(8, decay=4, warmup=2)(step) for step in range(9)]
+        [0.5, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
     """
     hold = _after_warmup(total, warmup) - decay
     _check_count("decay", decay)
@@ -101,8 +105,9 @@ def constant_then_decay(
 def between(start: float, end: float, ratio: StepFunction) -> Between:
     """From `start` (ratio 1) to `end` (ratio 0): r start + (1 - r) end.
 
-    >>> [between(3.0, 1.0, linear(4))(step) for step in range(5)]
-    [3.0, 2.5, 2.0, 1.5, 1.0]
+    Examples:
+        >>> [between(3.0, 1.0, linear(4))(step) for step in range(5)]
+        [3.0, 2.5, 2.0, 1.5, 1.0]
     """
     return Between(start, end, ratio)
 
@@ -110,8 +115,9 @@ def between(start: float, end: float, ratio: StepFunction) -> Between:
 def linear_alpha(start: float, end: float, total: int) -> Between:
     """alpha in a straight line from `start` to `end` (the paper's stress test: 0.01 to 1).
 
-    >>> [linear_alpha(0.5, 1.0, 4)(step) for step in range(5)]
-    [0.5, 0.625, 0.75, 0.875, 1.0]
+    Examples:
+        >>> [linear_alpha(0.5, 1.0, 4)(step) for step in range(5)]
+        [0.5, 0.625, 0.75, 0.875, 1.0]
     """
     _check_alpha("start", start)
     _check_alpha("end", end)
@@ -121,8 +127,9 @@ def linear_alpha(start: float, end: float, total: int) -> Between:
 def cosine_norm(start: float, end: float, total: int) -> Between:
     """A norm target that moves as a cosine lr does: C_t^2 = r C_0^2 + (1 - r) C_T^2, r = (1 + cos(pi (t-1)/T))/2.
 
-    >>> [round(cosine_norm(4.0, 1.0, 2)(step), 6) for step in range(3)]
-    [4.0, 2.5, 1.0]
+    Examples:
+        >>> [round(cosine_norm(4.0, 1.0, 2)(step), 6) for step in range(3)]
+        [4.0, 2.5, 1.0]
     """
     for name, norm in (("start", start), ("end", end)):
         if not 0 < norm < math.inf:
@@ -148,11 +155,12 @@ class MatchedMomentum:
 
     Step functions: `.alpha` gives values, `.lr` gives ratios to the group's own lr.
 
-    >>> matched = MatchedMomentum(0.1, 0.5, cosine(1000))
-    >>> round(matched.alpha(0), 6), round(matched.alpha(500), 6), matched.alpha(900)
-    (0.1, 0.347826, 0.5)
-    >>> matched.lr(500), round(matched.lr(900), 6)
-    (1.0, 0.061586)
+    Examples:
+        >>> matched = MatchedMomentum(0.1, 0.5, cosine(1000))
+        >>> round(matched.alpha(0), 6), round(matched.alpha(500), 6), matched.alpha(900)
+        (0.1, 0.347826, 0.5)
+        >>> matched.lr(500), round(matched.lr(900), 6)
+        (1.0, 0.061586)
     """
 
     alpha_0: float

@@ -30,15 +30,16 @@ class Scheduler(LRScheduler):
             or a dict by the groups' "name", "*" for all not named. In both, None leaves a group alone.
         last_epoch: as in torch: the last step already done, -1 for a new run.
 
-    >>> import torch
-    >>> from steadynorm.schedule import MatchedMomentum, linear
-    >>> weight = torch.nn.Parameter(torch.zeros(2))
-    >>> optimizer = torch.optim.SGD([{"params": [weight], "alpha": 0.1}], lr=0.02)
-    >>> matched = MatchedMomentum(0.1, 1.0, linear(4))
-    >>> scheduler = Scheduler(optimizer, scale={"lr": matched.lr}, value={"alpha": matched.alpha})
-    >>> optimizer.step(); scheduler.step()
-    >>> optimizer.param_groups[0]["lr"], round(optimizer.param_groups[0]["alpha"], 4)
-    (0.02, 0.1711)
+    Examples:
+        >>> import torch
+        >>> from steadynorm.schedule import MatchedMomentum, linear
+        >>> weight = torch.nn.Parameter(torch.zeros(2))
+        >>> optimizer = torch.optim.SGD([{"params": [weight], "alpha": 0.1}], lr=0.02)
+        >>> matched = MatchedMomentum(0.1, 1.0, linear(4))
+        >>> scheduler = Scheduler(optimizer, scale={"lr": matched.lr}, value={"alpha": matched.alpha})
+        >>> optimizer.step(); scheduler.step()
+        >>> optimizer.param_groups[0]["lr"], round(optimizer.param_groups[0]["alpha"], 4)
+        (0.02, 0.1711)
     """
 
     def __init__(

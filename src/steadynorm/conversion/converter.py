@@ -89,11 +89,12 @@ def convert(
     Momentum is taken over as it is. AdamW's exp_avg_sq and step map to AdamC only. ScionLight's momentum, which is in
     the gradients, does not map.
 
-    >>> model = nn.Linear(4, 4, bias=False); old = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
-    >>> optimizer, table = convert(old, model, to=ScionC, output=False)
-    >>> group = optimizer.param_groups[0]
-    >>> round(group["lr"], 6), round(group["steady_norm_sq"], 6), table.splitlines()[1].split()[2:6]
-    (0.000459, 0.02, ['AdamW', '->', 'ScionC,', 'spectral'])
+    Examples:
+        >>> model = nn.Linear(4, 4, bias=False); old = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+        >>> optimizer, table = convert(old, model, to=ScionC, output=False)
+        >>> group = optimizer.param_groups[0]
+        >>> round(group["lr"], 6), round(group["steady_norm_sq"], 6), table.splitlines()[1].split()[2:6]
+        (0.000459, 0.02, ['AdamW', '->', 'ScionC,', 'spectral'])
     """
     several = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     names = {id(p): name for name, p in model.named_parameters()}

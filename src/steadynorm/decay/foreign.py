@@ -59,11 +59,12 @@ def correct(
     The correction is a step pre-hook; what it needs is saved with the groups. A copy (copy, deepcopy, pickle) is also
     corrected. It may join a run at any time; `uncorrect` takes it back.
 
-    >>> import torch; p = nn.Parameter(torch.ones(2))
-    >>> optimizer = correct(torch.optim.AdamW([p], lr=1e-3, weight_decay=0.1))
-    >>> optimizer.param_groups[0]["lr"] = 5e-4  # what a scheduler does
-    >>> p.grad = torch.zeros(2); optimizer.step(); optimizer.param_groups[0]["weight_decay"]
-    0.05
+    Examples:
+        >>> import torch; p = nn.Parameter(torch.ones(2))
+        >>> optimizer = correct(torch.optim.AdamW([p], lr=1e-3, weight_decay=0.1))
+        >>> optimizer.param_groups[0]["lr"] = 5e-4  # what a scheduler does
+        >>> p.grad = torch.zeros(2); optimizer.step(); optimizer.param_groups[0]["weight_decay"]
+        0.05
     """
     given, optimizer = optimizer, unwrap(optimizer)
     if getattr(optimizer, "corrects_itself", False):
@@ -118,11 +119,12 @@ def uncorrect(optimizer: Optimizer) -> Optimizer:
     Also for an optimizer that was never corrected here but has loaded a corrected checkpoint, whose `weight_decay` is
     the momentary one, near zero late in a run. A group with `corrected=False` keeps that key.
 
-    >>> import torch; p = nn.Parameter(torch.ones(2))
-    >>> optimizer = correct(torch.optim.AdamW([p], lr=1e-3, weight_decay=0.1))
-    >>> optimizer.param_groups[0]["lr"] = 5e-4
-    >>> p.grad = torch.zeros(2); optimizer.step(); uncorrect(optimizer).param_groups[0]["weight_decay"]
-    0.1
+    Examples:
+        >>> import torch; p = nn.Parameter(torch.ones(2))
+        >>> optimizer = correct(torch.optim.AdamW([p], lr=1e-3, weight_decay=0.1))
+        >>> optimizer.param_groups[0]["lr"] = 5e-4
+        >>> p.grad = torch.zeros(2); optimizer.step(); uncorrect(optimizer).param_groups[0]["weight_decay"]
+        0.1
     """
     given, optimizer = optimizer, unwrap(optimizer, "uncorrect")
     if getattr(optimizer, "corrects_itself", False):

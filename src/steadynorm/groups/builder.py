@@ -115,7 +115,7 @@ def param_groups(
     Raises:
         ValueError: If a parameter or the output layer has no clear role, or a setting is out of range.
 
-    Example:
+    Examples:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
         >>> [(group["name"], group["lmo"], group["lr"]) for group in param_groups(model, output="2")]
         [('hidden', 'spectral', 0.01), ('vector', 'bias', 0.01), ('output', 'sign', 0.2), ('output-bias', 'bias', 0.01)]
@@ -241,7 +241,7 @@ def from_radius(lr: float, radius: float) -> dict[str, float]:
     Returns:
         {"lr": gamma rho, "weight_decay": 1 / rho}
 
-    Example:
+    Examples:
         >>> from_radius(2**-12, 50)
         {'lr': 0.01220703125, 'weight_decay': 0.02}
     """

@@ -28,7 +28,7 @@ def explain(groups: Iterable[Mapping[str, Any]] | Optimizer, *, full: bool = Fal
     Returns:
         A line of titles, then the lines of the parameters.
 
-    Example:
+    Examples:
         >>> from torch import nn
         >>> from steadynorm import param_groups
         >>> model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(3)), nn.Linear(4, 2, bias=False))

@@ -95,13 +95,14 @@ class Monitor:
         And what was logged. An update that our optimizers skip for a non-finite gradient has no alignment, and the
         forecast passes over it; those that others leave out (a GradScaler's, say) it does not know of.
 
-    >>> from steadynorm import ScionC
-    >>> layer = nn.Linear(4, 4, bias=False); optimizer = ScionC(layer.parameters(), lmo="spectral")
-    >>> monitor = Monitor(optimizer)
-    >>> loss = layer(torch.ones(1, 4)).sum(); loss.backward()
-    >>> monitor.log(loss=loss); optimizer.step()
-    >>> [record] = monitor.measure(); record["step"], record["lr"], record["loss"] == loss.item()
-    (1, 0.01, True)
+    Examples:
+        >>> from steadynorm import ScionC
+        >>> layer = nn.Linear(4, 4, bias=False); optimizer = ScionC(layer.parameters(), lmo="spectral")
+        >>> monitor = Monitor(optimizer)
+        >>> loss = layer(torch.ones(1, 4)).sum(); loss.backward()
+        >>> monitor.log(loss=loss); optimizer.step()
+        >>> [record] = monitor.measure(); record["step"], record["lr"], record["loss"] == loss.item()
+        (1, 0.01, True)
     """
 
     def __init__(

@@ -70,10 +70,11 @@ class AdamC(torch.optim.AdamW):
     A group with `corrected=False` keeps constant decay (the output layer). With a constant lr this is AdamW, bit for
     bit. A checkpoint of `correct(AdamW)` loads here and the other way round.
 
-    >>> p = torch.nn.Parameter(torch.ones(2)); optimizer = AdamC([p], lr=1e-3, weight_decay=0.1)
-    >>> optimizer.param_groups[0]["lr"] = 5e-4
-    >>> p.grad = torch.zeros(2); optimizer.step(); optimizer.param_groups[0]["weight_decay"]
-    0.05
+    Examples:
+        >>> p = torch.nn.Parameter(torch.ones(2)); optimizer = AdamC([p], lr=1e-3, weight_decay=0.1)
+        >>> optimizer.param_groups[0]["lr"] = 5e-4
+        >>> p.grad = torch.zeros(2); optimizer.step(); optimizer.param_groups[0]["weight_decay"]
+        0.05
     """
 
     corrects_itself = True

@@ -44,10 +44,11 @@ class LionC(RelativelyCorrected):
 
     A group with `corrected=False` keeps constant decay (the output layer).
 
-    >>> p = torch.nn.Parameter(torch.ones(3)); optimizer = LionC([p], lr=1e-3, weight_decay=0.5)
-    >>> p.grad = torch.tensor([1.0, -1.0, 0.0]); optimizer.step()
-    >>> p.data
-    tensor([0.9985, 1.0005, 0.9995])
+    Examples:
+        >>> p = torch.nn.Parameter(torch.ones(3)); optimizer = LionC([p], lr=1e-3, weight_decay=0.5)
+        >>> p.grad = torch.tensor([1.0, -1.0, 0.0]); optimizer.step()
+        >>> p.data
+        tensor([0.9985, 1.0005, 0.9995])
     """
 
     rule = staticmethod(LION_PARTS.rule)

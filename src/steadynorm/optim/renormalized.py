@@ -71,10 +71,11 @@ class RenormalizedAdamW(SteadyOptimizer):
     Arguments as torch's AdamW; eps is both Adam's and the algorithm's. Decay is constant, as in the paper.
     State: two fp32 buffers and a step count per parameter.
 
-    >>> p = torch.nn.Parameter(torch.tensor([3.0, 4.0])); optimizer = RenormalizedAdamW([p], weight_decay=0.0)
-    >>> p.grad = torch.tensor([-4.0, 3.0]); optimizer.step()  # u = (-1, 1) points along the weights by 0.2
-    >>> round(p.norm().item(), 4)
-    4.9998
+    Examples:
+        >>> p = torch.nn.Parameter(torch.tensor([3.0, 4.0])); optimizer = RenormalizedAdamW([p], weight_decay=0.0)
+        >>> p.grad = torch.tensor([-4.0, 3.0]); optimizer.step()  # u = (-1, 1) points along the weights by 0.2
+        >>> round(p.norm().item(), 4)
+        4.9998
     """
 
     rule = staticmethod(renormalized_rule)

@@ -113,9 +113,10 @@ class Scion(SteadyOptimizer):
         mesh: a DeviceMesh or ProcessGroup of processes with equal parameters and gradients (DDP): they share the work,
             and each keeps 1/W of the momentum. DTensor parameters (FSDP2, tensor parallel) need no option.
 
-    >>> model = torch.nn.Linear(4, 2, bias=False)
-    >>> optimizer = Scion(model.parameters(), lr=0.1, lmo="spectral", weight_decay=0.01)
-    >>> model(torch.ones(1, 4)).sum().backward(); optimizer.step()
+    Examples:
+        >>> model = torch.nn.Linear(4, 2, bias=False)
+        >>> optimizer = Scion(model.parameters(), lr=0.1, lmo="spectral", weight_decay=0.01)
+        >>> model(torch.ones(1, 4)).sum().backward(); optimizer.step()
     """
 
     rule = staticmethod(SCION_PARTS.rule)
@@ -228,10 +229,11 @@ class ScionC(Scion):
     autocast or FSDP2's mixed precision): written to bf16, small updates and the decay are rounded away; at lr 1e-4 a
     step changes 2 % of the weights.
 
-    >>> model = torch.nn.Linear(4, 4, bias=False)
-    >>> optimizer = ScionC(model.parameters(), lr=0.01, lmo="spectral")
-    >>> round(optimizer.weight_decay_of(model.weight), 6)
-    0.08
+    Examples:
+        >>> model = torch.nn.Linear(4, 4, bias=False)
+        >>> optimizer = ScionC(model.parameters(), lr=0.01, lmo="spectral")
+        >>> round(optimizer.weight_decay_of(model.weight), 6)
+        0.08
     """
 
     corrects_itself = True

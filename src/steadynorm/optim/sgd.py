@@ -40,10 +40,11 @@ class SGDC(RelativelyCorrected):
         nesterov: the update is (1 - alpha) m_t + alpha g_t (trace: + g_t). trace: torch's SGD convention.
         peak_lr, check_finite, maximize: as in LionC.
 
-    >>> import torch
-    >>> p = torch.nn.Parameter(torch.ones(2)); optimizer = SGDC([p], lr=0.1, alpha=1.0, weight_decay=0.1)
-    >>> p.grad = torch.ones(2); optimizer.step(); p.data
-    tensor([0.8900, 0.8900])
+    Examples:
+        >>> import torch
+        >>> p = torch.nn.Parameter(torch.ones(2)); optimizer = SGDC([p], lr=0.1, alpha=1.0, weight_decay=0.1)
+        >>> p.grad = torch.ones(2); optimizer.step(); p.data
+        tensor([0.8900, 0.8900])
     """
 
     rule = staticmethod(sgd_rule)

@@ -27,14 +27,15 @@ class Recorder:
     below 1/layers of the step number. Which steps these are follows from the file, so a resumed run keeps the same ones.
     None keeps them in every record. All other values are always kept.
 
-    >>> import tempfile
-    >>> from steadynorm.records import read
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with Recorder(Path(folder) / "records.jsonl", name="demo", config={"lr": 0.1}) as recorder:
-    ...         recorder.write({"step": 0, "loss": 2.5})
-    ...         recorder.write({"step": 1, "loss": float("nan")})
-    ...     read(folder).columns["loss"].tolist()
-    [2.5, nan]
+    Examples:
+        >>> import tempfile
+        >>> from steadynorm.records import read
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with Recorder(Path(folder) / "records.jsonl", name="demo", config={"lr": 0.1}) as recorder:
+        ...         recorder.write({"step": 0, "loss": 2.5})
+        ...         recorder.write({"step": 1, "loss": float("nan")})
+        ...     read(folder).columns["loss"].tolist()
+        [2.5, nan]
     """
 
     def __init__(

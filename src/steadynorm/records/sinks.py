@@ -58,13 +58,14 @@ def to_folder(
     stay below 1/layers of the step number. Of 20,000 steps about 660 keep them, among them the first 200; with 144
     layers the file has 50 MB instead of 600. None keeps them in every record. The other values are always kept.
 
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write = to_folder(folder)
-    ...     write([{"step": 1, "lr": 0.1}])
-    ...     write([{"step": 2, "lr": 0.2}])
-    ...     files.read(folder).columns["lr"].tolist()
-    [0.1, 0.2]
+    Examples:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write = to_folder(folder)
+        ...     write([{"step": 1, "lr": 0.1}])
+        ...     write([{"step": 2, "lr": 0.2}])
+        ...     files.read(folder).columns["lr"].tolist()
+        [0.1, 0.2]
     """
     path = Path(folder) / files.FILE
     held: list[files.Recorder] = []

@@ -34,11 +34,12 @@ class Overlap:
         a: The weights, which sum to 1.
         closed: f in closed form, if there is one.
 
-    >>> f = vector_kernel(1)  # of the sign
-    >>> round(f(0.5), 6)  # (2/pi) asin(1/2)
-    0.333333
-    >>> round(f.gain(0.1), 3) < 19.0  # the linear kernel has (2 - alpha)/alpha = 19
-    True
+    Examples:
+        >>> f = vector_kernel(1)  # of the sign
+        >>> round(f(0.5), 6)  # (2/pi) asin(1/2)
+        0.333333
+        >>> round(f.gain(0.1), 3) < 19.0  # the linear kernel has (2 - alpha)/alpha = 19
+        True
     """
 
     name: str
@@ -57,8 +58,9 @@ class Overlap:
     def gain(self, alpha: float, *, nesterov: bool = False, eta: float = 0.0) -> float:
         """Return G = 1 + 2 sum_{k>=1} (1-eta)^k f(r_k) for momentum with weight alpha on the new gradient.
 
-        >>> round(LINEAR.gain(0.1), 12)
-        19.0
+        Examples:
+            >>> round(LINEAR.gain(0.1), 12)
+            19.0
         """
         return self.gain_of(steady_correlation(ema(check_alpha(alpha), nesterov=nesterov)), float(eta))
 

@@ -20,8 +20,9 @@ def momentum_gain(alpha: float, *, nesterov: bool = False) -> float:
 
         (2 - a) / a,    Nesterov: (2 - a) / (a (1 + 4a - 6a^2 + 2a^3))
 
-    >>> round(momentum_gain(0.1), 9), round(momentum_gain(0.1, nesterov=True), 4)
-    (19.0, 14.158)
+    Examples:
+        >>> round(momentum_gain(0.1), 9), round(momentum_gain(0.1, nesterov=True), 4)
+        (19.0, 14.158)
     """
     a = check_alpha(alpha)
     denominator = a * (1 + 4 * a - 6 * a**2 + 2 * a**3) if nesterov else a
@@ -31,8 +32,9 @@ def momentum_gain(alpha: float, *, nesterov: bool = False) -> float:
 def effective_lr(lr: float, alpha: float, *, nesterov: bool = False) -> float:
     """Return gamma_eff = gamma sqrt(G), the total contribution of a minibatch when updates are normalised.
 
-    >>> round(effective_lr(0.01, 0.1), 6)
-    0.043589
+    Examples:
+        >>> round(effective_lr(0.01, 0.1), 6)
+        0.043589
     """
     return check_lr(lr) * math.sqrt(momentum_gain(alpha, nesterov=nesterov))
 
@@ -44,8 +46,9 @@ def effective_lr_trace(lr: float, mu: float, *, nesterov: bool = False) -> float
 
     A normalised update does not depend on the buffer's scale, so this is the EMA case with alpha = 1 - mu.
 
-    >>> effective_lr_trace(0.01, 0.9) == effective_lr(0.01, 1 - 0.9)
-    True
+    Examples:
+        >>> effective_lr_trace(0.01, 0.9) == effective_lr(0.01, 1 - 0.9)
+        True
     """
     return effective_lr(lr, 1 - check_beta("mu", mu), nesterov=nesterov)
 
@@ -53,8 +56,9 @@ def effective_lr_trace(lr: float, mu: float, *, nesterov: bool = False) -> float
 def half_life(lr: float, weight_decay: float) -> float:
     """Return the number of steps in which decay alone halves a weight, -ln 2 / ln(1 - gamma lambda).
 
-    >>> round(half_life(0.001, 0.1), 1)
-    6931.1
+    Examples:
+        >>> round(half_life(0.001, 0.1), 1)
+        6931.1
     """
     eta = eta_of(lr, weight_decay)
     if eta == 0:
@@ -85,8 +89,9 @@ def steady_norm_sq(
         overlap: "linear" (the paper's assumption) or an Overlap.
         limit: Whether to take the limit eta -> 0.
 
-    >>> round(steady_norm_sq(0.01, 0.08, 0.1, limit=True), 6)
-    1.1875
+    Examples:
+        >>> round(steady_norm_sq(0.01, 0.08, 0.1, limit=True), 6)
+        1.1875
     """
     alpha = check_alpha(alpha)
     eta = eta_of(lr, weight_decay)
@@ -109,8 +114,9 @@ def weight_decay_for(
     of `steady_norm_sq`; a target below gamma^2 is then unreachable, because a single update is already
     larger. lr = 0 gives 0.
 
-    >>> round(weight_decay_for(1.1875, 0.01, 0.1), 12)
-    0.08
+    Examples:
+        >>> round(weight_decay_for(1.1875, 0.01, 0.1), 12)
+        0.08
     """
     alpha, lr, target = check_alpha(alpha), check_lr(lr), _check_target("steady_norm_sq", steady_norm_sq)
     if lr == 0:
@@ -124,8 +130,9 @@ def weight_decay_for(
 def lion_steady_norm_sq(lr: float, weight_decay: float, beta1: float, beta2: float) -> float:
     """Return R^2 for Lion: the sign kernel with x = b1 m + (1-b1) g, m = b2 m + (1-b2) g.
 
-    >>> lion_steady_norm_sq(1e-4, 1.0, 0.9, 0.99) > steady_norm_sq(1e-4, 1.0, 1.0)
-    True
+    Examples:
+        >>> lion_steady_norm_sq(1e-4, 1.0, 0.9, 0.99) > steady_norm_sq(1e-4, 1.0, 1.0)
+        True
     """
     return _norm_sq(float(lr), eta_of(lr, weight_decay), vector_kernel(1), _lion(beta1, beta2))
 
@@ -133,9 +140,10 @@ def lion_steady_norm_sq(lr: float, weight_decay: float, beta1: float, beta2: flo
 def lion_weight_decay_for(steady_norm_sq: float, lr: float, beta1: float, beta2: float) -> float:
     """Return the decay whose steady state under Lion is `steady_norm_sq`, the inverse of `lion_steady_norm_sq`.
 
-    >>> decay = lion_weight_decay_for(0.01, 1e-3, 0.9, 0.99)
-    >>> round(lion_steady_norm_sq(1e-3, decay, 0.9, 0.99), 9)
-    0.01
+    Examples:
+        >>> decay = lion_weight_decay_for(0.01, 1e-3, 0.9, 0.99)
+        >>> round(lion_steady_norm_sq(1e-3, decay, 0.9, 0.99), 9)
+        0.01
     """
     correlation, lr, target = _lion(beta1, beta2), check_lr(lr), _check_target("steady_norm_sq", steady_norm_sq)
     return _decay_for(target, lr, vector_kernel(1), correlation) if lr > 0 else 0.0
@@ -144,8 +152,9 @@ def lion_weight_decay_for(steady_norm_sq: float, lr: float, beta1: float, beta2:
 def lion_gain(beta1: float, beta2: float, *, eta: float = 0.0) -> float:
     """Return G of Lion, which replaces (2 - alpha)/alpha.
 
-    >>> lion_gain(0.9, 0.99) > 1
-    True
+    Examples:
+        >>> lion_gain(0.9, 0.99) > 1
+        True
     """
     return vector_kernel(1).gain_of(_lion(beta1, beta2), float(eta))
 
@@ -155,8 +164,9 @@ def adam_mean_square(lr: float, weight_decay: float, beta1: float = 0.9, *, limi
 
     The limit eta -> 0 is gamma / (2 lambda), which does not depend on beta1.
 
-    >>> round(adam_mean_square(1e-3, 0.1, limit=True), 6)
-    0.005
+    Examples:
+        >>> round(adam_mean_square(1e-3, 0.1, limit=True), 6)
+        0.005
     """
     eta, beta1 = eta_of(lr, weight_decay), check_beta("beta1", beta1)
     if limit:
@@ -168,8 +178,9 @@ def adam_mean_square(lr: float, weight_decay: float, beta1: float = 0.9, *, limi
 def adam_weight_decay_for(mean_square: float, lr: float) -> float:
     """Return lambda = gamma / (2 target), the decay that brings AdamW's weights to this mean square per element.
 
-    >>> adam_weight_decay_for(0.005, 1e-3)
-    0.1
+    Examples:
+        >>> adam_weight_decay_for(0.005, 1e-3)
+        0.1
     """
     return check_lr(lr) / (2 * _check_target("mean_square", mean_square))
 

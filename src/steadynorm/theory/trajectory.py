@@ -123,10 +123,11 @@ def forecast(
         start: |theta_0|^2 / |u|^2.
         warm_momentum: Whether m_0 is a gradient sample rather than 0.
 
-    >>> norm = forecast(np.full(20000, 0.01), 0.08, 0.1)
-    >>> from steadynorm.theory import steady_norm_sq
-    >>> round(float(norm[-1]) / steady_norm_sq(0.01, 0.08, 0.1), 6)
-    1.0
+    Examples:
+        >>> norm = forecast(np.full(20000, 0.01), 0.08, 0.1)
+        >>> from steadynorm.theory import steady_norm_sq
+        >>> round(float(norm[-1]) / steady_norm_sq(0.01, 0.08, 0.1), 6)
+        1.0
     """
     return _forecast_ema(lr, weight_decay, alpha, nesterov, overlap, start, warm_momentum)[0]
 
@@ -145,8 +146,9 @@ def expected_alignment(
 
     It is negative because theta moves by -u, and 0 while theta is 0.
 
-    >>> bool(expected_alignment(np.full(100, 0.01), 0.08, 1.0).any())  # no momentum, no alignment
-    False
+    Examples:
+        >>> bool(expected_alignment(np.full(100, 0.01), 0.08, 1.0).any())  # no momentum, no alignment
+        False
     """
     return _forecast_ema(lr, weight_decay, alpha, nesterov, overlap, start, warm_momentum)[1]
 
@@ -169,8 +171,9 @@ def forecast_lion(
 
     |u|^2 is the number of elements.
 
-    >>> len(forecast_lion(np.full(10, 1e-3), 1.0))
-    10
+    Examples:
+        >>> len(forecast_lion(np.full(10, 1e-3), 1.0))
+        10
     """
     kernel = vector_kernel(1)
     gamma, decay, b1, b2 = _series(lr=lr, weight_decay=weight_decay, beta1=beta1, beta2=beta2)
@@ -189,8 +192,9 @@ def forecast_adam(lr: Series, weight_decay: Series, beta1: Series = 0.9, *, star
         u = s m,  s = 1/(1 - b1^t)
         N = (1-eta)^2 N + gamma^2 s^2 V + 2 gamma (1-eta) s b1 D,    D = (1-eta) b1 D + gamma s V
 
-    >>> round(float(forecast_adam(np.full(60000, 1e-3), 0.1, 0.9)[-1]), 5)  # gamma / (2 lambda)
-    0.005
+    Examples:
+        >>> round(float(forecast_adam(np.full(60000, 1e-3), 0.1, 0.9)[-1]), 5)  # gamma / (2 lambda)
+        0.005
     """
     gamma, decay, b1 = _series(lr=lr, weight_decay=weight_decay, beta1=beta1)
     # As in torch, bias correction under a changing beta1 is 1 - beta1^t with the current beta1.
@@ -212,8 +216,9 @@ def forecast_sgd(
 
         trace: m = mu m + g        dampened: m = mu m + (1 - mu) g
 
-    >>> bool(forecast_sgd(np.full(10, 0.1), 0.1, 0.9)[-1] > forecast_sgd(np.full(10, 0.1), 0.1, 0.0)[-1])
-    True
+    Examples:
+        >>> bool(forecast_sgd(np.full(10, 0.1), 0.1, 0.9)[-1] > forecast_sgd(np.full(10, 0.1), 0.1, 0.0)[-1])
+        True
     """
     gamma, decay, m = _series(lr=lr, weight_decay=weight_decay, mu=mu)
     m = [check_beta("mu", v) for v in m.tolist()]

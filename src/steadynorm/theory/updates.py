@@ -180,8 +180,9 @@ def overlap(lmo: str, shape: Sequence[int] | None, *, blocks: int = 1) -> Overla
         shape: the parameter's shape; not needed for linear, adam, sign, embedding and lion.
         blocks: how many independent matrices the rows are (fused QKV: 3).
 
-    >>> round(overlap("spectral", (384, 384))(0.5), 4)
-    0.3764
+    Examples:
+        >>> round(overlap("spectral", (384, 384))(0.5), 4)
+        0.3764
     """
     if lmo in _OTHER_KERNELS:
         return _OTHER_KERNELS[lmo]()
