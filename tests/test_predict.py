@@ -60,7 +60,7 @@ def test_matching_decays_keep_the_norm():
 @pytest.mark.parametrize("adjust", MUON_ADJUST)
 def test_converted_settings_make_torch_muon_take_the_same_steps(shape: tuple[int, int], adjust: str):
     setting = ParamSetting(0.02, 0.1, shape, lmo="spectral", weight_decay=0.5)
-    other = equivalents.equivalents(setting)[f"torch Muon, {adjust}"]
+    other = equivalents.find_equivalents(setting)[f"torch Muon, {adjust}"]
     ours, theirs = (torch.nn.Parameter(torch.full(shape, 0.1)) for _ in range(2))
     scion = sn.Scion([ours], lr=0.02, alpha=0.1, lmo="spectral", weight_decay=0.5, polar="svd")
     settling = {"ns_coefficients": (15 / 8, -10 / 8, 3 / 8), "ns_steps": 30}  # converges, other than Muon's own
@@ -78,13 +78,13 @@ def test_converted_settings_make_torch_muon_take_the_same_steps(shape: tuple[int
 
 def test_published_scion_and_back():
     setting = ParamSetting(0.01, 0.1, (64, 64), weight_decay=0.08)
-    other = equivalents.equivalents(setting)["Scion"]
+    other = equivalents.find_equivalents(setting)["Scion"]
     assert sn.from_radius(other["gamma"], other["rho"]) == pytest.approx({"lr": 0.01, "weight_decay": 0.08})
 
 
 def test_adamw_settings_have_the_same_half_life_and_the_same_steady_rms():
     setting = ParamSetting(0.001, 0.1, (64, 64), lmo="sign", weight_decay=0.08)
-    adam = equivalents.equivalents(setting)["AdamW"]
+    adam = equivalents.find_equivalents(setting)["AdamW"]
     assert adam["lr"] * adam["weight_decay"] == pytest.approx(0.001 * 0.08)
     rms = math.sqrt(theory.adam_mean_square(adam["lr"], adam["weight_decay"], limit=True))
     formula = predict.predict(setting).paper.formula_norm_sq
@@ -162,12 +162,12 @@ def test_settings_are_translated_as_convert_translates_an_optimizer(tuned: Tuned
 def test_translated_settings_come_back_as_they_were(tuned: Tuned, alpha: float | None):
     ours = translation.to_scionc(tuned, (24, 16), alpha=alpha)
     words = f"torch Muon, {tuned.adjust}" if isinstance(tuned, Muon) and alpha is None else "AdamW"
-    back = equivalents.equivalents(ours)[words]
+    back = equivalents.find_equivalents(ours)[words]
     assert back["lr"] * back["weight_decay"] == pytest.approx(tuned.lr * tuned.weight_decay)
     if alpha is None:
         assert back["lr"] == pytest.approx(tuned.lr)
-    same = equivalents.equivalents(translation.to_scionc(tuned, (24, 16)))["AdamW"]
-    assert equivalents.equivalents(ours)["AdamW"] == pytest.approx(same)  # whatever alpha is
+    same = equivalents.find_equivalents(translation.to_scionc(tuned, (24, 16)))["AdamW"]
+    assert equivalents.find_equivalents(ours)["AdamW"] == pytest.approx(same)  # whatever alpha is
 
 
 def test_scionc_gets_lions_half_life_and_steady_rms():

@@ -23,7 +23,7 @@ from steadynorm import files as own_files
 from steadynorm.files import atomic_write, write_json
 from steadynorm.lab.data import datasets as get
 from steadynorm.lab.data import download as files
-from steadynorm.lab.data.download import DataError, download, unpack
+from steadynorm.lab.data.download import DataError, download_file, unpack
 from steadynorm.lab.data.shards import write_shard
 from steadynorm.lab.models import GPTConfig
 from steadynorm.lab.train import checkpoint, loop
@@ -191,7 +191,7 @@ def test_the_limits_leave_room_for_our_data_sets():
 def test_only_https_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str):
     monkeypatch.setattr(files.urllib.request, "urlopen", lambda *_, **__: pytest.fail("asked"))
     with pytest.raises(DataError, match="over https alone; bring the file here and pass it as source"):
-        download(url, tmp_path / "a.part", size=1, sha256_hex="0", progress=False)
+        download_file(url, tmp_path / "a.part", size=1, sha256_hex="0", progress=False)
 
 
 def test_every_address_is_https_and_every_file_has_its_sha256():

@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 
 from steadynorm.lab.data.download import DataError
 from steadynorm.lab.data.shards import (
-    TokenLoader,
     count_tokens,
     open_shard,
     read_token_set,
     shard_paths,
-    validation_batches,
     write_shard,
 )
+from steadynorm.lab.data.token_loader import TokenLoader, validation_batches
 
 
 def header(magic=20240520, version=1, count=4):

@@ -17,7 +17,7 @@ from steadynorm.lab.data.datasets import get
 from steadynorm.lab.data.download import DataError
 from steadynorm.lab.data.encoders import END_OF_TEXT, Encoder, make_encoder, saved_encoder, train_bpe
 from steadynorm.lab.data.shards import count_tokens, open_shard, read_token_set, shard_paths
-from steadynorm.lab.data.sotu import sotu, sotu_split
+from steadynorm.lab.data.sotu import read_addresses, split_addresses
 from steadynorm.lab.data.tokenize import sotu_shards, tokenize_files
 
 TEXTS = ["To be, or not to be", "", "that is the question:\n", "Whether 'tis nobler ü 中文 🎉", "x" * 50]
@@ -307,19 +307,21 @@ def test_gpt2_files_must_be_gpt2s(tmp_path):
 
 
 def test_the_embedded_text_is_held_out_by_whole_addresses():
-    train, validation = sotu_split()
-    assert {each.name for each in train} | {each.name for each in validation} == {each.name for each in sotu()}
+    train, validation = split_addresses()
+    assert {each.name for each in train} | {each.name for each in validation} == {
+        each.name for each in read_addresses()
+    }
     assert not {each.name for each in train} & {each.name for each in validation}
     years = [int(each.name[:4]) for each in validation]
     assert years[0] < 1810 and years[-1] > 2010
-    assert 0.07 < sum(len(each.text) for each in validation) / sum(len(each.text) for each in sotu()) < 0.12
+    assert 0.07 < sum(len(each.text) for each in validation) / sum(len(each.text) for each in read_addresses()) < 0.12
     with pytest.raises(ValueError, match="every=1"):
-        sotu_split(1)
+        split_addresses(1)
 
 
 def test_embedded_shards_hold_the_split_are_cached_and_mended(tmp_path, monkeypatch):
     train, validation = sotu_shards(tmp_path)
-    for paths, addresses in zip((train, validation), sotu_split(), strict=True):
+    for paths, addresses in zip((train, validation), split_addresses(), strict=True):
         assert stream(paths) == b"".join(b"\xff" + each.text.encode() for each in addresses)
     encode, calls = Encoder.encode, []
     monkeypatch.setattr(Encoder, "encode", lambda self, texts: calls.append(1) or encode(self, texts))
@@ -347,7 +349,7 @@ def test_gpt2_gives_the_known_tokens_and_decodes_back(tmp_path):
     assert (encoder.vocab_size, encoder.end_of_text) == (50257, 50256)
     assert encoder.encode(["Hello world"]).tolist() == [50256, 15496, 995]
     assert encoder.encode(["a <|endoftext|> b"]).tolist().count(50256) == 1
-    for text in [sotu()[100].text, *TEXTS, "don't I'LL  two\t\n\n 12 x"]:
+    for text in [read_addresses()[100].text, *TEXTS, "don't I'LL  two\t\n\n 12 x"]:
         assert encoder.decode(encoder.encode([text])[1:]) == text
     made = tokenize_files([jsonl(tmp_path / "a.jsonl")], tmp_path / "out", tokenizer=folder, shard_tokens=9, workers=1)
     assert made.vocab_size == 50257

@@ -17,7 +17,7 @@ from injecting import damages, files_in, injected
 
 from steadynorm import records
 from steadynorm.files import read_json, write_json
-from steadynorm.lab.data import shards, sotu
+from steadynorm.lab.data import shards, sotu, token_loader
 from steadynorm.lab.data.datasets import DATA_SETS, get
 from steadynorm.lab.data.download import DataError
 from steadynorm.lab.paper import pool, runner
@@ -134,7 +134,7 @@ def folder(made: Path, tmp_path: Path) -> Path:
 
 def read_all(folder: Path, split: str = "train") -> list[Any]:
     paths, sums = shards.shard_paths(folder, split), shards.shard_checksums(folder)
-    loader = shards.TokenLoader(paths, batch=2, length=8, repeat=False, checksums=sums)
+    loader = token_loader.TokenLoader(paths, batch=2, length=8, repeat=False, checksums=sums)
     return [inputs.tolist() for inputs, _ in loader]
 
 
@@ -186,7 +186,7 @@ def test_tokenising_goes_on_only_from_whole_shards(tmp_path: Path, monkeypatch: 
     for number, name in enumerate(("text_val_000000.bin", "text_train_000002.bin", "tokenizer.json", "progress.json")):
         out = tmp_path / f"out{number}"
         with monkeypatch.context() as patch:
-            patch.setattr("steadynorm.lab.data.tokenize.write_json", stop)
+            patch.setattr("steadynorm.lab.data.shard_writer.write_json", stop)
             patch.setattr(
                 Path, "replace", lambda self, target: None if ".partial" not in str(target) else self.rename(target)
             )

@@ -31,7 +31,7 @@ from injecting import (
 
 from steadynorm.lab.data import download as files
 from steadynorm.lab.data.datasets import DATA_SETS, Address, DataSet, get
-from steadynorm.lab.data.download import DataError, download
+from steadynorm.lab.data.download import DataError, download_file
 
 BIG = np.random.default_rng(0).bytes(1_000_000)
 SHA256 = hashlib.sha256(BIG).hexdigest()
@@ -91,7 +91,7 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tmp_path_factory: py
 
 def fetch(url: str, part: Path, **options: object) -> Path:
     how = {"size": len(BIG), "sha256_hex": SHA256, "progress": False, "timeout": 60.0} | options
-    return download(url, part, **how)  # pyright: ignore
+    return download_file(url, part, **how)  # pyright: ignore
 
 
 @pytest.mark.parametrize("path", ["/cut", "/stall"])

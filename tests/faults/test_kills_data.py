@@ -13,7 +13,7 @@ import pytest
 from brittle import DATA, archive, texts, tokens
 from injecting import child, ended, files_in, injected, instants, killed, killed_at_line, lines_of, often, outcome
 
-from steadynorm.lab.data import documents, tokenize
+from steadynorm.lab.data import documents, shard_writer
 from steadynorm.lab.data.datasets import DATA_SETS, get
 from steadynorm.lab.data.shards import Tokens
 
@@ -36,9 +36,9 @@ def test_tokenising(tmp_path: Path, times: int):
 
 def victims(monkeypatch: pytest.MonkeyPatch, note: Path, unit: int, whole: bool) -> None:
     """Before this unit's tokens are taken: kill one of the tokenising processes, or the one that leads them."""
-    add, seen = tokenize._Work.add, []
+    add, seen = shard_writer.ShardWriter.add, []
 
-    def fatal(self: tokenize._Work, found: Tokens, count: int) -> None:
+    def fatal(self: shard_writer.ShardWriter, found: Tokens, count: int) -> None:
         seen.append(count)
         if len(seen) == unit:
             workers = multiprocessing.active_children()
@@ -49,7 +49,7 @@ def victims(monkeypatch: pytest.MonkeyPatch, note: Path, unit: int, whole: bool)
             workers[0].join()
         add(self, found, count)
 
-    monkeypatch.setattr(tokenize._Work, "add", fatal)
+    monkeypatch.setattr(shard_writer.ShardWriter, "add", fatal)
 
 
 @pytest.fixture
@@ -68,7 +68,9 @@ def test_one_of_the_tokenising_processes(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(note.read_text(encoding="utf-8").split()) == 2
     injected()
     assert not well
-    assert said == "DataError: a tokenising process was killed, perhaps for want of memory; run again with fewer"
+    assert (
+        said == "DataError: a tokenising process was killed, perhaps for lack of memory; run again with fewer workers"
+    )
     assert not (out / "meta.json").exists()
     assert (out / ".partial" / "progress.json").exists()
     assert files_in(tokens(in_units, out, workers=1).folder) == expected

@@ -20,7 +20,7 @@ ABOUT = {
 _MODULES = {
     "demo": "report",
     "predict": "predict",
-    "simulate": "simulate",
+    "simulate": "simulation",
     "train": "train",
     "paper": "paper",
     "report": "report",
@@ -48,6 +48,6 @@ def execute(command: Any) -> int | None:
     """Carry out what was parsed."""
     if callable(command):
         return cast(Callable[[], int | None], command)()
-    from steadynorm.cli import train as training
+    from steadynorm.cli.train import run_training
 
-    return training.train(command)
+    return run_training(command)

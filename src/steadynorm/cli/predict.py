@@ -13,7 +13,7 @@ from steadynorm import prediction
 from steadynorm.cli import predict_tables as tables
 from steadynorm.cli.text import format_value, parse_shape
 from steadynorm.conversion import translation
-from steadynorm.conversion.equivalents import equivalents
+from steadynorm.conversion.equivalents import find_equivalents
 from steadynorm.prediction import LrPlan, NormForecast, ParamSetting
 
 _SCIONC = "scionc"
@@ -117,7 +117,7 @@ class Predict:
         ]  # fmt: skip
         predictions = [prediction.predict(setting) for setting in settings]
         matches = [prediction.matches(setting, self.other_alphas, self.other_lrs) for setting in settings]
-        same = [equivalents(setting) for setting in settings]
+        same = [find_equivalents(setting) for setting in settings]
         forecasts: dict[str, NormForecast] = {}
         if (plan := self._plan) is not None:
             for text, setting in zip(self.shape, settings, strict=True):
@@ -162,7 +162,7 @@ class Predict:
             return forecasts
         console = Console()
         console.print(tables.translation_table(tuned, self.shape, rows, self._convert_half_life))
-        same = [equivalents(row.prediction.setting) for row in rows if row.prediction is not None]
+        same = [find_equivalents(row.prediction.setting) for row in rows if row.prediction is not None]
         console.print(tables.equivalents_table(trained, same))
         for note in tables.translation_notes(tuned, rows):
             console.print(note, highlight=False, markup=False)

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from steadynorm.cli.text import format_value
-from steadynorm.conversion.equivalents import equivalents
+from steadynorm.conversion.equivalents import find_equivalents
 from steadynorm.conversion.translation import Translation, Tuned
 from steadynorm.prediction import Level, Match, NormForecast, Prediction
 
@@ -159,7 +159,7 @@ def translation_json(tuned: Tuned, row: Translation) -> dict[str, Any]:
         "lmo": setting.entry.name, "lr": setting.lr, "alpha": setting.alpha, "nesterov": setting.nesterov,
         "steady_norm_sq": setting.steady_norm_sq, "weight_decay": row.decay, "rms": level.rms,
     }  # fmt: skip
-    return values | {"steady": asdict(row.steady), "scionc": scionc, "equivalents": equivalents(setting)}
+    return values | {"steady": asdict(row.steady), "scionc": scionc, "equivalents": find_equivalents(setting)}
 
 
 def write_page(path: Path, title: str, forecasts: Mapping[str, NormForecast]) -> None:

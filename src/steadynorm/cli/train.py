@@ -37,8 +37,8 @@ def _optimizer_of(argv: Sequence[str]) -> OptimizerName | None:
     return next((name for name in get_args(OptimizerName) if named and name == named[-1]), None)
 
 
-def train(config: Config) -> None:
-    """Train and say how it ended."""
+def run_training(config: Config) -> None:
+    """Train and print how it ended."""
     from steadynorm.lab.train.loop import train
 
     result = train(config)

@@ -8,7 +8,7 @@ from steadynorm.prediction import ParamSetting
 from steadynorm.theory.updates import MUON_ADJUST, UPDATES, muon_factor
 
 
-def equivalents(setting: ParamSetting) -> dict[str, dict[str, float | str | bool]]:
+def find_equivalents(setting: ParamSetting) -> dict[str, dict[str, float | str | bool]]:
     """Return settings of other optimizers that train the parameter in the same way, by optimizer.
 
     - Published Scion takes theta <- (1 - gamma) theta + gamma rho lmo(m), so gamma = eta and rho = 1 / decay
@@ -18,7 +18,7 @@ def equivalents(setting: ParamSetting) -> dict[str, dict[str, float | str | bool
     - AdamW gets the same half-life and the same total RMS contribution of a gradient, hence the same steady RMS.
 
     >>> s = ParamSetting(lr=0.01, alpha=0.1, shape=(384, 384), lmo="spectral", weight_decay=0.08)
-    >>> round(equivalents(s)["Scion"]["rho"], 6), round(equivalents(s)["torch Muon, original"]["lr"], 6)
+    >>> round(find_equivalents(s)["Scion"]["rho"], 6), round(find_equivalents(s)["torch Muon, original"]["lr"], 6)
     (12.5, 0.01)
     """
     decay = setting.decay("linear")
@@ -73,7 +73,7 @@ def from_adamw(lr: float, weight_decay: float, setting: ParamSetting) -> tuple[f
     """Return (lr, weight_decay) with AdamW's half-life and steady RMS at this setting's shape, lmo and alpha.
 
     >>> s = ParamSetting(lr=0.01, alpha=0.1, shape=(384, 384), lmo="spectral", weight_decay=0.08)
-    >>> adam = equivalents(s)["AdamW"]
+    >>> adam = find_equivalents(s)["AdamW"]
     >>> [round(value, 9) for value in from_adamw(adam["lr"], adam["weight_decay"], s)]
     [0.01, 0.08]
     """

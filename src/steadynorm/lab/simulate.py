@@ -223,6 +223,8 @@ def half_life_steps(half_lives: float, lr: float, weight_decay: float) -> int:
     >>> half_life_steps(10, 0.001, 0.1)  # the paper's
     69312
     """
+    if not (math.isfinite(half_lives) and half_lives > 0):
+        raise ValueError(f"half-lives {half_lives}: must be above 0")
     return math.ceil(half_lives * math.log(2) / -math.log1p(-lr * weight_decay))
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Protocol
 
 from steadynorm.files import PathLike, explain_os_error, is_disk_full, lock, make_folder, sha256, write_json
-from steadynorm.lab.data.download import DataError, cache_dir, download, publish, unpack
-from steadynorm.lab.data.sotu import sotu
+from steadynorm.lab.data.download import DataError, cache_dir, download_file, publish, unpack
+from steadynorm.lab.data.sotu import read_addresses
 from steadynorm.progress import to_stderr
 
 MANIFEST = "complete.json"
@@ -79,7 +79,7 @@ class Address:
     def fetch(self, work: Path, downloads: Path, progress: bool) -> Path:
         downloads.mkdir(exist_ok=True)
         for name, (url, size, checksum) in self.files.items():
-            part = download(url, downloads / f"{name}.part", size=size, sha256_hex=checksum, progress=progress)
+            part = download_file(url, downloads / f"{name}.part", size=size, sha256_hex=checksum, progress=progress)
             part.replace(work / name)
         return work / next(iter(self.files)) if len(self.files) == 1 else work
 
@@ -131,7 +131,7 @@ class Embedded:
     label: str = "the text that comes with steadynorm"
 
     def fetch(self, work: Path, downloads: Path, progress: bool) -> Path:
-        for each in sotu():
+        for each in read_addresses():
             (work / f"{each.name}.txt").write_bytes(each.text.encode())
         return work
 
@@ -267,7 +267,7 @@ def _batch_from_sheet(folder: Path, file: str, target: Path) -> None:
 
 @functools.cache
 def _sotu_files() -> Mapping[str, str]:
-    return {f"{each.name}.txt": hashlib.sha256(each.text.encode()).hexdigest() for each in sotu()}
+    return {f"{each.name}.txt": hashlib.sha256(each.text.encode()).hexdigest() for each in read_addresses()}
 
 
 _NPM = ("npm", "pack", "--silent", "--ignore-scripts", "--fetch-retries=1")

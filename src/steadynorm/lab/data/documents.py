@@ -40,7 +40,7 @@ def input_files(inputs: Iterable[PathLike]) -> list[Path]:
     return files
 
 
-def units(path: Path, text_key: str) -> Iterator[Unit]:
+def split_units(path: Path, text_key: str) -> Iterator[Unit]:
     size = path.stat().st_size
     if path.suffix == ".parquet":
         with _parquet(path, text_key) as file:
@@ -53,7 +53,7 @@ def units(path: Path, text_key: str) -> Iterator[Unit]:
         yield from (Unit(path, start, stop, stop - start) for start, stop in pairwise(cuts))
 
 
-def documents(unit: Unit, text_key: str) -> Iterator[str]:
+def read_documents(unit: Unit, text_key: str) -> Iterator[str]:
     """The texts of a unit that are not empty; an error names the file and the line."""
     read = {".txt": _text, ".jsonl": _json_lines, ".parquet": _rows}[unit.path.suffix]
     return filter(None, read(unit, text_key))

@@ -50,7 +50,7 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "steadynorm"
 
 
-def download(
+def download_file(
     url: str, part: Path, *, size: int, sha256_hex: str, timeout: float = 10.0, retries: int = 3, progress: bool = True
 ) -> Path:
     """Fetch `url` into `part` and check it; a part that is there already is continued (HTTP Range).
@@ -85,7 +85,9 @@ def download(
     part.unlink()
     if not continued:
         raise DataError(f"{url}: sha256 {found}, expected {sha256_hex}; the file there is damaged or another one")
-    return download(url, part, size=size, sha256_hex=sha256_hex, timeout=timeout, retries=retries, progress=progress)
+    return download_file(
+        url, part, size=size, sha256_hex=sha256_hex, timeout=timeout, retries=retries, progress=progress
+    )
 
 
 def _this_machine(host: str) -> bool:

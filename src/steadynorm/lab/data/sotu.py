@@ -30,26 +30,26 @@ class Document:
     text: str
 
 
-def sotu() -> list[Document]:
+def read_addresses() -> list[Document]:
     """The 233 addresses, oldest first.
 
-    >>> addresses = sotu()
+    >>> addresses = read_addresses()
     >>> len(addresses), addresses[0].name, addresses[0].text[:39]
     (233, '1790_george_washington_n', 'Fellow-Citizens of the Senate and House')
     """
     return list(_load())
 
 
-def sotu_split(every: int = 12) -> tuple[list[Document], list[Document]]:
+def split_addresses(every: int = 12) -> tuple[list[Document], list[Document]]:
     """(training, validation): every 12th address is held out whole, so both parts span all the years.
 
-    >>> train, validation = sotu_split()
+    >>> train, validation = split_addresses()
     >>> len(train), len(validation), validation[0].name
     (214, 19, '1801_thomas_jefferson_dr')
     """
     if every < 2:
-        raise ValueError(f"sotu_split: every={every} leaves nothing to train on; pass 2 or more")
-    addresses = sotu()
+        raise ValueError(f"split_addresses: every={every} leaves nothing to train on; pass 2 or more")
+    addresses = read_addresses()
     held_out = addresses[every - 1 :: every]
     return [each for number, each in enumerate(addresses, 1) if number % every], held_out
 

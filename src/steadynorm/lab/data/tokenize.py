@@ -1,8 +1,8 @@
-"""Text to token shards: `prefix_val_000000.bin`, `prefix_train_000001.bin`, ..., `tokenizer.json` and `meta.json`.
+"""Turn text into token shards: `prefix_val_000000.bin`, `prefix_train_000001.bin`, ..., `tokenizer.json`, `meta.json`.
 
-The input is cut into units (a text file, 8 MiB of JSON lines, a row group of parquet) that depend on the files alone.
-Worker processes encode units, and results are joined in order: the output does not depend on how many there are.
-A finished folder holds `meta.json`. Until then all lies in its `.partial`, where the same call goes on after a stop.
+The input is cut into units (a text file, 8 MiB of JSON lines, a row group of parquet) that depend only on the files.
+Worker processes encode units and results are joined in order, so the output does not depend on the number of workers.
+A finished folder holds `meta.json`. Until then everything lies in `.partial`, where the same call resumes.
 """
 
 import contextlib
@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from threading import Thread
@@ -25,15 +24,16 @@ from typing import Any
 import numpy as np
 
 from steadynorm import progress as bars
-from steadynorm.files import PathLike, atomic_write, lock, make_folder, read_json, sha256, write_json
-from steadynorm.lab.data.documents import Unit, documents, input_files, units
+from steadynorm.files import PathLike, lock, make_folder
+from steadynorm.lab.data.documents import Unit, input_files, read_documents, split_units
 from steadynorm.lab.data.download import DataError, cache_dir
-from steadynorm.lab.data.encoders import Encoder, make_encoder, saved_encoder, train_bpe
-from steadynorm.lab.data.shards import Shard, Tokens, TokenSet, read_token_set, shard_bytes
+from steadynorm.lab.data.encoders import Encoder, make_encoder, train_bpe
+from steadynorm.lab.data.shard_writer import ShardWriter, check_no_shards
+from steadynorm.lab.data.shards import Tokens, TokenSet, read_token_set
 from steadynorm.lab.data.sotu import SHA256 as SOTU_SHA256
-from steadynorm.lab.data.sotu import sotu_split
+from steadynorm.lab.data.sotu import split_addresses
 
-_BATCH_CHARS = 1 << 20  # encoded at once: what a tokeniser returns takes much more memory than its text
+_BATCH_CHARS = 1 << 20  # encoded at once: a tokenizer's result takes much more memory than its text
 _TRAIN_CHARS = 1 << 30  # a BPE is trained on the first GiB
 Encoded = tuple[Tokens, int]  # of a unit: tokens, documents
 
@@ -54,28 +54,31 @@ def tokenize_files(
 ) -> TokenSet:
     """Turn text files into a folder of shards; the first is for validation, the others for training.
 
-    Each document begins with the end-of-text token; one that does not fit into a shard goes on in the next. Empty
-    documents are left out. Called again, it goes on after a stop, or returns at once when all is done.
+    Each document begins with the end-of-text token and may continue in the next shard. Empty documents are skipped.
+    The same call resumes after an interruption, and returns at once if the shards are complete.
 
     Args:
-        inputs: files, or folders of files: `.txt` (a file is a document), `.jsonl` (a line), `.parquet` (a row).
-        out_dir: a new or empty folder.
-        tokenizer: as in `make_encoder`, or "bpe": one of `vocab_size` tokens trained on the first GiB of the input.
-        vocab_size: of "bpe" (default 4096).
-        end_of_text: as in `make_encoder`.
-        prefix: how the names of the shards begin.
-        text_key: key of a JSON line, or parquet column, that holds the text.
-        shard_tokens: tokens in a shard.
-        validation_tokens: tokens in the first shard; None: `shard_tokens`, as in the paper; 0: no validation shard.
-        workers: processes (default: one for each core). More than one are spawned, so a script that calls this needs
+        inputs: Files or folders of files: `.txt` (a document per file), `.jsonl` (per line), `.parquet` (per row).
+        out_dir: New or empty folder.
+        tokenizer: As in `make_encoder`, or "bpe" to train one on the first GiB of the input.
+        vocab_size: Number of tokens of "bpe" (default 4096).
+        end_of_text: As in `make_encoder`.
+        prefix: Beginning of the shards' names.
+        text_key: JSON key or parquet column that holds the text.
+        shard_tokens: Tokens per shard.
+        validation_tokens: Tokens in the first shard; None for `shard_tokens`, as in the paper; 0 for no validation.
+        workers: Processes (default: one per core). Several processes are spawned, so a script that calls this needs
             `if __name__ == "__main__":`.
-        progress: show a bar where there is a terminal.
+        progress: Show a bar if there is a terminal.
+
+    Returns:
+        The finished set.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> _ = (folder / "a.txt").write_text("To be", encoding="utf-8"), (folder / "b.txt").write_text("or not", encoding="utf-8")
-    >>> made = tokenize_files([folder], folder / "out", tokenizer="bytes", validation_tokens=6, workers=1)
-    >>> [(each.name, each.tokens) for each in made.shards]
+    >>> result = tokenize_files([folder], folder / "out", tokenizer="bytes", validation_tokens=6, workers=1)
+    >>> [(shard.name, shard.tokens) for shard in result.shards]
     [('text_val_000000.bin', 6), ('text_train_000001.bin', 7)]
     """
     held_out = shard_tokens if validation_tokens is None else validation_tokens
@@ -87,38 +90,39 @@ def tokenize_files(
     if not re.fullmatch(r"[\w.-]+", prefix) or re.search("_(train|val)_", f"_{prefix}_"):
         raise ValueError(f"tokenize_files: prefix={prefix!r}; use letters, digits, . and -, without train or val")
     files, out = input_files(inputs), Path(out_dir)
-    of_tokenizer = _identity(tokenizer, vocab_size, end_of_text)
-    of_files = [(str(each.resolve()), each.stat().st_size, each.stat().st_mtime_ns) for each in files]
-    key = _key(of_files, of_tokenizer, prefix, text_key, shard_tokens, held_out)
-    if (done := _finished(out, key)) is not None:
-        return done
+    tokenizer_id = _identity(tokenizer, vocab_size, end_of_text)
+    file_ids = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    key = _key(file_ids, tokenizer_id, prefix, text_key, shard_tokens, held_out)
+    if (finished := _finished(out, key)) is not None:
+        return finished
     make_folder(out)
     with lock(out):
-        if (done := _finished(out, key)) is not None:
-            return done
-        pieces = [unit for file in files for unit in units(file, text_key)]
-        work = _Work(out, prefix, key, shard_tokens, held_out)
-        texts = (text for unit in pieces for text in documents(unit, text_key))
+        if (finished := _finished(out, key)) is not None:  # another process made it while this one waited
+            return finished
+        pieces = [unit for file in files for unit in split_units(file, text_key)]
+        writer = ShardWriter(out, prefix, key, shard_tokens, held_out)
+        texts = (text for unit in pieces for text in read_documents(unit, text_key))
         size = min(_TRAIN_CHARS, sum(unit.size for unit in pieces))
         with bars.bar(size, "training a BPE", shown=progress and tokenizer == "bpe", size=True) as advance:
             counted = _counted(texts, advance)
-            encoder = work.encoder or work.begin(_choose(tokenizer, vocab_size, end_of_text, counted))
-        left = pieces[work.unit :]
+            encoder = writer.encoder or writer.begin(_choose(tokenizer, vocab_size, end_of_text, counted))
+        left = pieces[writer.unit :]
         with bars.bar(sum(unit.size for unit in pieces), "tokenising", shown=progress, size=True) as advance:
-            advance(sum(unit.size for unit in pieces[: work.unit]))
+            advance(sum(unit.size for unit in pieces[: writer.unit]))
             with contextlib.closing(_encode_all(left, encoder, text_key, workers or _cores())) as encoded:
-                for unit, each in zip(left, encoded, strict=True):
-                    work.add(*each)
+                for unit, (tokens, documents_of_unit) in zip(left, encoded, strict=True):
+                    writer.add(tokens, documents_of_unit)
                     advance(unit.size)
-        return work.finish()
+        return writer.finish()
 
 
 def sotu_shards(
     out_dir: PathLike | None = None, *, tokenizer: PathLike = "bytes", vocab_size: int | None = None
 ) -> tuple[list[Path], list[Path]]:
-    """(training, validation) shards of the State of the Union addresses, whole addresses held out; made once, verified.
+    """Return (training, validation) shards of the State of the Union addresses, making them at the first call.
 
-    A "bpe" is trained on the training addresses alone.
+    Whole addresses are held out, and a "bpe" is trained only on the training addresses. Shards are verified at every
+    call and made again if they are damaged.
 
     >>> import tempfile
     >>> train, validation = sotu_shards(tempfile.mkdtemp())
@@ -130,30 +134,30 @@ def sotu_shards(
     out = cache_dir() / name if out_dir is None else Path(out_dir)
     key = _key(SOTU_SHA256, _identity(tokenizer, vocab_size, None))
     with contextlib.suppress(DataError):
-        if (made := _finished(out, key, checksums=True)) is not None:
-            return made.train, made.validation
+        if (token_set := _finished(out, key, checksums=True)) is not None:
+            return token_set.train, token_set.validation
     make_folder(out)
     with lock(out):
         try:
-            made = _finished(out, key, checksums=True)
+            token_set = _finished(out, key, checksums=True)
         except DataError:
             if not (out / "meta.json").exists() or read_token_set(out).key != key:
                 raise
-            (out / "meta.json").unlink()  # a shard is damaged: make them again
-            made = None
-        if made is None:
+            (out / "meta.json").unlink()  # a shard is damaged: make all of them again
+            token_set = None
+        if token_set is None:
             for stale in out.glob("sotu_*.bin"):
                 stale.unlink()
             shutil.rmtree(out / ".partial", ignore_errors=True)
-            train, validation = ([each.text for each in part] for part in sotu_split())
+            train, validation = ([address.text for address in part] for part in split_addresses())
             encoder = _choose(tokenizer, vocab_size, None, iter(train))
             held_out, rest = encoder.encode(validation), encoder.encode(train)
-            work = _Work(out, "sotu", key, len(rest), len(held_out))
-            work.begin(encoder)
-            work.add(held_out, len(validation))
-            work.add(rest, len(train))
-            made = work.finish()
-    return made.train, made.validation
+            writer = ShardWriter(out, "sotu", key, len(rest), len(held_out))
+            writer.begin(encoder)
+            writer.add(held_out, len(validation))
+            writer.add(rest, len(train))
+            token_set = writer.finish()
+    return token_set.train, token_set.validation
 
 
 def _identity(tokenizer: PathLike, vocab_size: int | None, end_of_text: str | None) -> list[Any]:
@@ -197,133 +201,21 @@ def _cores() -> int:
 def _finished(out: Path, key: str, *, checksums: bool = False) -> TokenSet | None:
     if not (out / "meta.json").exists():
         if not (out / ".partial").exists():
-            _check_empty(out)
+            check_no_shards(out)
         return None
-    made = read_token_set(out)
-    if made.key != key:
+    token_set = read_token_set(out)
+    if token_set.key != key:
         raise DataError(f"{out}: holds shards of other inputs or settings; choose another folder, or remove this one")
-    made.check(checksums=checksums)
+    token_set.check(checksums=checksums)
     shutil.rmtree(out / ".partial", ignore_errors=True)
-    return made
-
-
-def _check_empty(out: Path) -> None:
-    if there := sorted(out.glob("*.bin")):
-        raise DataError(f"{there[0]}: the folder holds shards of another origin; choose a new folder")
-
-
-class _Work:
-    """The unfinished set in `.partial`: tokens go in, whole shards come out, each with a note of how far it reaches."""
-
-    def __init__(self, out: Path, prefix: str, key: str, shard_tokens: int, held_out: int) -> None:
-        self.out, self.folder, self.prefix, self.key = out, out / ".partial", prefix, key
-        self.shard_tokens, self.held_out = shard_tokens, held_out
-        self.unit, self.skip, self.documents = 0, 0, 0  # begin at this unit, less its first tokens; documents before it
-        self.shards: list[Shard] = []
-        self.encoder: Encoder | None = None
-        self.parts: list[Tokens] = []  # tokens of the shard to come
-        self.filled = 0
-        if not self._resume():
-            _check_empty(out)
-            shutil.rmtree(self.folder, ignore_errors=True)
-            self.folder.mkdir(parents=True)
-
-    def _resume(self) -> bool:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            noted = read_json(self.folder / "progress.json")
-            shards = [Shard(**each) for each in noted["shards"]]
-            whole = all(sha256(self._where(each.name)) == each.sha256 for each in shards)
-            name, vocab_size, end, definition = noted["encoder"]
-            whole = whole and (not definition or sha256(self._where("tokenizer.json")) == definition)
-            if whole and noted["key"] == self.key:
-                self.encoder = saved_encoder(name, vocab_size, end, self._where("tokenizer.json"))
-                self.unit, self.skip, self.documents = noted["unit"], noted["skip"], noted["documents"]
-                self.shards = shards
-                return True
-        return False
-
-    def _where(self, name: str) -> Path:
-        # stopped while moving to the final folder, some files are there already
-        return self.folder / name if (self.folder / name).exists() else self.out / name
-
-    def _note(self, skip: int) -> None:
-        assert self.encoder is not None
-        noted = {"key": self.key, "unit": self.unit, "skip": skip, "documents": self.documents}
-        encoder = [self.encoder.name, self.encoder.vocab_size, self.encoder.end_of_text, self._definition()]
-        shards = [asdict(each) for each in self.shards]
-        write_json(self.folder / "progress.json", noted | {"encoder": encoder, "shards": shards})
-
-    def _definition(self) -> str:
-        """Checksum of the tokenizer.json to be."""
-        assert self.encoder is not None
-        return hashlib.sha256(self.encoder.definition.encode()).hexdigest() if self.encoder.definition else ""
-
-    def begin(self, encoder: Encoder) -> Encoder:
-        """Keep the encoder, which may have taken long to train."""
-        self.encoder = encoder
-        if encoder.definition:
-            with atomic_write(self.folder / "tokenizer.json") as file:
-                file.write(encoder.definition.encode())
-        self._note(0)
-        return encoder
-
-    def add(self, tokens: Tokens, documents: int) -> None:
-        """Take the tokens of the next unit."""
-        taken, self.skip = self.skip, 0
-        while taken < len(tokens):
-            room = (self.shard_tokens if self.shards or not self.held_out else self.held_out) - self.filled
-            self.parts.append(tokens[taken : taken + room])
-            taken, self.filled = taken + len(self.parts[-1]), self.filled + len(self.parts[-1])
-            if len(self.parts[-1]) == room:
-                self._write()
-                self._note(taken)
-        self.unit, self.documents = self.unit + 1, self.documents + documents
-
-    def _write(self) -> None:
-        split = "train" if self.shards or not self.held_out else "val"
-        name = f"{self.prefix}_{split}_{len(self.shards) + (self.held_out == 0):06d}.bin"
-        content = shard_bytes(np.concatenate(self.parts))
-        with atomic_write(self.folder / name) as file:
-            file.write(content)
-        self.shards.append(Shard(name, split, self.filled, hashlib.sha256(content).hexdigest()))
-        self.parts, self.filled = [], 0
-
-    def finish(self) -> TokenSet:
-        """Write the last shard, move all to the folder, `meta.json` last."""
-        if self.parts:
-            self._write()
-            self._note(0)
-        if not any(each.split == "train" for each in self.shards):
-            shutil.rmtree(self.folder, ignore_errors=True)
-            raise DataError(
-                f"{self.out}: {sum(each.tokens for each in self.shards)} tokens, and the validation shard takes the first "
-                f"{self.held_out}: nothing left to train on; give more text, or a smaller validation_tokens"
-            )
-        for name in [*(each.name for each in self.shards), "tokenizer.json"]:
-            with contextlib.suppress(FileNotFoundError):  # moved already, or bytes
-                (self.folder / name).replace(self.out / name)
-        assert self.encoder is not None
-        meta = {
-            "tokenizer": self.encoder.name,
-            "vocab_size": self.encoder.vocab_size,
-            "end_of_text": self.encoder.end_of_text,
-            "documents": self.documents,
-            "key": self.key,
-            "definition_sha256": self._definition(),
-            "shards": [asdict(each) for each in self.shards],
-        }
-        write_json(self.out / "meta.json", meta)
-        shutil.rmtree(self.folder, ignore_errors=True)
-        made = read_token_set(self.out)
-        made.check(checksums=False)
-        return made
+    return token_set
 
 
 def _encode_unit(unit: Unit, encoder: Encoder, text_key: str) -> Encoded:
     parts: list[Tokens] = []
     batch: list[str] = []
     count, chars = 0, 0
-    for text in documents(unit, text_key):
+    for text in read_documents(unit, text_key):
         batch.append(text)
         count, chars = count + 1, chars + len(text)
         if chars >= _BATCH_CHARS:
@@ -333,7 +225,7 @@ def _encode_unit(unit: Unit, encoder: Encoder, text_key: str) -> Encoded:
 
 
 def _encode_all(units: Sequence[Unit], encoder: Encoder, text_key: str, workers: int) -> Generator[Encoded]:
-    """Each unit's tokens, in order; at most two units a worker are under way."""
+    """Yield the tokens of each unit in order, with at most two units per worker under way."""
     if workers == 1 or len(units) < 2:
         yield from (_encode_unit(unit, encoder, text_key) for unit in units)
         return
@@ -342,24 +234,26 @@ def _encode_all(units: Sequence[Unit], encoder: Encoder, text_key: str, workers:
     waiting: deque[Future[Encoded]] = deque()
     try:
         for unit in units:
-            waiting.append(pool.submit(_work, unit))
+            waiting.append(pool.submit(_encode_in_worker, unit))
             if len(waiting) >= 2 * workers:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
     except BrokenProcessPool as error:
-        raise DataError("a tokenising process was killed, perhaps for want of memory; run again with fewer") from error
+        raise DataError(
+            "a tokenising process was killed, perhaps for lack of memory; run again with fewer workers"
+        ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-_job: tuple[Encoder, str]  # of a worker process
+_job: tuple[Encoder, str]  # set in worker processes
 
 
 def _start_worker(encoder: Encoder, text_key: str) -> None:
     global _job
     _job = encoder, text_key
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread a process
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread per process
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     Thread(target=_end_with_parent, daemon=True).start()
 
@@ -370,5 +264,5 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _work(unit: Unit) -> Encoded:
+def _encode_in_worker(unit: Unit) -> Encoded:
     return _encode_unit(unit, *_job)

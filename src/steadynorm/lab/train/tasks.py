@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from steadynorm.lab.data import datasets as get
-from steadynorm.lab.data import images, shards
+from steadynorm.lab.data import images, shards, token_loader
 from steadynorm.lab.data.augment import Augment, Evaluate, generator_for, mixup, normalize
 from steadynorm.lab.data.download import DataError
 from steadynorm.lab.data.encoders import BYTE_VOCAB
@@ -76,7 +76,7 @@ class GptTask:
             checksums = shards.shard_checksums(self.task.data)
         self.unverified = {path: checksums[path] for path in self.validation if path in checksums}
         self.rank, self.world = rank, world
-        self.loader = shards.TokenLoader(
+        self.loader = token_loader.TokenLoader(
             train, batch=config.batch, length=self.task.length, rank=rank, world=world, vocab=self.task.model.vocab,
             shuffle=config.seed if self.task.shuffle else None, checksums=checksums,
         )  # fmt: skip
@@ -95,7 +95,7 @@ class GptTask:
     def evaluate(self, model: nn.Module, device: torch.device) -> dict[str, Tensor]:
         total, count = torch.zeros((), dtype=torch.float64, device=device), 0
         micro = self.config.micro_batch or self.config.batch // self.world
-        for inputs, targets in shards.validation_batches(
+        for inputs, targets in token_loader.validation_batches(
             self.validation, batch=micro * self.world, length=self.task.length, max_tokens=self.task.eval_tokens,
             rank=self.rank, world=self.world, vocab=self.task.model.vocab, checksums=self.unverified,
         ):  # fmt: skip

@@ -1,7 +1,6 @@
 """Define `steadynorm simulate`."""
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -47,16 +46,14 @@ class Simulate:
 
     def __call__(self) -> None:
         """Simulate all alphas as one batch and print the measurements beside the predictions."""
-        from steadynorm.lab import comparison
+        from steadynorm.lab import agreement
         from steadynorm.lab.simulate import half_life_steps
 
-        if not (math.isfinite(self.half_lives) and self.half_lives > 0):
-            raise ValueError(f"half-lives {self.half_lives}: must be above 0")
         shape, nesterov = parse_shape(self.shape), self.momentum == "nesterov"
         settings = [ParamSetting(self.lr, alpha, shape, self.lmo, nesterov, self.weight_decay) for alpha in self.alpha]
         steps = half_life_steps(self.half_lives, self.lr, self.weight_decay)
-        norms = comparison.compare(settings, self.momentum, steps, seeds=self.seeds, seed=self.seed)
-        responses = comparison.measure_responses(settings, self.momentum) if self.response else [None] * len(norms)
+        norms = agreement.compare(settings, self.momentum, steps, seeds=self.seeds, seed=self.seed)
+        responses = agreement.measure_responses(settings, self.momentum) if self.response else [None] * len(norms)
         rows = list(zip(norms, responses, strict=True))
         if self.json:
             values = [asdict(norm) | (asdict(response) if response else {}) for norm, response in rows]

@@ -1,0 +1,134 @@
+"""Write a set of token shards so that an interrupted run resumes."""
+
+import contextlib
+import hashlib
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from steadynorm.files import atomic_write, read_json, sha256, write_json
+from steadynorm.lab.data.download import DataError
+from steadynorm.lab.data.encoders import Encoder, saved_encoder
+from steadynorm.lab.data.shards import Shard, Tokens, TokenSet, read_token_set, shard_bytes
+
+
+def check_no_shards(folder: Path) -> None:
+    """Raise DataError if a folder holds shards from elsewhere."""
+    if shards := sorted(folder.glob("*.bin")):
+        raise DataError(f"{shards[0]}: the folder holds shards of another origin; choose a new folder")
+
+
+class ShardWriter:
+    """Turn tokens into whole shards in `.partial`, with a note after each shard of how far the input was read.
+
+    A writer made again with the same key resumes after the last note.
+
+    Attributes:
+        unit: First unit of input that is still needed.
+        encoder: Encoder of an interrupted run, or None before `begin`.
+    """
+
+    def __init__(self, out: Path, prefix: str, key: str, shard_tokens: int, held_out: int) -> None:
+        self.out, self.folder, self.prefix, self.key = out, out / ".partial", prefix, key
+        self.shard_tokens, self.held_out = shard_tokens, held_out
+        self.unit, self.skip, self.documents = 0, 0, 0  # next unit, tokens of it already written, documents before it
+        self.shards: list[Shard] = []
+        self.encoder: Encoder | None = None
+        self.parts: list[Tokens] = []  # tokens of the next shard
+        self.filled = 0
+        if not self._resume():
+            check_no_shards(out)
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.mkdir(parents=True)
+
+    def _resume(self) -> bool:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            noted = read_json(self.folder / "progress.json")
+            shards = [Shard(**entry) for entry in noted["shards"]]
+            whole = all(sha256(self._locate(shard.name)) == shard.sha256 for shard in shards)
+            name, vocab_size, end, definition = noted["encoder"]
+            whole = whole and (not definition or sha256(self._locate("tokenizer.json")) == definition)
+            if whole and noted["key"] == self.key:
+                self.encoder = saved_encoder(name, vocab_size, end, self._locate("tokenizer.json"))
+                self.unit, self.skip, self.documents = noted["unit"], noted["skip"], noted["documents"]
+                self.shards = shards
+                return True
+        return False
+
+    def _locate(self, name: str) -> Path:
+        # If the move to the final folder was interrupted, some files are already there.
+        return self.folder / name if (self.folder / name).exists() else self.out / name
+
+    def _note(self, skip: int) -> None:
+        assert self.encoder is not None
+        note = {"key": self.key, "unit": self.unit, "skip": skip, "documents": self.documents}
+        encoder = [self.encoder.name, self.encoder.vocab_size, self.encoder.end_of_text, self._definition()]
+        shards = [asdict(shard) for shard in self.shards]
+        write_json(self.folder / "progress.json", note | {"encoder": encoder, "shards": shards})
+
+    def _definition(self) -> str:
+        """Return the checksum of tokenizer.json."""
+        assert self.encoder is not None
+        return hashlib.sha256(self.encoder.definition.encode()).hexdigest() if self.encoder.definition else ""
+
+    def begin(self, encoder: Encoder) -> Encoder:
+        """Save the encoder, which may have taken long to train, and return it."""
+        self.encoder = encoder
+        if encoder.definition:
+            with atomic_write(self.folder / "tokenizer.json") as file:
+                file.write(encoder.definition.encode())
+        self._note(0)
+        return encoder
+
+    def add(self, tokens: Tokens, documents: int) -> None:
+        """Append the tokens of the next unit."""
+        taken, self.skip = self.skip, 0
+        while taken < len(tokens):
+            room = (self.shard_tokens if self.shards or not self.held_out else self.held_out) - self.filled
+            self.parts.append(tokens[taken : taken + room])
+            taken, self.filled = taken + len(self.parts[-1]), self.filled + len(self.parts[-1])
+            if len(self.parts[-1]) == room:
+                self._write()
+                self._note(taken)
+        self.unit, self.documents = self.unit + 1, self.documents + documents
+
+    def _write(self) -> None:
+        split = "train" if self.shards or not self.held_out else "val"
+        name = f"{self.prefix}_{split}_{len(self.shards) + (self.held_out == 0):06d}.bin"
+        content = shard_bytes(np.concatenate(self.parts))
+        with atomic_write(self.folder / name) as file:
+            file.write(content)
+        self.shards.append(Shard(name, split, self.filled, hashlib.sha256(content).hexdigest()))
+        self.parts, self.filled = [], 0
+
+    def finish(self) -> TokenSet:
+        """Write the last shard and move everything to the final folder, `meta.json` last."""
+        if self.parts:
+            self._write()
+            self._note(0)
+        if not any(shard.split == "train" for shard in self.shards):
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise DataError(
+                f"{self.out}: {sum(shard.tokens for shard in self.shards)} tokens, and the validation shard takes the first "
+                f"{self.held_out}: nothing left to train on; give more text, or a smaller validation_tokens"
+            )
+        for name in [*(shard.name for shard in self.shards), "tokenizer.json"]:
+            with contextlib.suppress(FileNotFoundError):  # already moved, or not needed for bytes
+                (self.folder / name).replace(self.out / name)
+        assert self.encoder is not None
+        meta = {
+            "tokenizer": self.encoder.name,
+            "vocab_size": self.encoder.vocab_size,
+            "end_of_text": self.encoder.end_of_text,
+            "documents": self.documents,
+            "key": self.key,
+            "definition_sha256": self._definition(),
+            "shards": [asdict(shard) for shard in self.shards],
+        }
+        write_json(self.out / "meta.json", meta)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        token_set = read_token_set(self.out)
+        token_set.check(checksums=False)
+        return token_set
