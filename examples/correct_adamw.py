@@ -1,4 +1,4 @@
-"""Your AdamW, with one line more: the decay follows the learning rate, so the weight norm does not sink with it.
+"""Correct AdamW with one line: the decay follows the learning rate, so the weight norm does not sink with it.
 
 python examples/correct_adamw.py [steps]
 """
@@ -13,11 +13,11 @@ import steadynorm as sn
 from steadynorm.lab.data.sotu import sotu
 
 steps = int(sys.argv[1]) if len(sys.argv) > 1 else 1500
-text = torch.frombuffer(bytearray("".join(each.text for each in sotu()[-40:]).encode()), dtype=torch.uint8).long()
+text = torch.frombuffer(bytearray("".join(address.text for address in sotu()[-40:]).encode()), dtype=torch.uint8).long()
 
 
 def train(corrected: bool, seed: int) -> tuple[float, float, float]:
-    """Guess the next byte from eight. The norm of a hidden layer half-way and at the end, and the last steps' mean loss."""
+    """Predict the next byte from eight; return a hidden layer's norm half-way and at the end, and the final mean loss."""
     torch.manual_seed(seed)
     model = nn.Sequential(
         nn.Embedding(256, 16), nn.Flatten(),

@@ -1,6 +1,6 @@
-"""FSDP2: parameters, gradients and momentum sharded over the processes. The optimizer's line is the same as without.
+"""Train under FSDP2: parameters, gradients and momentum are sharded, and the optimizer is created as without it.
 
-torchrun --nproc-per-node 2 examples/fsdp2.py [steps]         (gloo on CPUs; NCCL where there are GPUs)
+torchrun --nproc-per-node 2 examples/fsdp2.py [steps]         (gloo on CPUs, NCCL on GPUs)
 """
 
 import os
@@ -30,9 +30,9 @@ fully_shard(model, mesh=mesh)
 
 optimizer = sn.ScionC(sn.param_groups(model, lr=0.01, output="4"))  # DTensors are recognised
 scheduler = sn.Scheduler(optimizer, scale={"lr": sn.schedule.cosine(steps)})
-monitor = sn.Monitor(optimizer, model)  # on every process; it sums over the shards
+monitor = sn.Monitor(optimizer, model)  # create it on every process; it sums over the shards
 
-torch.manual_seed(rank)  # other data on each
+torch.manual_seed(rank)  # different data on each process
 for _ in range(steps):
     x = torch.randn(64, 32, device=device)
     optimizer.zero_grad()
@@ -42,9 +42,9 @@ for _ in range(steps):
     scheduler.step()
 last = monitor.measure()[-1]
 shard = optimizer.state[model[2].weight]["momentum_buffer"].to_local()
-for each in range(world):
+for turn in range(world):
     dist.barrier()
-    if each == rank:
+    if turn == rank:
         print(
             f"rank {rank}: loss {loss.item():.3f}  weight norm {last['weight_norm']:.3f}  momentum {tuple(shard.shape)}"
         )

@@ -1,4 +1,4 @@
-"""Anneal by momentum: alpha rises so that the effective learning rate falls as a cosine would make it; lr stays.
+"""Anneal by momentum: alpha rises so that the effective learning rate follows a cosine, while lr stays.
 
 python examples/matched_momentum.py [steps]
 """
@@ -12,7 +12,7 @@ import steadynorm as sn
 
 steps = int(sys.argv[1]) if len(sys.argv) > 1 else 400
 cosine = sn.schedule.cosine(steps)
-matched = sn.schedule.MatchedMomentum(0.1, 1.0, cosine)  # alpha from 0.1 to 1; from there on lr takes over
+matched = sn.schedule.MatchedMomentum(0.1, 1.0, cosine)  # alpha rises from 0.1 to 1, and then lr takes over
 SCHEDULES = {
     "cosine of lr": {"scale": {"lr": cosine}},
     "matched momentum": {"scale": {"lr": matched.lr}, "value": {"alpha": matched.alpha}},

@@ -1,4 +1,4 @@
-"""A run with Muon for the matrices and AdamW for the rest goes on with one ScionC.
+"""Continue a run of Muon for the matrices and AdamW for the rest with one ScionC.
 
 python examples/move_from_muon.py [steps]
 """
@@ -25,20 +25,20 @@ def train(optimizers: list, schedulers: list, first: int, last: int) -> None:
         words = torch.randint(100, (64, 4))
         loss = nn.functional.cross_entropy(model(words), teacher[words % 16].sum(1).argmax(1))
         loss.backward()
-        for each in (*optimizers, *schedulers):
-            each.step()
-        for each in optimizers:
-            each.zero_grad()
+        for stepped in (*optimizers, *schedulers):
+            stepped.step()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
     print(f"step {last}: loss {loss.item():.3f}")
 
 
-# So far: two optimizers, two schedulers.
+# The first half has two optimizers and two schedulers.
 muon = torch.optim.Muon([("2.weight", model[2].weight)], lr=0.02, weight_decay=0.1)
 rest = [(name, p) for name, p in model.named_parameters() if name != "2.weight"]
 adamw = torch.optim.AdamW(rest, lr=3e-3, weight_decay=0.1)
 train([muon, adamw], [LambdaLR(muon, ratio), LambdaLR(adamw, ratio)], 0, steps // 2)
 
-# From here: one. Effective lr, steady norm and momentum are kept; decay is corrected from now on.
+# The second half has one. Effective lr, steady norm and momentum are kept, and the decay is corrected from now on.
 optimizer, table = sn.convert([muon, adamw], model, output="4")
 print(table)
 train([optimizer], [LambdaLR(optimizer, ratio, last_epoch=steps // 2 - 1)], steps // 2, steps)

@@ -1,4 +1,4 @@
-"""ScionC on a small transformer that reads bytes, with a schedule, a monitor and a report.
+"""Train a small transformer on bytes with ScionC, a schedule, a monitor and a report.
 
 python examples/scionc_transformer.py [steps] [folder]         then: steadynorm report FOLDER
 """
@@ -14,7 +14,7 @@ from steadynorm.records.sinks import to_folder
 
 steps = int(sys.argv[1]) if len(sys.argv) > 1 else 300
 folder = sys.argv[2] if len(sys.argv) > 2 else "runs/scionc_transformer"
-text = torch.frombuffer(bytearray("".join(each.text for each in sotu()[-40:]).encode()), dtype=torch.uint8).long()
+text = torch.frombuffer(bytearray("".join(address.text for address in sotu()[-40:]).encode()), dtype=torch.uint8).long()
 COLUMNS = ("loss", "weight_norm/hidden", "forecast_norm/hidden")
 
 
@@ -37,7 +37,7 @@ class Transformer(nn.Module):
 torch.manual_seed(0)
 model = Transformer()
 groups = sn.param_groups(model, lr=0.01, output="head")
-print(sn.explain(groups))  # which parameter got which rule, and why
+print(sn.explain(groups))  # which parameter gets which rule, and why
 optimizer = sn.ScionC(groups)
 scheduler = sn.Scheduler(optimizer, scale={"lr": sn.schedule.cosine(steps, warmup=steps // 20)})
 monitor, write = sn.Monitor(optimizer, model), to_folder(folder)

@@ -1,4 +1,4 @@
-"""ScionC on a small convolutional network; the images are made here: stripes, to be sorted by their direction.
+"""Train a small convolutional network with ScionC to tell the direction of stripes, on generated images.
 
 python examples/scionc_vision.py [steps]
 """
@@ -16,7 +16,7 @@ CLASSES, SIZE = 8, 16
 
 
 def batch(count: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
-    """Stripes of random width, place and colour, under noise; the class is their direction."""
+    """Return stripes of random width, position and colour under noise, and their direction as the class."""
     label = torch.randint(CLASSES, (count,))
     angle = math.pi * (label + 0.3 * torch.rand(count)) / CLASSES
     y, x = torch.meshgrid(torch.arange(SIZE), torch.arange(SIZE), indexing="ij")
@@ -31,7 +31,7 @@ model = nn.Sequential(
     nn.Conv2d(32, 64, 3, padding=1), nn.GroupNorm(8, 64), nn.GELU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
     nn.Linear(64, CLASSES),
 )  # fmt: skip
-groups = sn.param_groups(model, lr=0.01, output="9")  # "9": the last layer's name
+groups = sn.param_groups(model, lr=0.01, output="9")  # "9" is the name of the last layer
 print(sn.explain(groups))  # convolutions are matrices of d_out x (d_in k k)
 optimizer = sn.ScionC(groups)
 scheduler = sn.Scheduler(optimizer, scale={"lr": sn.schedule.cosine(steps, warmup=steps // 20)})

@@ -121,8 +121,8 @@ def test_correct_page_shows_several_seeds_and_what_you_gain():
 # --- the site
 
 
-class Found(HTMLParser):
-    """What a page refers to and what can be referred to in it."""
+class PageRefs(HTMLParser):
+    """The links, loaded files and anchors of a page."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -132,14 +132,14 @@ class Found(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
-        given = dict(attrs)
-        self.anchors |= {value for key in ("id", "name") if (value := given.get(key))}
-        if tag == "a" and given.get("href"):
-            self.links.append(given["href"])
-        elif tag == "link" and given.get("rel") not in ("canonical", "next", "prev"):
-            self.loads.append(given["href"])
-        elif tag in ("script", "img", "iframe") and given.get("src"):
-            self.loads.append(given["src"])
+        attributes = dict(attrs)
+        self.anchors |= {value for key in ("id", "name") if (value := attributes.get(key))}
+        if tag == "a" and attributes.get("href"):
+            self.links.append(attributes["href"])
+        elif tag == "link" and attributes.get("rel") not in ("canonical", "next", "prev"):
+            self.loads.append(attributes["href"])
+        elif tag in ("script", "img", "iframe") and attributes.get("src"):
+            self.loads.append(attributes["src"])
 
 
 @pytest.fixture(scope="module")
@@ -155,9 +155,9 @@ def site(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pages(site) -> dict[Path, Found]:
+def pages(site) -> dict[Path, PageRefs]:
     return {
-        path: Found(path.read_text(encoding="utf-8"))
+        path: PageRefs(path.read_text(encoding="utf-8"))
         for path in sorted(site.rglob("*.html"))
         if path.name != "404.html"
     }
