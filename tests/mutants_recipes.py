@@ -60,7 +60,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # recipes
     recipes("GPT_124M", "NanoGPT's target of another alpha", "9.5 * 2**-12", "19 * 2**-12"),
     recipes("VIT_S16", "ViT without its constant decay of the output", "output_weight_decay=0.004", "output_weight_decay=0.08"),
-    recipes("_MUON", "Muon's weights with Adam's lr", "lr=0.02", "lr=1e-3", "test_recipes.py::test_where_other_optimizers_begin_is_what_their_authors_published"),
+    recipes("_MUON", "Muon's weights with Adam's lr", "lr=0.02", "lr=1e-3", "test_recipes.py::test_baseline_settings_are_their_authors_published_ones"),
     # experiments
     statistics("estimate", "standard deviation in place of the error", "sample_sd(values) / math.sqrt(len(values))", "sample_sd(values)"),
     statistics("difference", "arms compared across seeds", "(-1.0, others)", "(-1.0, others[::-1])"),

@@ -41,7 +41,7 @@ MOVED = "test_distributed.py::test_state_dicts_go_between_layouts_as_they_are"
 exchange = in_module("optim.sharding.exchange", STEPS)
 layout = in_module("optim.sharding.layout", STEPS)
 
-DIES = "test_train.py::test_a_run_that_dies_goes_on_as_if_it_had_not"
+DIES = "test_train.py::test_killed_run_resumes_like_an_unbroken_one"
 
 MUTANTS = (
     # theory
@@ -122,7 +122,7 @@ MUTANTS = (
     idle("fade", "what is left of the momentum never comes back", "torch.where(nonzero, 1.0, left * keep.to(left.dtype))", "torch.where(nonzero, left, left * keep.to(left.dtype))"),
     idle("Extremes.nonzero", "slices without a gradient move on", "(self.largest != 0) | (self.smallest != 0)", "torch.ones_like(self.largest, dtype=torch.bool)"),
     idle("Extremes.finite", "gradients near the largest number are taken in", "torch.finfo(self.largest.dtype).max / 2", "torch.finfo(self.largest.dtype).max"),
-    scion("Scion.slices", "an expert of a dense stack moves for ever", "Slices(waiting, len(p), 0)", "Slices(waiting)", "test_idle.py::test_an_expert_of_a_dense_stack_fades"),
+    scion("Scion.slices", "an expert of a dense stack moves for ever", "Slices(waiting, len(p), 0)", "Slices(waiting)", "test_idle.py::test_expert_of_a_dense_stack_fades"),
     Mutant("optim.peak_relative:RelativelyCorrected.add_param_group", "an own optimizer's guessed peak is not watched", "watch(self.param_groups[-1])", "", ("test_decay_choices.py",)),
     Mutant("optim.peak_relative:loading", "a replaced peak is not reported", "correction.warn_of_replaced(optimizer)", "", ("test_decay_choices.py",)),
     Mutant("optim.peak_relative:loading", "a run that is joined late is judged", "LARGEST not in saved", "False", ("test_decay_choices.py",)),
@@ -228,8 +228,8 @@ MUTANTS = (
     Mutant("prediction:forecast", "planned run not corrected", "decay * ratios", "decay", ("test_predict.py",)),
     Mutant("prediction:matches", "paper's matching decay keeps another norm", "before.paper.formula_norm_sq", "before.exact.steady_norm_sq", ("test_predict.py",)),
     converter("_to_scion", "lr taken over as it is", "source.factor(setting) * source.peak", "source.peak", "test_moving.py::test_scionc_from_adamw_keeps_half_life_effective_lr_and_steady_rms"),
-    converter("_take_over", "momentum not taken over", "new.state[source.parameter][key].copy_(old)", "new.state[source.parameter][key].copy_(0 * old)", "test_moving.py::test_adamc_goes_on_from_adamw_bit_for_bit_while_lr_is_constant"),
-    Mutant("conversion.equivalents:from_muon", "Muon's lr without the ratio of sizes", "lr * muon_factor(adjust, shape) * math.sqrt(min(shape) / unit)", "lr * muon_factor(adjust, shape)", ("test_moving.py::test_scion_goes_on_from_muon",)),
+    converter("_take_over", "momentum not taken over", "new.state[source.parameter][key].copy_(old)", "new.state[source.parameter][key].copy_(0 * old)", "test_moving.py::test_adamc_continues_adamw_bit_for_bit_at_constant_lr"),
+    Mutant("conversion.equivalents:from_muon", "Muon's lr without the ratio of sizes", "lr * muon_factor(adjust, shape) * math.sqrt(min(shape) / unit)", "lr * muon_factor(adjust, shape)", ("test_moving.py::test_scion_continues_from_muon",)),
     Mutant("conversion.equivalents:find_equivalents", "Muon's decay not by its own lr", "{'lr': lr, 'weight_decay': eta / lr, 'momentum': 1 - setting.alpha, 'nesterov': setting.nesterov}", "{'lr': lr, 'weight_decay': decay, 'momentum': 1 - setting.alpha, 'nesterov': setting.nesterov}", ("test_predict.py",)),
     Mutant("conversion.equivalents:find_equivalents", "AdamW's lr is not an RMS", "step * math.sqrt(setting.update_norm_sq / math.prod(setting.shape))", "step", ("test_predict.py",)),
     translation("Lion.effective_lr", "Lion's effective lr without its root", "math.sqrt(theory.lion_gain(*self.betas))", "theory.lion_gain(*self.betas)"),
@@ -238,7 +238,7 @@ MUTANTS = (
     translation("Muon._element_norm_sq", "Muon's weights forecast by their norm", "muon_update_norm_sq(shape, self.adjust) / math.prod(shape)", "muon_update_norm_sq(shape, self.adjust)"),
     translation("forecast", "tuned run not corrected", "decay * ratios", "decay"),
     Mutant("theory.updates:muon_update_norm_sq", "Muon's updates as long as exact polar factors", "muon_factor(adjust, shape) ** 2 * min(shape) * newton_schulz_share(shape[0], shape[1], *iteration)", "muon_factor(adjust, shape) ** 2 * min(shape)", ("test_monitor_forecast.py::test_size_of_muons_update_is_known",)),
-    Mutant("conversion.official_scion:_spectral_conv", "published convolution taken to be as large as ours", "math.sqrt(math.prod(shape[2:])) / taps", "1.0", ("test_moving.py::test_the_published_scion_goes_on_exactly",)),
+    Mutant("conversion.official_scion:_spectral_conv", "published convolution taken to be as large as ours", "math.sqrt(math.prod(shape[2:])) / taps", "1.0", ("test_moving.py::test_published_scion_continues_exactly",)),
     Mutant("lab.simulate:_run_batch", "simulated updates not of unit length", "-lr[step] / length", "-lr[step]", ("test_simulate.py",)),
     Mutant("lab.simulate:_run_batch", "simulated Nesterov is plain momentum", "torch.lerp(m, g.expand_as(m), a)", "m.clone()", ("test_simulate.py",)),
     Mutant("lab.simulate:_run_batch", "simulated trace is an average", "m.mul_(1 - a).add_(g)", "m.mul_(1 - a).add_(a * g)", ("test_simulate.py",)),
@@ -251,7 +251,7 @@ MUTANTS = (
     Mutant("lab.train.run_state:restore", "resuming starts the schedule again", "scheduler.load_state_dict(state)", "_ = state", (DIES,)),
     Mutant("lab.train.loop:Trainer._update", "micro-batches add up instead of averaging", "self.parts.task.loss(self.called, part) / len(parts)", "self.parts.task.loss(self.called, part)", ("test_train_wiring.py",)),
     Mutant("lab.train.loop:Trainer._update", "gradient norm after clipping", 'extra["grad_norm"] = norm.full_tensor() if isinstance(norm, DTensor) else norm', 'extra["clipped"] = norm.full_tensor() if isinstance(norm, DTensor) else norm', ("test_train.py::test_clipping_records_the_norm_before_it",)),
-    Mutant("lab.train.optimizers:_scaled_by_gain.target", "the third arm's target upside down", "optim.steady_norm_sq * theory.momentum_gain(alpha(step), nesterov=optim.nesterov) / start", "optim.steady_norm_sq * start / theory.momentum_gain(alpha(step), nesterov=optim.nesterov)", ("test_train.py::test_the_third_arm_leaves_the_momentum_factor_out_of_the_decay",)),
+    Mutant("lab.train.optimizers:_scaled_by_gain.target", "the third arm's target upside down", "optim.steady_norm_sq * theory.momentum_gain(alpha(step), nesterov=optim.nesterov) / start", "optim.steady_norm_sq * start / theory.momentum_gain(alpha(step), nesterov=optim.nesterov)", ("test_train.py::test_third_arm_leaves_the_momentum_factor_out_of_the_decay",)),
     Mutant("lab.train.optimizers:_adam_family", "Lion's beta1 is not 1 - alpha", "(1 - optim.alpha, optim.betas[1])", "optim.betas", ("test_train_wiring.py",)),
     Mutant("lab.train.optimizers:_muon", "Muon's momentum is alpha", "1 - optim.alpha", "optim.alpha", ("test_train_wiring.py",)),
 )

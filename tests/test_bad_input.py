@@ -53,7 +53,7 @@ def snapshot(model: nn.Module) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_parameter_used_by_nobody_is_left_as_it_was(name: str):
+def test_parameter_used_by_nobody_is_left_as_it_was(name: str):
     """No gradient: no update and no decay, as in torch; the others train as if it were not there."""
     model, alone = model_of(), model_of()
     model.register_parameter("unused", nn.Parameter(torch.full((6, 6), 7.0)))
@@ -64,7 +64,7 @@ def test_a_parameter_used_by_nobody_is_left_as_it_was(name: str):
         torch.testing.assert_close(model.state_dict()[key], value)
 
 
-def test_the_monitor_shows_which_parameter_nobody_uses():
+def test_monitor_shows_which_parameter_nobody_uses():
     model = model_of()
     model.register_parameter("unused", nn.Parameter(torch.full((6, 6), 7.0)))
     optimizer = OWN["ScionC"](model.named_parameters())
@@ -79,7 +79,7 @@ def test_the_monitor_shows_which_parameter_nobody_uses():
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_a_lazy_module_is_an_error_that_names_it(name: str):
+def test_lazy_module_is_an_error_that_names_it(name: str):
     lazy = nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(2))
     with pytest.raises(
         ValueError, match=r"group 0: '1\.weight' has no shape yet \(a lazy module\); run the model once"
@@ -91,12 +91,12 @@ def test_a_lazy_module_is_an_error_that_names_it(name: str):
     OWN[name](lazy.parameters())
 
 
-def test_a_lazy_module_cannot_be_grouped():
+def test_lazy_module_cannot_be_grouped():
     with pytest.raises(ValueError, match=r"1\.weight has no shape yet; run the model once"):
         sn.param_groups(nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(2)), output="1")
 
 
-def test_a_corrected_adamw_may_be_made_before_a_lazy_module_runs():
+def test_corrected_adamw_may_be_made_before_a_lazy_module_runs():
     """torch makes AdamW's state at the first step, so this works, as it does without the correction."""
     lazy = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2))
     optimizer = ALL["correct(AdamW)"](lazy.parameters())
@@ -167,7 +167,7 @@ def test_another_device_is_an_error_that_names_the_parameter(name: str):
         train(model, optimizer)
 
 
-def test_a_replaced_parameter_is_found_by_the_monitor():
+def test_replaced_parameter_is_found_by_the_monitor():
     """The optimizer keeps the old one, whose gradient stays None: it would never train."""
     model = model_of()
     optimizer = sn.ScionC(sn.param_groups(model, output="2"))
@@ -242,7 +242,7 @@ def test_unfrozen_after_grouping_it_is_added_as_a_group():
 
 
 @pytest.mark.parametrize(("setting", "other"), [("lr", 0.02), ("alpha", 0.05), ("steady_norm_sq", 5.0)])
-def test_a_setting_that_the_groups_would_hide_is_refused(setting, other):
+def test_setting_that_the_groups_would_hide_is_refused(setting, other):
     """Told to groups and optimizer, and differently: the optimizer's would not be used."""
     model = nn.Linear(4, 4)
     groups = sn.param_groups(model, output=False, **{setting: 1.5 * other})
@@ -299,7 +299,7 @@ def test_parameters_replaced_in_the_groups_train_in_place_of_the_old(name: str, 
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_a_replaced_parameter_that_cannot_be_trained_is_named_and_nothing_is_written(name: str):
+def test_replaced_parameter_that_cannot_be_trained_is_named_and_nothing_is_written(name: str):
     model = model_of()
     optimizer = OWN[name](model.parameters())
     train(model, optimizer)
@@ -332,7 +332,7 @@ def test_entries_of_others_in_the_state_are_left_alone_and_loaded(name: str):
 
 
 @pytest.mark.parametrize("cls", [sn.Scion, sn.ScionC, sn.AdamC, sn.LionC, sn.SGDC, sn.RenormalizedAdamW])
-def test_an_lr_that_a_list_of_groups_would_hide_is_refused_by_scion(cls: Any):
+def test_lr_that_a_list_of_groups_would_hide_is_refused_by_scion(cls: Any):
     """torch takes it for groups to come, which is usual beside layer-wise lrs: so do the others."""
 
     def lrs(second: dict[str, float], **lr: float) -> list[float]:
@@ -349,7 +349,7 @@ def test_an_lr_that_a_list_of_groups_would_hide_is_refused_by_scion(cls: Any):
     assert lrs({}, lr=0.02) == [0.03, 0.02]
 
 
-def test_the_lr_is_not_lost_where_the_groups_of_param_groups_are_a_plain_list():
+def test_lr_is_not_lost_where_the_groups_of_param_groups_are_a_plain_list():
     with pytest.raises(ValueError, match="would not be used"):
         sn.ScionC(list(sn.param_groups(nn.Linear(4, 4), output=False)), lr=0.02)
 
@@ -359,7 +359,7 @@ def test_the_lr_is_not_lost_where_the_groups_of_param_groups_are_a_plain_list():
 
 @pytest.mark.parametrize("cls", [sn.ScionC, sn.Scion, sn.AdamC, sn.LionC, sn.SGDC, sn.RenormalizedAdamW])
 @pytest.mark.parametrize("model", [nn.Linear(4, 4), model_of()], ids=["module", "sequence of modules"])
-def test_a_model_in_place_of_its_parameters_is_told(cls: Any, model: nn.Module):
+def test_model_in_place_of_its_parameters_is_told(cls: Any, model: nn.Module):
     kind = "" if cls in (sn.ScionC, sn.Scion) else ", kind='adam'"
     with pytest.raises(TypeError, match=rf"pass {cls.__name__}\(param_groups\(model{kind}\)\)"):
         cls(model)
@@ -378,7 +378,7 @@ def test_weight_decay_of_takes_a_name():
         unnamed.weight_decay_of(3)  # pyright: ignore[reportArgumentType]
 
 
-def test_a_group_without_names_or_lmo_is_told_what_to_write():
+def test_group_without_names_or_lmo_is_told_what_to_write():
     late, model = nn.Parameter(torch.ones(4, 4)), model_of()
     scion = sn.ScionC(sn.param_groups(model, output="2"))
     adam = sn.AdamC(sn.param_groups(model, output="2", kind="adam"))
@@ -402,7 +402,7 @@ def test_blocks_of_different_sizes_are_told_apart_from_a_number_of_blocks():
         sn.ScionC([nn.Parameter(torch.ones(128, 4))], lmo="spectral", blocks=[64, 32, 32])  # pyright: ignore
 
 
-def test_a_keyword_that_does_not_exist_names_the_one_like_it():
+def test_keyword_that_does_not_exist_names_the_one_like_it():
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'steady_norm'; did you mean 'steady_norm_sq'\?$"):
         sn.ScionC(model_of().parameters(), lmo="by-shape", steady_norm=1.0)  # pyright: ignore
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'xyz'$"):

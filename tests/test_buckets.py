@@ -61,7 +61,7 @@ def test_batched_step_equals_one_parameter_at_a_time(dtypes, nesterov, monkeypat
         assert torch.allclose(a, b, atol=tolerance), (a.shape, a.dtype)
 
 
-def test_a_piece_to_a_core_equals_one_core(two_threads):
+def test_piece_to_a_core_equals_one_core(two_threads):
     """Bit for bit: which thread a piece runs on must not show."""
     cores, one = parameters(), parameters()
     train(cores)
@@ -200,7 +200,7 @@ def test_bf16_momentum_is_the_rounded_momentum_of_its_formula(nesterov):
 # --- worker threads
 
 
-def test_a_step_leaves_the_thread_setting_alone(two_threads, monkeypatch):
+def test_step_leaves_the_thread_setting_alone(two_threads, monkeypatch):
     train(parameters(), steps=1)  # the pool is made here
     monkeypatch.setattr(torch, "set_num_threads", lambda count: pytest.fail("changed inside a step"))
     train(parameters(), steps=3)
@@ -213,7 +213,7 @@ def test_pools_outlive_a_step_and_split_the_cores(two_threads):
     assert torch.get_num_threads() == 2
 
 
-def test_an_error_in_a_worker_is_raised_after_all_have_ended(two_threads):
+def test_error_in_a_worker_is_raised_after_all_have_ended(two_threads):
     ended = []
 
     def work(item):
@@ -227,7 +227,7 @@ def test_an_error_in_a_worker_is_raised_after_all_have_ended(two_threads):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
-def test_a_forked_child_makes_its_own_pool(two_threads):
+def test_forked_child_makes_its_own_pool(two_threads):
     """Without this the child would wait for threads that only its parent has."""
     script = (
         "import os, torch; torch.set_num_threads(2)\n"

@@ -125,7 +125,7 @@ def test_at_the_peak_training_is_bit_identical_to_uncorrected(name: str) -> None
     assert torch.equal(parameters(ours)[0], parameters(plain)[0])
 
 
-def test_a_tensor_lr_stays_the_users_tensor_and_the_decay_becomes_a_float() -> None:
+def test_tensor_lr_is_kept_and_decay_is_a_float() -> None:
     lr = torch.tensor(LR, dtype=torch.float64)
     optimizer = adamw(lr=lr)
     scheduler = SCHEDULES["cosine"](correct(optimizer))
@@ -152,7 +152,7 @@ def test_closure_is_called_once_and_its_loss_returned() -> None:
     assert optimizer.param_groups[0]["weight_decay"] == DECAY / 4
 
 
-def test_correct_returns_the_optimizer_it_was_given() -> None:
+def test_correct_returns_its_argument() -> None:
     optimizer = adamw()
     assert correct(optimizer) is optimizer
 
@@ -229,7 +229,7 @@ def test_adam_and_unknown_classes_have_no_momentum_factor() -> None:
     assert decays(correct(stranger, decoupled=True), LR / 2, momentum=0.5) == [DECAY / 2]
 
 
-def test_a_class_named_scion_has_muons_factor_by_its_alpha() -> None:
+def test_foreign_scion_uses_muons_factor_of_alpha() -> None:
     optimizer = correct(SomebodysScion([weight()], lr=LR, weight_decay=DECAY, alpha=0.1))
     expected = DECAY * theory.momentum_gain(0.4) / theory.momentum_gain(0.1)
     assert decays(optimizer, alpha=0.4) == pytest.approx([expected], rel=1e-12)
@@ -264,7 +264,7 @@ def test_muon_target_is_solved_by_theory(overlap: str, nesterov: bool) -> None:
     assert abs(linear - exact) > 0.02 * exact  # so the two cannot be mistaken for each other
 
 
-def test_exact_overlap_needs_one_kernel_a_group() -> None:
+def test_exact_overlap_needs_one_kernel_per_group() -> None:
     optimizer = torch.optim.Muon([weight(4, 4), weight(4, 16)], lr=LR, weight_decay=DECAY)
     with pytest.raises(ValueError, match=r"overlap='exact'.*split the group by shape"):
         step(correct(optimizer, steady_norm_sq=1.5, overlap="exact"))
@@ -279,7 +279,7 @@ def test_exact_overlap_needs_one_kernel_a_group() -> None:
     assert expected[0] != pytest.approx(expected[1], rel=1e-3)
 
 
-def test_a_matrix_and_its_transpose_have_one_kernel() -> None:
+def test_matrix_and_transpose_share_a_kernel() -> None:
     muon = torch.optim.Muon([weight(4, 8), weight(8, 4)], lr=LR, weight_decay=DECAY, momentum=0.9, nesterov=False)
     expected = theory.weight_decay_for(1.5, LR, 1 - 0.9, overlap=theory.overlap("spectral", (4, 8)))
     assert decays(correct(muon, steady_norm_sq=1.5, overlap="exact")) == pytest.approx([expected], rel=1e-12)
@@ -292,7 +292,7 @@ def test_lion_target_is_solved_by_theory() -> None:
         assert decays(optimizer, lr, betas=betas) == pytest.approx([expected], rel=1e-12)
 
 
-def test_an_unreachable_target_is_an_error_before_anything_is_written() -> None:
+def test_unreachable_target_raises_before_any_write() -> None:
     optimizer = correct(Lion([weight()], lr=LR, weight_decay=DECAY), steady_norm_sq=LR**2 / 2)
     parameters(optimizer)[0].grad = torch.zeros_like(parameters(optimizer)[0])
     with refused(optimizer, r"group 0: steady_norm_sq=0.005 is unreachable at lr=0.1.*lower lr"):
@@ -316,7 +316,7 @@ FLIPS: dict[str, tuple[Callable[[], Optimizer], str]] = {
 
 
 @pytest.mark.parametrize("case", FLIPS)
-def test_a_decay_that_would_flip_the_weights_is_an_error_before_anything_is_written(case: str) -> None:
+def test_decay_that_flips_weights_raises_before_any_write(case: str) -> None:
     make, message = FLIPS[case]
     optimizer = make()
     parameters(optimizer)[0].grad = torch.ones_like(parameters(optimizer)[0])
@@ -324,13 +324,13 @@ def test_a_decay_that_would_flip_the_weights_is_an_error_before_anything_is_writ
         optimizer.step()
 
 
-def test_a_decay_of_all_the_weights_and_one_that_is_not_corrected_are_the_users() -> None:
+def test_full_decay_and_uncorrected_decay_are_allowed() -> None:
     assert decays(correct(adamw(lr=1.0, weight_decay=1.0))) == [1.0]
     assert decays(correct(adamw(lr=1.0, weight_decay=1.5), skip=[0])) == [1.5]
     assert decays(correct(adamw(lr=10.0, weight_decay=0.0))) == [0.0]
 
 
-def test_an_absolute_target_needs_an_update_of_known_size() -> None:
+def test_absolute_target_needs_a_known_update_norm() -> None:
     optimizer = Stranger([weight()], lr=LR, weight_decay=DECAY)
     with refused(optimizer, "steady_norm_sq.*leave it out"):
         correct(optimizer, decoupled=True, steady_norm_sq=1.0)
@@ -338,7 +338,7 @@ def test_an_absolute_target_needs_an_update_of_known_size() -> None:
 
 @pytest.mark.parametrize("make", [lambda **k: correct(adamw(weight_decay=k.pop("weight_decay")), **k),
                                   lambda **k: sn.AdamC([weight()], **k), lambda **k: sn.LionC([weight()], **k)])  # fmt: skip
-def test_a_target_that_no_group_can_use_is_refused(make: Callable[..., Optimizer]) -> None:
+def test_target_that_no_group_uses_is_refused(make: Callable[..., Optimizer]) -> None:
     with pytest.raises(ValueError, match=r"steady_norm_sq=0\.3 would do nothing.*give them a weight_decay"):
         make(weight_decay=0.0, steady_norm_sq=0.3)
     assert make(weight_decay=1e-9, steady_norm_sq=0.3)
@@ -346,6 +346,6 @@ def test_a_target_that_no_group_can_use_is_refused(make: Callable[..., Optimizer
         correct(plain, steady_norm_sq=0.3)
 
 
-def test_sgd_refuses_a_target_in_a_group_when_it_is_made() -> None:
+def test_sgd_refuses_a_group_target_at_construction() -> None:
     with pytest.raises(ValueError, match=r"SGDC, group 0: steady_norm_sq: the size of sgd updates.*leave it out"):
         sn.SGDC([{"params": [weight()], "steady_norm_sq": 1.0}])

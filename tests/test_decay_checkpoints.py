@@ -60,7 +60,7 @@ def plain(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("order", ["corrected, then loaded", "loaded, then corrected"])
 @pytest.mark.parametrize("name", RESUMED)
-def test_stopping_and_resuming_in_mid_schedule_equals_going_on(name: str, order: str) -> None:
+def test_resuming_mid_schedule_equals_the_unbroken_run(name: str, order: str) -> None:
     make, schedule, arguments = RESUMED[name]
     unbroken = make()
     scheduler = schedule(unbroken)
@@ -85,7 +85,7 @@ def test_stopping_and_resuming_in_mid_schedule_equals_going_on(name: str, order:
     assert all(torch.equal(a, b) for a, b in zip(parameters(resumed), parameters(unbroken), strict=True))
 
 
-def test_a_checkpoint_from_before_the_correction_gives_the_base_and_not_the_peak() -> None:
+def test_uncorrected_checkpoint_sets_the_base_but_not_the_peak() -> None:
     old = adamw({"params": [weight()], "weight_decay": 0.6}, {"params": [weight()], "weight_decay": 0.4}, lr=LR / 4)
     optimizer = correct(adamw({"params": [weight()]}, {"params": [weight()]}), skip=[1])
     decays(optimizer, LR / 2)
@@ -97,13 +97,13 @@ def test_a_checkpoint_from_before_the_correction_gives_the_base_and_not_the_peak
         decays(optimizer, LR * 1.01)
 
 
-def test_a_checkpoint_from_before_the_correction_keeps_an_explicit_peak_explicit() -> None:
+def test_uncorrected_checkpoint_keeps_an_explicit_peak() -> None:
     optimizer = correct(adamw(), peak_lr=0.4)
     optimizer.load_state_dict(through_disk(adamw(weight_decay=0.6))[0])
     assert decays(optimizer, 0.8) == pytest.approx([1.2], rel=1e-12)
 
 
-def test_a_checkpoint_from_before_the_correction_keeps_the_absolute_target() -> None:
+def test_uncorrected_checkpoint_keeps_the_absolute_target() -> None:
     optimizer = correct(adamw(), steady_norm_sq=0.3)
     optimizer.load_state_dict(through_disk(adamw(weight_decay=0.6))[0])
     assert decays(optimizer, LR / 2) == pytest.approx([LR / 2 / (2 * 0.3)], rel=1e-12)
@@ -117,7 +117,7 @@ def test_a_checkpoint_from_before_the_correction_keeps_the_absolute_target() -> 
     assert decays(optimizer, LR / 2) == pytest.approx([expected], rel=1e-12)
 
 
-def test_a_checkpoint_from_before_the_correction_leaves_the_schedulers_keys_alone() -> None:
+def test_uncorrected_checkpoint_keeps_scheduler_keys() -> None:
     old = torch.optim.Muon([weight()], lr=LR, weight_decay=0.6, momentum=0.9)
     lr_scheduler.OneCycleLR(old, max_lr=0.7, total_steps=20)
     optimizer = correct(torch.optim.Muon([weight()], lr=LR, weight_decay=DECAY, momentum=0.9), peak_lr=0.7)
@@ -126,7 +126,7 @@ def test_a_checkpoint_from_before_the_correction_leaves_the_schedulers_keys_alon
     assert {key: loaded[key] for key in old.param_groups[0] if key != "params"} == plain(old.param_groups)[0]
 
 
-def test_a_checkpoints_peak_and_base_win_over_the_constructors() -> None:
+def test_checkpoint_peak_and_base_override_the_constructor() -> None:
     saved = correct(adamw())
     decays(saved, LR / 4)
     other = correct(adamw(lr=5 * LR, weight_decay=0.9))
@@ -135,7 +135,7 @@ def test_a_checkpoints_peak_and_base_win_over_the_constructors() -> None:
     assert decays(other, LR) == [DECAY]
 
 
-def test_a_corrected_checkpoint_goes_on_under_correct_only() -> None:
+def test_corrected_checkpoint_resumes_only_under_correct() -> None:
     saved = correct(adamw())
     decays(saved, LR / 4)
     other = adamw()
@@ -145,7 +145,7 @@ def test_a_corrected_checkpoint_goes_on_under_correct_only() -> None:
 
 
 @pytest.mark.parametrize("name", DECOUPLED)
-def test_what_is_saved_is_plain_python_even_if_numpy_was_given(name: str) -> None:
+def test_numpy_arguments_are_saved_as_plain_python(name: str) -> None:
     optimizer = DECOUPLED[name]([weight()], lr=np.float64(LR), weight_decay=np.float64(DECAY))
     before = set(optimizer.param_groups[0])
     correct(optimizer, decoupled=True, peak_lr=np.float64(0.3))
@@ -159,7 +159,7 @@ def test_what_is_saved_is_plain_python_even_if_numpy_was_given(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", [*ADAMS, "Muon", "Lion"])
-def test_a_numpy_target_is_saved_as_a_float(name: str) -> None:
+def test_numpy_target_is_saved_as_a_float(name: str) -> None:
     optimizer = DECOUPLED[name]([weight()], lr=LR, weight_decay=DECAY)
     correct(optimizer, steady_norm_sq=np.float64(1.5))
     decays(optimizer)

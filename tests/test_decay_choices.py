@@ -225,7 +225,7 @@ def test_noam_schedule_with_its_peak_given_or_in_the_group_does_not_warn() -> No
         assert max(group["weight_decay"] for group in seen) == pytest.approx(DECAY)
 
 
-def test_long_warmup_is_given_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_warmup_does_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peak, "_PATIENCE", 8)
     optimizer = correct(adamw())
     scheduler = lr_scheduler.LambdaLR(optimizer, lambda t: min(1.0, (1 + t // 5) / 20))  # rises by epochs of five steps
@@ -242,7 +242,7 @@ def test_constant_lr_far_below_the_guess_warns_after_a_while(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("order", ["corrected, then loaded", "loaded, then corrected"])
-def test_run_that_is_joined_late_is_not_judged(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_joined_late_does_not_warn(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its largest lr was before the correction."""
     monkeypatch.setattr(peak, "_PATIENCE", 3)
     old, joined = adamw(), adamw()
@@ -331,7 +331,7 @@ def test_own_optimizer_warns_of_a_guessed_peak_that_is_never_approached(cls: Any
 
 @pytest.mark.parametrize("cls", OWN)
 @pytest.mark.parametrize("old", [{"peak_lr": LR}, {}])
-def test_own_optimizer_resumed_late_is_not_judged(cls: Any, old: dict[str, float], monkeypatch: Any) -> None:
+def test_own_optimizer_resumed_late_does_not_warn(cls: Any, old: dict[str, float], monkeypatch: Any) -> None:
     """Its largest lr was before the checkpoint, or is saved in it."""
     monkeypatch.setattr(peak, "_PATIENCE", 3)
     saved, resumed = cls([weight()], lr=LR, weight_decay=DECAY, **old), cls([weight()], lr=LR, weight_decay=DECAY)

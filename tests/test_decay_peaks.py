@@ -13,7 +13,7 @@ from steadynorm import correct
 # ---------------------------------------------------------------- the peak
 
 
-def test_the_peak_is_given_else_max_lr_else_initial_lr_else_lr() -> None:
+def test_peak_falls_back_to_max_lr_then_initial_lr_then_lr() -> None:
     keys: dict[str, float] = {}
     for key, value in (("lr", 0.1), ("initial_lr", 0.2), ("max_lr", 0.4)):
         keys[key] = value
@@ -23,11 +23,11 @@ def test_the_peak_is_given_else_max_lr_else_initial_lr_else_lr() -> None:
     assert decays(optimizer, 0.05) == pytest.approx([DECAY * 0.05 / 0.8], rel=1e-12)
 
 
-def test_above_an_explicit_peak_the_decay_goes_above_the_base() -> None:
+def test_lr_above_an_explicit_peak_raises_the_decay() -> None:
     assert decays(correct(adamw(), peak_lr=LR / 2), LR) == [2 * DECAY]
 
 
-def test_above_a_guessed_peak_nothing_is_written_and_the_error_names_group_and_remedy() -> None:
+def test_lr_above_a_guessed_peak_raises_before_any_write() -> None:
     groups = [{"params": [weight()]}, {"params": [weight()], "name": "head"}]
     optimizer = correct(adamw(*groups))
     decays(optimizer, LR / 2)
@@ -42,7 +42,7 @@ def test_above_a_guessed_peak_nothing_is_written_and_the_error_names_group_and_r
 
 
 @pytest.mark.parametrize("lr", [-0.1, math.nan, math.inf])
-def test_an_impossible_lr_is_an_error_that_names_the_group(lr: float) -> None:
+def test_invalid_lr_error_names_the_group(lr: float) -> None:
     optimizer = correct(adamw(), peak_lr=LR)
     step(optimizer)
     optimizer.param_groups[0]["lr"] = lr
@@ -75,13 +75,13 @@ def test_onecycle_with_a_max_lr_per_group() -> None:
         scheduler.step()
 
 
-def test_peak_lr_is_one_number_for_all_groups_or_one_each() -> None:
+def test_peak_lr_is_one_number_or_one_per_group() -> None:
     for peak, peaks in ((0.4, (0.4, 0.4)), ([0.4, 0.2], (0.4, 0.2)), ((0.4, 0.2), (0.4, 0.2))):
         optimizer = correct(adamw({"params": [weight()]}, {"params": [weight()]}), peak_lr=peak)
         assert decays(optimizer, LR) == pytest.approx([DECAY * LR / each for each in peaks], rel=1e-12)
 
 
-def test_a_step_with_lr_zero_changes_neither_peak_nor_base() -> None:
+def test_step_at_lr_zero_keeps_peak_and_base() -> None:
     model = torch.nn.Linear(3, 2)
     optimizer = correct(torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=DECAY))
     saved = get_optimizer_state_dict(model, optimizer)  # torch's DCP: lr = 0, step(), lr restored

@@ -180,7 +180,7 @@ class Counting(torch.optim.AdamW):
         return loss
 
 
-def test_what_a_step_writes_into_groups_and_itself_is_kept() -> None:
+def test_step_writes_to_groups_and_optimizer_are_kept() -> None:
     params = [weight(), weight()]
     optimizer = correct(Counting(params, lr=LR, weight_decay=DECAY), skip=params[1])
     adamw()  # torch hooks AdamW.step once an AdamW is made: from here on hooks run twice in a step of Counting
@@ -283,7 +283,7 @@ def test_corrected_checkpoint_brings_its_skip(arguments: dict[str, Any]) -> None
         assert shrink(resumed) == pytest.approx([DECAY / 2, DECAY])
 
 
-def test_skip_given_now_joins_a_run_that_skipped_nobody() -> None:
+def test_skip_applies_to_a_resumed_run_without_skips() -> None:
     saved, optimizer = correct(three()), three()
     shrink(saved, LR / 2)
     correct(optimizer, skip=parameters(optimizer)[2])
@@ -401,13 +401,13 @@ def test_names_may_leave_out_what_compiling_adds() -> None:
     ],
     ids=str,
 )
-def test_skip_that_means_nobody_names_the_nearest(skip: Any, message: str) -> None:
+def test_unmatched_skip_suggests_the_nearest_name(skip: Any, message: str) -> None:
     optimizer = adamw(*Net().named_parameters())
     with refused(optimizer, message):
         correct(optimizer, skip=skip)
 
 
-def test_name_where_there_are_no_names_says_where_to_get_them() -> None:
+def test_skip_by_name_without_names_says_how_to_add_them() -> None:
     optimizer = adamw(*Net().parameters())
     with refused(optimizer, r"'head'.*model\.named_parameters\(\), or correct\(\) the model"):
         correct(optimizer, skip="head")
@@ -436,7 +436,7 @@ def test_model_whose_output_layer_is_unknown_asks_for_skip() -> None:
         correct(optimizer, net)
 
 
-def test_something_else_in_place_of_the_model_is_a_type_error() -> None:
+def test_wrong_type_of_model_raises_type_error() -> None:
     optimizer = adamw()
     with refused(optimizer, r"takes the model second, not list; pass what to leave out as skip=", TypeError):
         correct(optimizer, parameters(optimizer))  # pyright: ignore[reportArgumentType]
@@ -481,7 +481,7 @@ def test_forecast_of_a_skipped_parameter_goes_by_its_own_decay() -> None:
     assert forecasts(DECAY, skip=[1]) == pytest.approx(forecasts(DECAY / 2, DECAY), rel=1e-6)
 
 
-def test_adamc_and_convert_take_a_skip_over() -> None:
+def test_adamc_and_convert_keep_the_skip() -> None:
     net = Net()
     optimizer = correct(adamw(*net.named_parameters()), skip="head.weight")
     expected = shrink(optimizer, LR / 2)
@@ -505,7 +505,7 @@ def test_skip_by_group_index(index: int) -> None:
     assert decays(optimizer, LR * 3 / 4) == pytest.approx([DECAY * 3 / 4, DECAY])
 
 
-def test_skipping_all_of_a_group_does_not_split_it_and_may_come_late() -> None:
+def test_skipping_a_whole_group_does_not_split_it() -> None:
     head = weight()
     optimizer = adamw({"params": [weight()]}, {"params": [head]})
     SCHEDULES["cosine"](optimizer)
@@ -515,7 +515,7 @@ def test_skipping_all_of_a_group_does_not_split_it_and_may_come_late() -> None:
     assert decays(optimizer, LR / 2) == [DECAY / 2, DECAY]
 
 
-def test_a_skipped_group_may_go_above_the_guessed_peak() -> None:
+def test_skipped_group_may_go_above_the_guessed_peak() -> None:
     optimizer = correct(adamw({"params": [weight()]}, {"params": [weight()]}), skip=[1])
     optimizer.param_groups[1]["lr"] = 5 * LR
     step(optimizer)
@@ -523,7 +523,7 @@ def test_a_skipped_group_may_go_above_the_guessed_peak() -> None:
 
 
 @pytest.mark.parametrize("target", [{}, {"steady_norm_sq": 0.3}], ids=["relative", "absolute"])
-def test_a_group_without_decay_stays_without(target: dict[str, float]) -> None:
+def test_group_without_decay_stays_undecayed(target: dict[str, float]) -> None:
     optimizer = correct(adamw({"params": [weight()]}, {"params": [weight()], "weight_decay": 0.0}), **target)
     for lr in (LR, LR / 2):
         corrected, without = decays(optimizer, lr)

@@ -76,7 +76,7 @@ def test_adamw_under_onecycle_settles_on_the_prediction_and_stays() -> None:
     assert plain["mean_square"][-1] < 0.4 * steady
 
 
-def test_a_momentum_factor_would_be_wrong_for_adam() -> None:
+def test_momentum_factor_would_be_wrong_for_adam() -> None:
     """What the claim above excludes: Muon's factor, applied to Adam, misses by more than a factor of two."""
     factor = theory.momentum_gain(0.15) / theory.momentum_gain(0.05)
     wrong = theory.forecast_adam(np.full(3000, PEAK), DECAY * factor, 0.85)[-1]

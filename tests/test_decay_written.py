@@ -25,7 +25,7 @@ ALL_CORRECTED: dict[str, Callable[[], Optimizer]] = {
 
 @pytest.mark.parametrize("steps", [0, 2])
 @pytest.mark.parametrize("name", ALL_CORRECTED)
-def test_a_decay_that_is_written_and_not_used_is_said_once(name: str, steps: int) -> None:
+def test_unused_weight_decay_warns_once(name: str, steps: int) -> None:
     optimizer = ALL_CORRECTED[name]()
     for _ in range(steps):
         decays(optimizer, LR / 2)
@@ -38,7 +38,7 @@ def test_a_decay_that_is_written_and_not_used_is_said_once(name: str, steps: int
 
 
 @pytest.mark.parametrize("name", ALL_CORRECTED)
-def test_no_word_about_a_decay_that_is_the_base_or_was_loaded_or_is_constant(name: str) -> None:
+def test_base_loaded_or_constant_decay_does_not_warn(name: str) -> None:
     optimizer = ALL_CORRECTED[name]()
     decays(optimizer, LR / 2)
     saved = through_disk(optimizer)[0]
@@ -55,7 +55,7 @@ def test_no_word_about_a_decay_that_is_the_base_or_was_loaded_or_is_constant(nam
     assert decays(optimizer, LR / 4, weight_decay=0.7, corrected=False) == [0.7]
 
 
-def test_a_scheduler_refuses_a_decay_that_is_computed() -> None:
+def test_scheduler_refuses_a_computed_decay() -> None:
     for make in ALL_CORRECTED.values():
         optimizer = make()
         with refused(optimizer, r"group 0: weight_decay is computed.*schedule base_weight_decay"):
@@ -66,7 +66,7 @@ def test_a_scheduler_refuses_a_decay_that_is_computed() -> None:
 
 
 @pytest.mark.parametrize("name", ALL_CORRECTED)
-def test_a_base_of_zero_is_no_decay_and_not_the_last_one(name: str) -> None:
+def test_zero_base_means_no_decay(name: str) -> None:
     """Scheduled from zero or to it, the decay written last would have gone on for good."""
     optimizer = ALL_CORRECTED[name]()
     assert decays(optimizer, LR, base_weight_decay=0) == [0.0]  # before the first step, too
@@ -76,12 +76,12 @@ def test_a_base_of_zero_is_no_decay_and_not_the_last_one(name: str) -> None:
         assert decays(optimizer, LR / 2, weight_decay=0.7) == [0.0]
 
 
-def test_a_decay_given_as_a_tensor_is_nobodys_mistake() -> None:
+def test_tensor_weight_decay_does_not_warn() -> None:
     optimizer = correct(torch.optim.AdamW([weight()], lr=LR, weight_decay=torch.tensor(0.5)))
     assert decays(optimizer, LR / 2) == [0.25]  # warnings are errors here
 
 
-def test_a_checkpoint_with_groups_of_param_groups_does_not_undo_a_skip() -> None:
+def test_param_groups_checkpoint_does_not_undo_a_skip() -> None:
     first, second = weight(), weight()
     plain = torch.optim.AdamW([{"params": [first], "corrected": True}, {"params": [second], "corrected": True}], lr=LR)
     optimizer = correct(torch.optim.AdamW([{"params": [weight()]}, {"params": [weight()]}], lr=LR), skip=[0])
@@ -90,7 +90,7 @@ def test_a_checkpoint_with_groups_of_param_groups_does_not_undo_a_skip() -> None
 
 
 @pytest.mark.parametrize("make", [lambda p: correct(torch.optim.AdamW(p, lr=LR)), lambda p: sn.AdamC(p, lr=LR)])
-def test_capturable_in_a_checkpoint_is_not_taken_over(make: Callable[[list[Any]], Optimizer]) -> None:
+def test_capturable_is_not_loaded_from_a_checkpoint(make: Callable[[list[Any]], Optimizer]) -> None:
     old = torch.optim.AdamW([weight()], lr=LR)
     saved = old.state_dict()
     saved["param_groups"][0]["capturable"] = True

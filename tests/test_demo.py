@@ -36,7 +36,7 @@ def test_both_runs_are_trained_and_summarised(tmp_path: Path):
     assert two.excess_output < two.excess_hidden  # the output layer pushes outward from the first steps
 
 
-def test_the_time_left_is_said_once_when_both_runs_are_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_time_left_is_said_once_when_both_runs_are_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Start-up is not counted: 20 steps of each took the 10 seconds after both had begun, and 580 of each are left."""
     at, clock = {"scion": 0, "scionc": 0}, [0.0]
     progress = iter([("scion", 20, 100.0), ("scionc", 20, 100.0), ("scion", 40, 110.0), ("scionc", 40, 110.0)])
@@ -63,7 +63,7 @@ def test_the_time_left_is_said_once_when_both_runs_are_under_way(tmp_path: Path,
     assert said == ["training Scion and ScionC: about 5 minutes"]
 
 
-def test_a_run_that_fails_is_named_with_its_last_words(tmp_path: Path):
+def test_run_that_fails_is_named_with_its_last_words(tmp_path: Path):
     with pytest.raises(RuntimeError, match=r"scion.*training failed \(.*does not divide.*log\.txt"):
         demo.train(tmp_path, 20, ["--micro-batch", "5"])
 

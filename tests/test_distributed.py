@@ -80,7 +80,7 @@ def test_every_layout_takes_the_steps_of_a_single_process(job, cases, reports):
     assert_follows(errors)
 
 
-def test_a_monitor_measures_shards_as_it_does_whole_weights(reports):
+def test_monitor_measures_shards_as_it_does_whole_weights(reports):
     found = reports.of("monitored", "two", "four")
     assert len(found) == 4 * 2 + 1 * 4
     assert not any(found.values()), {key: value for key, value in found.items() if value}
@@ -145,7 +145,7 @@ def test_every_optimizer_in_every_layout(world, tmp_path):
         assert_follows({("every_layout", name, rank): error for name, error in report["layouts"].items()})
 
 
-def test_a_job_that_hangs_is_ended_and_leaves_no_process(tmp_path):
+def test_job_that_hangs_is_ended_and_leaves_no_process(tmp_path):
     with pytest.raises(RuntimeError, match="took more than"):
         worker.run(2, "sleeper", tmp_path, seconds=1)
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, encoding="utf-8", check=False).stdout

@@ -53,7 +53,7 @@ def blocks(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", [path for path in SOURCES if blocks(path)], ids=lambda path: path.stem)
-def test_the_code_of_a_page_runs_and_says_what_it_gives(path, tmp_path, monkeypatch):
+def test_code_of_a_page_runs_and_says_what_it_gives(path, tmp_path, monkeypatch):
     """All blocks one after the other, with a small `model`. `expression  # number` is compared."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
@@ -245,7 +245,7 @@ def look(browser, address: str, page: str, width: int, shot: Path | None = None)
 
 @pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
 @pytest.mark.parametrize("page", FIRST)
-def test_a_page_is_whole_offline_at_every_width(browser, address, page, width):
+def test_page_is_whole_offline_at_every_width(browser, address, page, width):
     assert look(browser, address, page, width) == []
 
 

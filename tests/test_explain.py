@@ -58,7 +58,7 @@ def test_explain_folds_equal_layers_into_one_line() -> None:
     assert "h.3.w3.weight" in explain(groups) and "h.{0..2,4..11}.w3.weight" in explain(groups)
 
 
-def test_a_fused_swiglu_that_stays_one_matrix_has_its_note() -> None:
+def test_fused_swiglu_that_stays_one_matrix_has_its_note() -> None:
     groups = param_groups(Tower(), output=False)
     assert group_of(groups, "mlp.w12.weight")["blocks"] == 1
     assert "gate and up fused: one matrix unless blocks= says more" in groups.why["mlp.w12.weight"]
@@ -67,7 +67,7 @@ def test_a_fused_swiglu_that_stays_one_matrix_has_its_note() -> None:
     assert group_of(halves, "mlp.w12.weight")["blocks"] == 2
 
 
-def test_explain_takes_an_optimizer_and_says_what_it_does_not_take() -> None:
+def test_explain_accepts_an_optimizer_and_refuses_the_rest() -> None:
     optimizer = sn.ScionC(param_groups(mlp(), output="4"))
     assert explain(optimizer) == explain(optimizer.param_groups)
     wrong = (mlp(), nn.Linear(2, 2), mlp().parameters(), 3)

@@ -42,7 +42,7 @@ def test_groups_hold_plain_values_and_their_checkpoint_loads_with_weights_only(m
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_lmo_of_each_group_takes_each_of_its_parameters(model: str) -> None:
+def test_lmo_of_each_group_takes_each_of_its_parameters(model: str) -> None:
     make, options = MODELS[model]
     for group in param_groups(make(), **options):
         for _, parameter in group["params"]:
@@ -50,7 +50,7 @@ def test_the_lmo_of_each_group_takes_each_of_its_parameters(model: str) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_same_model_gives_the_same_groups_in_the_same_order(model: str) -> None:
+def test_same_model_gives_the_same_groups_in_the_same_order(model: str) -> None:
     make, options = MODELS[model]
     assert list(by_group(param_groups(make(), **options)).items()) == list(
         by_group(param_groups(make(), **options)).items()
@@ -83,7 +83,7 @@ def test_each_role_has_its_lmo() -> None:
 
 
 @pytest.mark.parametrize("layer", [nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d])
-def test_every_convolution_is_a_convolution_depthwise_too(layer: Any) -> None:
+def test_depthwise_convolutions_are_convolutions(layer: Any) -> None:
     groups = param_groups(nn.Sequential(layer(4, 4, 3, groups=4), nn.Linear(4, 2)), output="1")
     assert group_of(groups, "0.weight")["lmo"] == "conv"
 
@@ -120,7 +120,7 @@ def test_layer_norm_over_several_dimensions_is_a_vector() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 5), (1, 4, 4, 5), (2,) * 6])
-def test_an_ambiguous_parameter_is_an_error_that_names_the_remedy(shape: tuple[int, ...]) -> None:
+def test_ambiguous_parameter_is_an_error_that_names_the_remedy(shape: tuple[int, ...]) -> None:
     model = Holding(mixing=shape)
     with pytest.raises(ValueError, match=r'mixing \(.*\) in Holding.*ambiguous.*roles=\{"mixing": <role>\}.*stacked'):
         param_groups(model, output=False)
@@ -190,7 +190,7 @@ def test_unsupported_parameters_are_named_with_a_remedy() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
-def test_a_lazy_parameter_is_named_before_its_shape_is_asked_for() -> None:
+def test_lazy_parameter_error_names_it() -> None:
     with pytest.raises(ValueError, match=r"0\.weight has no shape yet; run the model once"):
         param_groups(nn.Sequential(nn.LazyLinear(2)), output="0")
 
@@ -205,7 +205,7 @@ def test_frozen_parameters_are_left_out_and_a_frozen_model_is_an_error() -> None
         param_groups(nn.ReLU())
 
 
-def test_a_table_over_a_grid_is_ambiguous() -> None:
+def test_table_over_a_grid_is_ambiguous() -> None:
     model = Holding(pos_embed=(1, 7, 7, 8))
     with pytest.raises(ValueError, match=r"pos_embed \(1, 7, 7, 8\).*ambiguous"):
         param_groups(model, output=False)
@@ -228,7 +228,7 @@ def test_adam_decays_matrices_only_and_corrects_all_but_the_output() -> None:
     assert [(g["lr"], g["weight_decay"]) for g in given] == [(1e-3, 0.2), (1e-3, 0.0), (0.5, 0.3)]
 
 
-def test_what_groups_were_not_told_the_optimizer_decides():
+def test_unset_group_settings_come_from_the_optimizer():
     """The lr given to the optimizer counts; it would be lost where every group has one of its own."""
     [hidden, _, output, _] = sn.ScionC(param_groups(mlp(), output="4"), lr=0.02, alpha=0.2).param_groups
     right = {group["name"]: group for group in param_groups(mlp(), output="4", lr=0.02, alpha=0.2)}
@@ -244,7 +244,7 @@ def test_what_groups_were_not_told_the_optimizer_decides():
     assert [group["lr"] for group in sn.ScionC(changed, lr=0.02).param_groups] == [0.005, 0.02, 0.4, 0.02]
 
 
-def test_constant_decay_comes_from_scion_too():
+def test_constant_decay_comes_from_scion():
     groups = sn.Scion(param_groups(mlp(), output="4"), weight_decay=0.1).param_groups
     assert [group["weight_decay"] for group in groups] == [0.1, 0.1, 0.005, 0.1]
     with pytest.raises(ValueError, match="weight_decay=None means corrected"):
@@ -303,7 +303,7 @@ def test_with_nesterov_the_output_starts_with_the_half_life_of_the_hidden_layers
     assert not any("nesterov" in group for group in param_groups(mlp(), output="4"))
 
 
-def test_parameters_in_place_of_the_model_are_told() -> None:
+def test_parameters_instead_of_model_raise() -> None:
     with pytest.raises(TypeError, match=r"param_groups takes the model, whose modules.*not generator"):
         param_groups(mlp().parameters())  # pyright: ignore[reportArgumentType]
 

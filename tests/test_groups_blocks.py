@@ -30,7 +30,7 @@ def test_multihead_attention_is_three_blocks() -> None:
     assert group_of(groups, "bias_k")["lmo"] == "bias"
 
 
-def test_unequal_or_interleaved_fusion_stays_one_matrix_and_says_so() -> None:
+def test_unequal_or_interleaved_fusion_stays_one_matrix() -> None:
     model = nn.ModuleDict({"qkv": nn.Linear(8, 12), "query_key_value": nn.Linear(8, 24)})
     groups = param_groups(model, output=False)
     assert group_of(groups, "qkv.weight")["blocks"] == group_of(groups, "query_key_value.weight")["blocks"] == 1
@@ -68,7 +68,7 @@ def test_blocks_of_a_conv1d_divide_its_columns() -> None:
         param_groups(model, output=False, blocks={"mix.weight": 4})
 
 
-def test_an_output_layer_stored_transposed_is_refused() -> None:
+def test_output_layer_stored_transposed_is_refused() -> None:
     """sign divides by d_in, taken to be the last side."""
     with pytest.raises(ValueError, match=r"head.weight \(8, 5\) in Conv1D is stored d_in x d_out.*nn\.Linear"):
         param_groups(nn.ModuleDict({"head": Conv1D(5, 8)}), output="head")
@@ -92,7 +92,7 @@ def test_experts_are_stacked_matrices_gate_and_up_one_block_each() -> None:
 
 
 @pytest.mark.parametrize("flagged", [True, False])
-def test_experts_stored_transposed_are_told_by_a_flag_or_by_their_shapes(flagged: bool) -> None:
+def test_transposed_experts_are_recognised_by_flag_or_shape(flagged: bool) -> None:
     model = Holding(gate_up_proj=(4, 8, 32), down_proj=(4, 16, 8))  # (experts, d_in, d_out)
     if flagged:  # by shapes that say nothing
         model = Holding(gate_up_proj=(4, 8, 8), down_proj=(4, 8, 8))
@@ -102,7 +102,7 @@ def test_experts_stored_transposed_are_told_by_a_flag_or_by_their_shapes(flagged
     assert {group["lmo"] for group in groups} == {"spectral-transposed"}
 
 
-def test_interleaved_gate_and_up_stay_one_matrix_and_say_so() -> None:
+def test_interleaved_gate_and_up_stay_one_matrix() -> None:
     model = Holding(gate_up_proj=(4, 32, 8), down_proj=(4, 8, 16))
     model.is_concatenated = False
     groups = param_groups(model, output=False)
@@ -110,7 +110,7 @@ def test_interleaved_gate_and_up_stay_one_matrix_and_say_so() -> None:
     assert "not two halves of the rows" in groups.why["gate_up_proj"]
 
 
-def test_a_weight_of_three_dimensions_in_a_class_of_experts_is_one_matrix_each() -> None:
+def test_weight_of_three_dimensions_in_a_class_of_experts_is_one_matrix_each() -> None:
     class ParallelExperts(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -133,7 +133,7 @@ def test_blocks_must_divide_the_rows(count: Any, why: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
-def test_a_grouped_convolution_is_one_matrix_for_each_group(kind: Any) -> None:
+def test_grouped_convolution_is_one_matrix_for_each_group(kind: Any) -> None:
     model = nn.ModuleDict(
         {"depthwise": kind(8, 8, 3, groups=8), "grouped": kind(8, 8, 3, groups=2), "full": kind(8, 8, 3)}
     )
@@ -147,7 +147,7 @@ def test_a_grouped_convolution_is_one_matrix_for_each_group(kind: Any) -> None:
     assert group_of(param_groups(model, output=False, blocks={"depth*": 1}), "depthwise.weight")["name"] == "conv"
 
 
-def test_a_depthwise_convolution_moves_channel_by_channel() -> None:
+def test_depthwise_convolution_moves_channel_by_channel() -> None:
     """The filter of one channel does not turn with its neighbour's: each has the size it would have alone."""
     x = torch.randn(8, 1, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     u = get("conv").update(x, blocks=8, polar=Polar("svd"))

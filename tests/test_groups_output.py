@@ -22,7 +22,7 @@ def test_paper_numbers_for_the_output_decay() -> None:
     assert group_of(text, "wte.weight")["weight_decay"] == pytest.approx(1 / 3000, rel=1e-12)
 
 
-def test_the_output_decays_constantly_and_the_rest_is_corrected() -> None:
+def test_output_decays_constantly_and_the_rest_is_corrected() -> None:
     groups = param_groups(mlp(), output="4", steady_norm_sq=2.0, output_weight_decay=0.3, alpha=0.2)
     for group in groups:
         constant = group["name"] == "output"
@@ -87,7 +87,7 @@ def test_get_classifier_finds_all_heads_also_inside_a_wrapper() -> None:
     assert groups["output-bias"] == ["module.head.bias", "module.second.bias"]
 
 
-def test_a_model_that_knows_no_output_falls_through_to_the_error() -> None:
+def test_model_without_a_known_output_raises() -> None:
     class Backbone(VisionTransformer):
         def get_output_embeddings(self) -> None:
             return None
@@ -106,7 +106,7 @@ def test_output_may_be_a_module_a_parameter_or_a_name(how: str) -> None:
     assert by_group(param_groups(model, output=given[how]))["output"] == ["4.weight"]
 
 
-def test_the_alias_of_a_tied_weight_names_it_too() -> None:
+def test_tied_weight_can_be_named_by_its_alias() -> None:
     assert by_group(param_groups(Transformer(tied=True), output="lm_head.weight"))["output"] == ["wte.weight"]
 
 
@@ -125,12 +125,12 @@ def test_no_output_makes_the_last_layer_hidden() -> None:
         ("4.bias", r"'4.bias' is a vector; name the output layer's weight"),
     ],
 )
-def test_a_wrong_output_says_what_to_pass(output: Any, message: str) -> None:
+def test_wrong_output_error_says_what_to_pass(output: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         param_groups(mlp(), output=output)
 
 
-def test_an_output_convolution_is_refused_with_a_remedy_that_works() -> None:
+def test_output_convolution_is_refused_with_a_remedy_that_works() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1))
     with pytest.raises(ValueError, match=r'1\.weight \(2, 4, 1, 1\).*roles=\{"1\.weight": <role>\}'):
         param_groups(model, output="1")
@@ -150,12 +150,12 @@ class Classifier(nn.Module):
 
 
 @pytest.mark.parametrize("name", ["classifier", "score", "qa_outputs", "lm_head"])
-def test_the_head_of_a_hugging_face_model_is_found_by_its_name(name: str) -> None:
+def test_head_of_a_hugging_face_model_is_found_by_its_name(name: str) -> None:
     groups = param_groups(Classifier(name, nn.Sequential(nn.Flatten(), nn.Linear(8, 3))))
     assert by_group(groups)["output"] == [f"{name}.1.weight"]
     assert groups.why[f"{name}.1.weight"] == f"output layer, by the name {name}"
 
 
-def test_a_head_of_several_layers_is_asked_for() -> None:
+def test_head_of_several_layers_needs_output() -> None:
     with pytest.raises(ValueError, match=r"Classifier: cannot tell.*last first: classifier\.1, classifier\.0, body"):
         param_groups(Classifier("classifier", nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3))))

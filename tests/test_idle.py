@@ -29,7 +29,7 @@ def of_seed(seed, *shape):
 @pytest.mark.parametrize("momentum_dtype", [None, "bfloat16"])
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize(("lmo", "shape"), [("embedding", (5, 6)), ("spectral", (5, 4, 6)), ("row", (5, 4, 6))])
-def test_a_slice_walks_as_if_only_its_own_steps_existed(lmo, shape, nesterov, momentum_dtype):
+def test_slice_walks_as_if_only_its_own_steps_existed(lmo, shape, nesterov, momentum_dtype):
     """Slice k gets a gradient in every (k+1)-th step; it must be where a parameter of its own with these steps is."""
     settings = {"lr": 0.05, "nesterov": nesterov, "polar": "svd", "momentum_dtype": momentum_dtype}
     together = torch.nn.Parameter(of_seed(0, *shape))
@@ -58,7 +58,7 @@ def test_dense_rows_move_along_what_is_left_of_their_momentum():
         assert p[0].tolist() == pytest.approx([-0.1 * moved] * 3)
 
 
-def test_a_large_table_cut_by_rows_waits_row_by_row(monkeypatch):
+def test_large_table_cut_by_rows_waits_row_by_row(monkeypatch):
     small, large = (torch.nn.Parameter(of_seed(1, 64, 8)) for _ in range(2))
     gradients = [of_seed(t, 64, 8) * (torch.arange(64) % 3 == t % 3).unsqueeze(1) for t in range(6)]
     steps(sn.ScionC([small], lmo="embedding"), small, gradients)
@@ -94,7 +94,7 @@ def test_rare_and_frequent_rows_settle_alike_and_where_forecast():
 
 
 @pytest.mark.parametrize("native", ["0", "1"])
-def test_an_expert_without_gradients_stays_finite_and_stands_still(native, monkeypatch):
+def test_expert_without_gradients_stays_finite_and_stands_still(native, monkeypatch):
     """Four experts, the last without gradients after step 20: with momentum that decayed, it was NaN before step 1000."""
     monkeypatch.setenv("STEADYNORM_NATIVE_BF16", native)
     experts = torch.nn.Parameter(of_seed(0, 4, 32, 32))
@@ -113,7 +113,7 @@ def test_an_expert_without_gradients_stays_finite_and_stands_still(native, monke
     assert optimizer.skipped_steps() == 0
 
 
-def test_an_expert_of_a_dense_stack_fades():
+def test_expert_of_a_dense_stack_fades():
     """Without it, what is left of its momentum would carry it to 13 times the norm of the others."""
     experts = torch.nn.Parameter(of_seed(0, 3, 16, 16))
     optimizer = sn.ScionC([experts], lr=0.02, lmo="spectral", polar_steps=2, own_time=False)
@@ -177,7 +177,7 @@ def test_fading_does_not_see_the_scale_of_gradients(power):
 
 
 @pytest.mark.parametrize(("lmo", "shape", "dim"), [("spectral", (9, 4), 0), ("spectral-transposed", (4, 9), 1)])
-def test_a_block_fades_by_itself(lmo, shape, dim):
+def test_block_fades_by_itself(lmo, shape, dim):
     p = torch.nn.Parameter(of_seed(3, *shape))
     optimizer = sn.Scion([p], lr=0.01, lmo=lmo, blocks=3)
     for t in range(200):
@@ -192,7 +192,7 @@ def test_a_block_fades_by_itself(lmo, shape, dim):
     assert moved[0] > 1e-3 and moved[2] > 1e-3
 
 
-def test_a_returning_gradient_moves_at_full_size_at_once():
+def test_returning_gradient_moves_at_full_size_at_once():
     p = torch.nn.Parameter(torch.zeros(4))
     optimizer = sn.Scion([p], lr=0.1, lmo="bias")
     steps(optimizer, p, [torch.ones(4), *[torch.zeros(4)] * 400])
@@ -201,7 +201,7 @@ def test_a_returning_gradient_moves_at_full_size_at_once():
     assert (before - p.detach()).tolist() == pytest.approx([0.1] * 4, rel=1e-5)
 
 
-def test_a_gradient_that_is_not_finite_leaves_the_count_as_it_was():
+def test_gradient_that_is_not_finite_leaves_the_count_as_it_was():
     p = torch.nn.Parameter(torch.ones(3))
     optimizer = sn.Scion([p], lmo="bias")
     steps(optimizer, p, [torch.ones(3), torch.zeros(3), torch.full((3,), torch.nan)])
@@ -244,7 +244,7 @@ def test_extremes_of_cut_parameters_are_those_of_the_whole(shape):
 # --- what a monitor says of it
 
 
-def test_the_forecast_of_a_table_is_unknown_once_a_row_has_waited():
+def test_forecast_of_a_table_is_unknown_once_a_row_has_waited():
     table = torch.nn.Parameter(torch.zeros(4, 3))
     optimizer = sn.ScionC([table], lmo="embedding")
     monitor = sn.Monitor(optimizer)

@@ -189,7 +189,7 @@ def test_epochs_follow_each_other_without_a_gap():
     assert len(set(map(tuple, epochs))) == 4
 
 
-def test_a_batch_may_be_larger_than_the_data():
+def test_batch_may_be_larger_than_the_data():
     _, labels = next(iter(loader(batch=24)))
     assert sorted(Counter(labels.tolist()).values()) == [2] * 6 + [3] * 4
 
@@ -234,7 +234,7 @@ def test_ranks_share_the_batch_of_one(world):
     assert same(joined, expected)
 
 
-def test_a_lead_is_the_sample_before_the_part():
+def test_lead_is_the_sample_before_the_part():
     whole = take(loader(batch=8), 3)
     for rank in range(2):
         own = [i % 8 for i in range(4 * rank - 1, 4 * rank + 4)]
@@ -273,7 +273,7 @@ def test_resume_far_away_replays_nothing():
     assert Counting.reads == 4
 
 
-def test_the_stream_leaves_global_random_numbers_alone():
+def test_stream_leaves_global_random_numbers_alone():
     torch.manual_seed(0)
     np.random.seed(0)
     before = torch.get_rng_state(), np.random.get_state()[1].copy()
@@ -283,7 +283,7 @@ def test_the_stream_leaves_global_random_numbers_alone():
     assert np.array_equal(np.random.get_state()[1], before[1])
 
 
-def test_a_state_of_another_run_is_refused():
+def test_state_of_another_run_is_refused():
     for state, name in (({"seed": 1, "samples": 10}, "seed=1"), ({"seed": 5, "samples": 11}, "samples=11")):
         with pytest.raises(ValueError, match=name):
             loader().load_state_dict({"position": 0, **state})
@@ -299,7 +299,7 @@ def test_settings_without_sense_are_refused(settings):
 
 @pytest.mark.filterwarnings(FORK_ON_ONE_CORE)
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_bad_file_stops_the_stream_with_its_name(tmp_path, workers):
+def test_bad_file_stops_the_stream_with_its_name(tmp_path, workers):
     jpeg(tmp_path / "c" / "good.jpg")
     (tmp_path / "c" / "bad.jpg").write_bytes(b"\xff\xd8")
     with pytest.raises(DataError, match=r"bad\.jpg: not readable"):
@@ -356,7 +356,7 @@ def test_full_size_pipeline_on_jpegs(tmp_path):
     assert np.array_equal(whole[0].permute(1, 2, 0).numpy(), expected)
 
 
-def test_the_order_is_that_of_philoxs_raw_stream():
+def test_order_is_that_of_philoxs_raw_stream():
     """Generator.permutation may change with numpy; these numbers may not: a resumed run would see other images."""
     assert _permutation(3, 1, 8).tolist() == [7, 0, 4, 5, 1, 2, 6, 3]
     assert sorted(_permutation(0, 5, 1000).tolist()) == list(range(1000))

@@ -130,7 +130,7 @@ def test_blocks_are_matrices_of_their_own():
 
 @pytest.mark.parametrize("blocks", [1, 3])
 @pytest.mark.parametrize("shape", [(5, 12), (12, 3), (4, 5, 12)])
-def test_a_weight_stored_transposed_moves_as_if_stored_the_usual_way(shape, blocks):
+def test_weight_stored_transposed_moves_as_if_stored_the_usual_way(shape, blocks):
     x = sample(shape)
     assert torch.allclose(update("spectral-transposed", x, blocks), update("spectral", x.mT, blocks).mT)
     transposed, usual = get("spectral-transposed"), get("spectral")

@@ -133,7 +133,7 @@ def test_rotary_scores_depend_on_distance_alone() -> None:
     assert (score.diagonal(-7)[0] - score.diagonal(-1)[0]).abs() > 1e-3
 
 
-def test_a_later_token_changes_nothing_before_it() -> None:
+def test_later_token_changes_nothing_before_it() -> None:
     model, tokens = stirred(small("gpt")), batch("gpt")
     changed = tokens.clone()
     changed[:, 8] = (changed[:, 8] + 1) % SMALL_GPT.vocab
@@ -342,7 +342,7 @@ def test_adam_groups_keep_the_output_weight_constant(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_few_steps_learn_a_batch_by_heart(kind: str) -> None:
+def test_few_steps_learn_a_batch_by_heart(kind: str) -> None:
     model, data = small(kind), batch(kind, 4)
     optimizer = AdamC(param_groups(model, kind="adam", lr=1e-2)) if kind == "adam" else ScionC(param_groups(model))
     labels = data.roll(-1, 1) if kind == "gpt" else torch.arange(4)
@@ -376,7 +376,7 @@ def test_bf16_autocast_gives_fp32_logits_near_the_fp32_ones(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_seed_gives_the_same_model_directly_and_by_way_of_meta(kind: str) -> None:
+def test_seed_gives_the_same_model_directly_and_by_way_of_meta(kind: str) -> None:
     direct = small(kind, seed=3)
     with torch.device("meta"):
         model = small(kind)

@@ -52,7 +52,7 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_one_transfer_a_measure_and_none_in_a_step(monkeypatch):
+def test_one_transfer_per_measure_and_none_per_step(monkeypatch):
     params = parameters(*LAYERS)
     optimizer = sn.ScionC(params, lr=0.05, lmo="by-shape")
     monitor = sn.Monitor(optimizer)
@@ -334,7 +334,7 @@ def test_another_model_or_a_replaced_layer_is_refused_by_identity(named):
         sn.Monitor(optimizer, model)
 
 
-def test_parameters_beside_the_model_and_frozen_ones_are_no_mistake():
+def test_parameters_outside_the_model_and_frozen_ones_are_allowed():
     model, temperature = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), nn.Parameter(torch.ones(1))
     sn.Monitor(torch.optim.AdamW([*model.parameters(), temperature]), model)
     sn.Monitor(torch.optim.AdamW(model[1].parameters()), model)
@@ -342,7 +342,7 @@ def test_parameters_beside_the_model_and_frozen_ones_are_no_mistake():
     sn.Monitor(torch.optim.AdamW([*model[1].parameters(), temperature]), model)
 
 
-def test_what_cannot_be_measured_is_refused_with_a_reason():
+def test_unmeasurable_input_is_refused_with_a_reason():
     p = nn.Parameter(torch.ones(2, dtype=torch.complex64))
     with pytest.raises(ValueError, match=r"0\.0 is complex; make its real"):
         sn.Monitor(torch.optim.AdamW([p]))
@@ -370,14 +370,14 @@ def test_log_records_writes_scalars():
     assert ("sign_norm", 1) not in writer
 
 
-def test_looking_at_an_optimizer_leaves_its_state_as_it_was():
+def test_monitor_leaves_optimizer_state_unchanged():
     """torch's state is a defaultdict: asking for a parameter would make an entry, and DCP takes it for a made state."""
     optimizer = torch.optim.AdamW([nn.Parameter(torch.ones(3, 3))])
     with sn.Monitor(optimizer):
         assert not optimizer.state
 
 
-def test_a_target_that_moves_is_in_the_records_and_a_constant_decay_has_none():
+def test_moving_target_is_recorded_and_constant_decay_has_none():
     params = parameters((6, 6), (9, 3))
     groups = [
         {"params": params[:1], "lmo": "spectral", "name": "hidden"},
@@ -398,7 +398,7 @@ def test_a_target_that_moves_is_in_the_records_and_a_constant_decay_has_none():
     assert "steady_norm_sq" not in monitor.measure()[0]
 
 
-def test_groups_that_are_not_steered_have_no_target():
+def test_uncorrected_groups_have_no_target():
     params = parameters((3,), (4,), (5,))
     groups = [{"params": [p]} for p in params]
     groups[1]["weight_decay"] = 0.0
@@ -406,7 +406,7 @@ def test_groups_that_are_not_steered_have_no_target():
     assert [record._target_of(group) for group in optimizer.param_groups] == [None, None, 4e-4]
 
 
-def test_effective_lr_is_not_known_where_a_muon_does_not_say_nesterov():
+def test_effective_lr_is_unknown_without_muons_nesterov_flag():
     optimizer = torch.optim.Muon(parameters((4, 4)), momentum=0.95)
     del optimizer.param_groups[0]["nesterov"]
     numbers = record._numbers_of(optimizer, optimizer.param_groups[0], forecast_family(optimizer))

@@ -73,7 +73,7 @@ def test_alignment_on_two_cores_equals_one():
     assert run(2) == run(1)
 
 
-def test_alignment_is_asked_for_where_it_costs_memory():
+def test_alignment_is_optional_where_it_costs_memory():
     params = parameters((6, 6))
     optimizer = torch.optim.AdamW(params)
     monitor = sn.Monitor(optimizer)
@@ -102,7 +102,7 @@ def test_skipped_update_and_zero_weights_have_no_alignment():
 
 
 @pytest.mark.parametrize("gradient", [math.nan, 1e30])
-def test_a_step_that_adamc_skipped_has_no_alignment(gradient):
+def test_step_that_adamc_skipped_has_no_alignment(gradient):
     """Weights as they were, so the decay that they did not get is no update either."""
     [p] = parameters((6, 6))
     optimizer = sn.AdamC([p])
@@ -115,7 +115,7 @@ def test_a_step_that_adamc_skipped_has_no_alignment(gradient):
 
 @pytest.mark.parametrize("make", [lambda p: sn.ScionC(p, lmo="spectral"), sn.SGDC, torch.optim.AdamW])
 @pytest.mark.parametrize("size", [1e20, math.inf, math.nan])
-def test_alignment_that_cannot_be_worked_out_is_none_and_not_zero(make, size):
+def test_uncomputable_alignment_is_none(make, size):
     [p] = parameters((6, 6))
     p.data *= size
     optimizer = make([p])

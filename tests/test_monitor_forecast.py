@@ -331,7 +331,7 @@ def test_attached_to_a_run_under_way_momentum_is_taken_as_settled(name):
 
 @pytest.mark.parametrize("every", [1, 4])
 @pytest.mark.parametrize("make", [lambda ps: sn.ScionC(ps, lmo="spectral", lr=0.05, steady_norm_sq=4.0), lambda ps: sn.AdamC(ps, lr=0.02, weight_decay=1.0), lambda ps: sn.LionC(ps, lr=0.01)], ids=["ScionC", "AdamC", "LionC"])  # fmt: skip
-def test_the_forecast_stands_still_where_updates_are_skipped(make, every):
+def test_forecast_stands_still_where_updates_are_skipped(make, every):
     """Of two layers alike one has 12 gradients that are not finite: it is forecast as the other was 12 steps before."""
     params = parameters((8, 8), (8, 8))
     params[1].data.copy_(params[0].data)

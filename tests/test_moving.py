@@ -71,7 +71,7 @@ def adamw(model: nn.Module, lr: float = 1e-2) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=lr, betas=(0.8, 0.95), eps=1e-6)
 
 
-def test_adamc_goes_on_from_adamw_bit_for_bit_while_lr_is_constant():
+def test_adamc_continues_adamw_bit_for_bit_at_constant_lr():
     model, reference = Net(), Net()
     old, unchanged = adamw(model), adamw(reference)
     train(model, old, 0, 5)
@@ -84,13 +84,13 @@ def test_adamc_goes_on_from_adamw_bit_for_bit_while_lr_is_constant():
     assert "all" in table
 
 
-def test_a_capturable_adamw_becomes_an_adamc_that_is_not():
+def test_capturable_adamw_becomes_a_plain_adamc():
     model = Net()
     new, _ = sn.convert(torch.optim.AdamW(model.parameters(), capturable=True), model)
     assert not any(group["capturable"] for group in new.param_groups)
 
 
-def test_adamc_takes_the_peak_of_a_schedule_under_way_and_the_schedule_goes_on():
+def test_adamc_takes_the_peak_of_a_running_schedule():
     model = Net()
     old = adamw(model)
     scheduler = torch.optim.lr_scheduler.LambdaLR(old, lambda t: 1 - t / 10)
@@ -108,7 +108,7 @@ def test_adamc_takes_the_peak_of_a_schedule_under_way_and_the_schedule_goes_on()
     assert values["wide.bias"]["weight_decay"] == 0.0
 
 
-def test_a_corrected_adamw_keeps_its_base_decay():
+def test_corrected_adamw_keeps_its_base_decay():
     model = Net()
     old = sn.correct(adamw(model))
     for group in old.param_groups:
@@ -119,7 +119,7 @@ def test_a_corrected_adamw_keeps_its_base_decay():
     assert (group["base_weight_decay"], group["peak_lr"], group["lr"]) == (0.3, 1e-2, 5e-3)
 
 
-def test_the_old_optimizer_is_left_as_it_was():
+def test_conversion_leaves_the_old_optimizer_unchanged():
     model = Net()
     old = adamw(model)
     train(model, old, 0, 3)
@@ -199,7 +199,7 @@ def muon(model: nn.Module, **settings: Any) -> torch.optim.Muon:
 
 @pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_scion_goes_on_from_muon(adjust: str, nesterov: bool):
+def test_scion_continues_from_muon(adjust: str, nesterov: bool):
     """Muon's polar factors are rough (bf16, Newton-Schulz); step size, direction and decay are compared."""
     model, reference = Net(), Net()
     blocks = {"qkv.weight": 1}  # as Muon has it
@@ -288,7 +288,7 @@ CASES = {
 @pytest.mark.parametrize("to", [sn.Scion, sn.ScionC])
 @pytest.mark.parametrize("unconstrained", [False, True])
 @pytest.mark.parametrize(("norm", "layer", "options"), [(n, *case) for n, cases in CASES.items() for case in cases])
-def test_the_published_scion_goes_on_exactly(
+def test_published_scion_continues_exactly(
     norm: str, layer: str, options: dict[str, Any], unconstrained: bool, to: Any
 ):
     """Constant decay, and corrected while lr is constant: the same weights after five more steps."""
@@ -467,7 +467,7 @@ def test_errors_say_what_and_where(make: Any, options: dict[str, Any], message: 
         sn.convert(make(model), model, **options)
 
 
-def test_a_frozen_parameter_is_named():
+def test_frozen_parameter_is_named():
     model = Net()
     old = muon(model)
     model.tall.weight.requires_grad_(False)

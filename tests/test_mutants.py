@@ -33,7 +33,7 @@ def test_every_mutant_applies_once_and_its_module_can_be_imported(mutant: Mutant
     spec.loader.exec_module(module)
 
 
-def test_every_mutants_tests_are_there():
+def test_tests_of_every_mutant_exist():
     for mutant in MUTANTS:
         for test in mutant.tests:
             file, _, name = test.partition("[")[0].partition("::")
@@ -41,7 +41,7 @@ def test_every_mutants_tests_are_there():
             assert not name or f"def {name}(" in text, f"{mutant.breaks}: {test}"
 
 
-def test_no_mutant_is_there_twice():
+def test_mutants_are_unique():
     assert len({(mutant.place, mutant.breaks) for mutant in MUTANTS}) == len(MUTANTS)
     assert len({mutants.digest(mutant) for mutant in MUTANTS}) == len(MUTANTS)
 
@@ -91,7 +91,7 @@ def test_code_is_found_by_its_syntax_tree(place, old, new, mutated, tmp_path):
     assert mutated in mutate(Mutant(place, "", old, new, ()), tmp_path)
 
 
-def test_a_broken_formula_is_killed_and_a_harmless_change_survives(capsys, monkeypatch, tmp_path):
+def test_broken_formula_is_killed_and_a_harmless_change_survives(capsys, monkeypatch, tmp_path):
     """Which also shows that the copy is what is tested, though the package is installed."""
     harmless = Mutant("schedule:_SHAPES", "nothing", FORMULA, f"0.5 * {FORMULA[:-4]}", QUICK)
     harmful = Mutant("schedule:_SHAPES", "cosine is a line", FORMULA, "1 - done", QUICK)
@@ -110,14 +110,14 @@ def test_a_broken_formula_is_killed_and_a_harmless_change_survives(capsys, monke
 
 
 @pytest.mark.slow
-def test_tests_that_fail_anyway_prove_nothing(monkeypatch, tmp_path):
+def test_selections_must_pass_on_the_unbroken_copy(monkeypatch, tmp_path):
     """They, and tests that are not there, are told before any mutant is tried."""
     nowhere = Mutant("schedule:_SHAPES", "cosine is a line", FORMULA, "1 - done", ("test_schedule.py::test_not_there",))
     with pytest.raises(RuntimeError, match="must pass on the unbroken copy: did not run"):
         mutants.check([nowhere], jobs=1, limit=600, report=lambda text: None)
 
 
-def test_the_pages_show_what_was_found(tmp_path):
+def test_pages_show_what_was_found(tmp_path):
     pages = ROOT / "docs" / "trust.md", ROOT / "README.md"
     copies = [tmp_path / page.name for page in pages]
     for page, copy in zip(pages, copies, strict=True):
@@ -127,7 +127,7 @@ def test_the_pages_show_what_was_found(tmp_path):
         assert copy.read_text(encoding="utf-8") == page.read_text(encoding="utf-8"), "run python -m benchmarks.trust"
 
 
-def test_the_results_are_of_these_mutants_and_none_survived():
+def test_results_are_of_these_mutants_and_none_survived():
     found = json.loads(mutants.RESULTS.read_text(encoding="utf-8"))
     assert [each["digest"] for each in found["outcomes"]] == [mutants.digest(each) for each in MUTANTS], (
         "run python tests/mutants.py --new && python -m benchmarks.trust"

@@ -52,7 +52,7 @@ def test_step_on_fake_cuda_tensors_copies_nothing_between_devices(which, monkeyp
                 optimizer.step()
 
 
-def test_the_check_itself_catches_a_crossing():
+def test_check_itself_catches_a_crossing():
     with FakeTensorMode(), NoCrossing():
         x = torch.empty(3, device="cuda")
         with pytest.raises(AssertionError):

@@ -88,7 +88,7 @@ def test_checkpoint_of_another_optimizer_is_refused():
     assert optimizer.param_groups[0]["lmo"] == "spectral"
 
 
-def test_a_scion_checkpoint_leaves_scionc_corrected():
+def test_scion_checkpoint_leaves_scionc_corrected():
     """Momentum and lr are taken over; the constant decay only where the group's own is constant, too."""
     params = parameters({"w": MATRIX, "head": MATRIX})
 
@@ -124,7 +124,7 @@ OTHERS: dict[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {
 
 
 @pytest.mark.parametrize("case", OTHERS)
-def test_a_checkpoint_with_other_group_settings_is_refused_before_anything_changes(case: str):
+def test_checkpoint_with_other_group_settings_is_refused_before_anything_changes(case: str):
     saves, loads, message = OTHERS[case]
     params = parameters({"w": MATRIX})
     saved = saves(params.values()).state_dict()
@@ -137,7 +137,7 @@ def test_a_checkpoint_with_other_group_settings_is_refused_before_anything_chang
     assert optimizer.param_groups[0] == groups
 
 
-def test_a_checkpoint_with_a_setting_out_of_range_is_refused_before_anything_changes():
+def test_checkpoint_with_a_setting_out_of_range_is_refused_before_anything_changes():
     params = parameters({"w": MATRIX})
     optimizer = sn.ScionC(params.values(), lmo="spectral")
     saved = copy.deepcopy(optimizer.state_dict())

@@ -171,7 +171,7 @@ def test_constant_decay_for_all_groups_is_refused_with_the_target_it_means():
     assert optimizer.weight_decay_of(p) == pytest.approx(0.1)
 
 
-def test_a_group_has_a_target_or_a_constant_decay():
+def test_group_has_a_target_or_a_constant_decay():
     p, q = (torch.nn.Parameter(torch.ones(4, 4)) for _ in range(2))
     with pytest.raises(ValueError, match=r"group 0.*weight_decay=0\.1.*steady_norm_sq=3\.0.*give one"):
         sn.ScionC([{"params": [p], "weight_decay": 0.1, "steady_norm_sq": 3.0}], lmo="spectral")

@@ -97,7 +97,7 @@ def test_fused_adam_takes_gradients_of_other_strides():
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.5, math.nan])
-def test_a_bad_alpha_at_step_time_is_refused_with_trace_too(alpha):
+def test_bad_alpha_at_step_time_is_refused_with_trace(alpha):
     p = nn.Parameter(torch.ones(2))
     optimizer = sn.SGDC([p], trace=True)
     optimizer.param_groups[0]["alpha"] = alpha

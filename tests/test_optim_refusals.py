@@ -174,7 +174,7 @@ def test_setting_scheduled_out_of_range_raises_before_anything_is_written(case: 
     [({"lr": None}, TypeError), ({"lr": torch.ones(2)}, ValueError), ({"betas": ("a", "b")}, (TypeError, ValueError))],
     ids=str,
 )
-def test_a_group_that_adamc_refuses_is_not_left_in_it(settings, error):
+def test_group_that_adamc_refuses_is_not_left_in_it(settings, error):
     optimizer = sn.AdamC([nn.Parameter(torch.ones(2))])
     with pytest.raises(error, match="AdamC, group 1"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))], **settings})
@@ -190,7 +190,7 @@ def test_replaced_parameters_are_refused_as_new_ones_are():
         optimizer.state_dict()
 
 
-def test_a_fused_step_that_skips_all_counts_all(monkeypatch):
+def test_fused_step_that_skips_all_counts_all(monkeypatch):
     """As on an accelerator, where one flag on the device stops the kernels of all parameters."""
     params = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(4))]
     groups = [{"params": params[:2]}, {"params": params[2:]}]

@@ -168,7 +168,7 @@ sys.exit(main({words!r}))
         ("tokenizers", "data tokenize {source} --out {out} --tokenizer bpe", "train"),
     ],
 )
-def test_a_missing_package_is_told_with_the_command_that_installs_it(tmp_path, module, words, extra):
+def test_missing_package_is_told_with_the_command_that_installs_it(tmp_path, module, words, extra):
     """`steadynorm train` said: No module named 'safetensors'."""
     (tmp_path / "a.txt").write_text("To be or not to be", encoding="utf-8")
     words = words.format(out=tmp_path / "out", source=tmp_path / "a.txt").split()
@@ -189,7 +189,7 @@ def test_every_package_of_the_extras_has_its_hint():
         assert all(names.get(package, package) in declared[each] for each in extra.split(","))
 
 
-def test_a_locale_without_utf8_replaces_what_it_cannot_show():
+def test_locale_without_utf8_replaces_what_it_cannot_show():
     """The titles of the experiments contain C²."""
     environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""}
     command = [sys.executable, "-m", "steadynorm.cli", "paper", "list"]
@@ -199,7 +199,7 @@ def test_a_locale_without_utf8_replaces_what_it_cannot_show():
 
 
 @pytest.mark.parametrize("arguments", [["train", "gpt", "--help"], ["paper", "list"]], ids=" ".join)
-def test_a_reader_that_has_seen_enough_gets_no_traceback(arguments):
+def test_reader_that_has_seen_enough_gets_no_traceback(arguments):
     """`steadynorm ... | head -1`; rich says 1, we 141."""
     with subprocess.Popen(
         [sys.executable, "-m", "steadynorm.cli", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -244,7 +244,7 @@ def test_descriptions_in_the_list_of_commands_are_the_commands_own():
         assert commands._load(name, ()).__doc__ == commands.ABOUT[name]
 
 
-def test_a_run_stopped_before_its_first_evaluation_ends_without_a_semicolon(monkeypatch, capsys):
+def test_run_stopped_before_its_first_evaluation_ends_without_a_semicolon(monkeypatch, capsys):
     from steadynorm.lab.train import loop
 
     monkeypatch.setattr(loop, "train", lambda config: SimpleNamespace(final={}, finished=False, steps=37))

@@ -341,7 +341,7 @@ def test_wide_tables_scroll_on_a_phone_and_keep_their_first_column(browser, crow
         assert view.overflow() == 0
 
 
-def test_a_line_under_another_is_drawn_wider(browser, crowded):
+def test_line_under_another_is_drawn_wider(browser, crowded):
     with opened(browser, crowded) as view:
         view.draw_all()
         first, second, *rest = view.drawn("p.data.map(t => t.line.width)")[0]

@@ -87,7 +87,7 @@ def test_zero_and_missing_rank_stay_zero(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_bad_matrix_leaves_its_neighbours_alone(method):
+def test_bad_matrix_leaves_its_neighbours_alone(method):
     x = torch.randn(4, 8, 16)
     alone = polar(x, method=method)
     x[1, 2, 3] = float("nan")

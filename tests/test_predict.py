@@ -21,7 +21,7 @@ VECTORS = json.loads((Path(__file__).parent / "data" / "theory_vectors.json").re
 
 
 @pytest.mark.parametrize("case", VECTORS["paper"], ids=lambda case: case["what"])
-def test_the_papers_settings_print_the_papers_decay(case: dict, capsys: pytest.CaptureFixture[str]):
+def test_papers_settings_print_the_papers_decay(case: dict, capsys: pytest.CaptureFixture[str]):
     arguments = ["--lr", case["lr"], "--alpha", case["alpha"], "--steady-norm-sq", case["steady_norm_sq"]]
     assert main(["predict", *map(str, arguments), "--shape", "384x1536"]) == 0
     printed = capsys.readouterr().out
@@ -34,7 +34,7 @@ def test_the_papers_settings_print_the_papers_decay(case: dict, capsys: pytest.C
 
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("shape", [(64, 64), (32, 128), (100,)])
-def test_a_target_is_reached_by_the_exact_decay_and_missed_by_the_papers(shape: tuple[int, ...], nesterov: bool):
+def test_target_is_reached_by_the_exact_decay_and_missed_by_the_papers(shape: tuple[int, ...], nesterov: bool):
     found = predict.predict(ParamSetting(0.02, 0.1, shape, nesterov=nesterov, steady_norm_sq=1.5))
     assert found.exact.steady_norm_sq == pytest.approx(1.5, rel=1e-9)
     assert found.paper.formula_norm_sq == pytest.approx(1.5, rel=1e-9)
@@ -200,7 +200,7 @@ def test_forecast_of_a_tuned_optimizer_is_met_by_it_under_random_gradients(tuned
 
 
 @pytest.mark.parametrize("tuned", [AdamW(0.01, 1.0), Lion(0.005, 2.0), Muon(0.05, 0.2, 0.8)], ids=str)
-def test_a_long_run_at_constant_lr_ends_at_the_steady_norm(tuned: Tuned):
+def test_long_run_at_constant_lr_ends_at_the_steady_norm(tuned: Tuned):
     plan, steady = LrPlan(800, schedule="constant"), translation.steady(tuned, (32, 64))
     found = translation.forecast(tuned, (32, 64), plan, start_rms=steady.rms)
     assert found.constant[-1] == found.corrected[-1] == pytest.approx(steady.weight_norm, rel=1e-3)
@@ -270,7 +270,7 @@ def test_predict_takes_the_words_of_the_optimizer(capsys: pytest.CaptureFixture[
     assert found("--optimizer adamw --alpha 0.3")["alpha"] == 0.3
 
 
-def test_a_shape_without_translation_is_said_to_have_none(capsys: pytest.CaptureFixture[str]):
+def test_shape_without_translation_is_said_to_have_none(capsys: pytest.CaptureFixture[str]):
     command = ["predict", "--optimizer", "muon", "--lr", "0.02", "--weight-decay", "0.1", "--shape", "24x16", "24"]
     assert main(command) == 0
     assert "24: torch's Muon takes matrices only" in capsys.readouterr().out

@@ -33,7 +33,7 @@ def said_at(clock: list[float], total: int, *amounts: tuple[float, int]) -> list
     return said
 
 
-def test_the_time_is_said_once_as_soon_as_four_seconds_of_work_have_told_it(clock: list[float]):
+def test_time_is_said_once_as_soon_as_four_seconds_of_work_have_told_it(clock: list[float]):
     assert said_at(clock, 1000, (0.0, 10), (3.9, 100), (4.0, 100), (6.0, 50)) == ["work: about 20 seconds"]
 
 
@@ -47,7 +47,7 @@ def test_what_is_over_soon_is_not_announced(clock: list[float]):
 
 
 @pytest.mark.parametrize("jump", [-1e9, 0.0])
-def test_a_clock_that_stands_still_or_jumps_back_says_nothing(clock: list[float], jump: float):
+def test_clock_that_stands_still_or_jumps_back_says_nothing(clock: list[float], jump: float):
     assert said_at(clock, 100, (50.0, 10), (50.0 + jump, 40)) == []
 
 
@@ -84,7 +84,7 @@ def test_commands_that_may_take_long_say_so(
         assert f"{label}: about " in capsys.readouterr().err
 
 
-def test_an_experiment_says_how_long_its_runs_take_before_it_starts_them(
+def test_experiment_says_how_long_its_runs_take_before_it_starts_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     def stop(*_: object, **__: object) -> None:
@@ -100,7 +100,7 @@ def test_an_experiment_says_how_long_its_runs_take_before_it_starts_them(
     assert str(stopped.value) == f"{runs} runs to train: about {progress.duration(seconds / 2)}\n"
 
 
-def test_a_simulated_experiment_says_how_long_it_takes(
+def test_simulated_experiment_says_how_long_it_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     def stop(*_: object) -> None:
@@ -113,7 +113,7 @@ def test_a_simulated_experiment_says_how_long_it_takes(
     assert capsys.readouterr().err.startswith("fig-steady-state: about ")
 
 
-def test_a_benchmark_says_how_long_its_rounds_take(monkeypatch: pytest.MonkeyPatch):
+def test_benchmark_says_how_long_its_rounds_take(monkeypatch: pytest.MonkeyPatch):
     times = iter([4.0, 1.0, *[4.0, 1.0] * 5])
     monkeypatch.setattr(bench, "_seconds", lambda action: next(times))
     said: list[str] = []

@@ -181,11 +181,11 @@ def test_validation_takes_a_small_part_of_a_full_recipe(recipe: str, validated: 
 
 
 @pytest.mark.parametrize("epochs, steps", [(30, 37534), (60, 75068), (90, 112603), (150, 187671), (300, 375342)])
-def test_the_papers_budgets(epochs: int, steps: int):
+def test_papers_budgets(epochs: int, steps: int):
     assert round(1281167 * epochs / 1024) == steps
 
 
-def test_the_cosine_is_the_papers():
+def test_cosine_is_the_papers():
     """gamma_t = gamma (1 + cos(pi (t - 1) / T)) / 2, t from 1."""
     ratio = lr_ratio(VIT_S16.schedule, 100)
     assert [ratio(t) for t in range(100)] == pytest.approx([(1 + np.cos(np.pi * t / 100)) / 2 for t in range(100)])
@@ -200,7 +200,7 @@ def two_steps(config: Config, out: Path) -> records.Run:
 
 
 @pytest.mark.parametrize("layers", [1, pytest.param(12, marks=pytest.mark.slow)])
-def test_the_nanogpt_takes_two_steps(tmp_path: Path, layers: int):
+def test_nanogpt_takes_two_steps(tmp_path: Path, layers: int):
     """At its full width and vocabulary, on shorter sequences."""
     generator = np.random.default_rng(0)
     for name, count in (("a_val_000000.bin", 3000), ("a_train_000001.bin", 5000)):
@@ -216,7 +216,7 @@ def test_the_nanogpt_takes_two_steps(tmp_path: Path, layers: int):
 
 
 @pytest.mark.parametrize("name", ["scionc", pytest.param("adamw", marks=pytest.mark.slow)])
-def test_the_full_vit_takes_two_steps(tmp_path: Path, name: OptimizerName):
+def test_full_vit_takes_two_steps(tmp_path: Path, name: OptimizerName):
     generator = np.random.default_rng(0)
     for split in ("train", "val"):
         for k in range(4):
@@ -257,7 +257,7 @@ def test_another_familys_optimizer_has_its_own_numbers_not_scions(name: str):
         assert name != "lionc" or made[0].param_groups[0]["betas"] == (0.9, 0.99)
 
 
-def test_where_other_optimizers_begin_is_what_their_authors_published():
+def test_baseline_settings_are_their_authors_published_ones():
     """Muon: Keller Jordan's 0.02 with momentum 0.95 and Nesterov, AdamW beside it; Lion: a tenth of AdamW's lr, ten times its decay."""
     muon, lion, adam = OPTIMIZERS["muon"], OPTIMIZERS["lionc"], OPTIMIZERS["adamw"]
     assert (muon.lr, 1 - muon.alpha, muon.nesterov, muon.output_lr) == (0.02, 0.95, True, 1e-3)
@@ -276,7 +276,7 @@ def test_what_is_given_is_kept_also_where_it_is_the_recipes():
 
 
 @pytest.mark.parametrize(("recipe", "key"), [("gpt", "eval_tokens"), ("vit", "eval_images")])
-def test_an_evaluation_of_nothing_is_refused_before_the_first_step(recipe: str, key: str):
+def test_evaluation_of_nothing_is_refused_before_the_first_step(recipe: str, key: str):
     config = RECIPES[recipe]
     config.check()
     with pytest.raises(ValueError, match=rf"task\.{key}=0: must be at least 1"):

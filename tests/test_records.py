@@ -186,7 +186,7 @@ def test_resume_completes_a_last_line_without_newline(tmp_path):
     assert read(path).steps.tolist() == [0, 1, 2, 3]
 
 
-def test_resume_without_a_file_or_with_an_empty_one_starts_anew(tmp_path):
+def test_resume_without_records_starts_from_scratch(tmp_path):
     assert read(write(tmp_path / "new" / "r", [5], resume_at=5)).steps.tolist() == [5]
     (tmp_path / "empty").touch()
     assert read(write(tmp_path / "empty", [5], resume_at=5)).steps.tolist() == [5]
@@ -266,7 +266,7 @@ def test_bad_record_is_refused_and_nothing_written(tmp_path, record, message):
         assert path.stat().st_size == size
 
 
-def test_tensor_in_a_record_is_told_to_use_item(tmp_path):
+def test_tensor_in_a_record_error_names_item(tmp_path):
     import torch
 
     with (
@@ -359,7 +359,7 @@ def test_long_run_is_thinned_and_keeps_rare_lines(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_million_steps_are_thinned(tmp_path):
+def test_million_steps_are_thinned(tmp_path):
     check_thinned(long_file(tmp_path / "r", 1_000_000), 1_000_000)
 
 
@@ -390,7 +390,7 @@ def test_well_known_keys_are_described():
     assert all(each.label and each.description.endswith(".") for each in records.QUANTITIES.values())
 
 
-def test_a_recorder_reopens_only_the_file_that_it_left(tmp_path):
+def test_recorder_reopens_only_the_file_that_it_left(tmp_path):
     """Without copying what is there; a file that another has replaced, cut or gone on with is copied with resume_at."""
     path = tmp_path / "records.jsonl"
     recorder = records.Recorder(path, name="x", config={})
@@ -419,7 +419,7 @@ def resumed(*steps, **values):
     return found
 
 
-def test_a_folder_is_appended_to_and_copied_only_when_steps_come_again(tmp_path):
+def test_folder_is_appended_to_and_copied_only_when_steps_come_again(tmp_path):
     """A copy at every call took time in the square of a run's length."""
     sink, path, inodes = to_folder(tmp_path), tmp_path / "records.jsonl", []
     for steps in ((1, 2), (3, 4), (5,), (4,), (5, 6)):
@@ -447,7 +447,7 @@ def watched(every=1):
 
 
 @pytest.mark.parametrize("every", [1, 40])
-def test_a_finished_run_is_not_overwritten_by_another(tmp_path, every):
+def test_finished_run_is_not_overwritten_by_another(tmp_path, every):
     """README's loop run again into the same folder made 51 records of 101, under the first run's header."""
     to_folder(tmp_path, config={"lr": 1})(watched()[1](30))
     before = (tmp_path / "records.jsonl").read_bytes()
@@ -458,7 +458,7 @@ def test_a_finished_run_is_not_overwritten_by_another(tmp_path, every):
     assert (tmp_path / "records.jsonl").read_bytes() == before
 
 
-def test_a_resumed_run_continues_in_its_folder_if_the_configuration_is_the_same(tmp_path):
+def test_resumed_run_continues_in_its_folder_if_the_configuration_is_the_same(tmp_path):
     monitor, run = watched()
     for _ in range(2):  # a sink made for each call is the same run
         to_folder(tmp_path, config={"lr": 1})(run(10))
@@ -489,7 +489,7 @@ def test_layers_are_kept_ever_more_rarely_and_everything_else_always(tmp_path, l
         )
 
 
-def test_a_resumed_recorder_keeps_the_layers_of_the_same_steps(tmp_path):
+def test_resumed_recorder_keeps_the_layers_of_the_same_steps(tmp_path):
     """Which steps keep them follows from the file, wherever the run was killed."""
 
     def write(path, steps, **more):

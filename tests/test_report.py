@@ -230,7 +230,7 @@ def test_configuration_shows_differences_and_folds_the_rest(made):
     assert table(made(many, "unused"), "What differs").rows[3] == ["3", "3"]  # one row a run
 
 
-def test_equal_names_are_told_apart():
+def test_equal_run_names_are_made_unique():
     def names(*runs):
         return [run.name for run in report.unique_names(runs)]
 

@@ -314,7 +314,7 @@ def test_torchs_sequential_and_chained_schedulers_write_all_our_keys() -> None:
     assert [optimizer.param_groups[0][key] for key in ("lr", "alpha")] == [0.25, 0.75]
 
 
-def test_a_group_added_later_follows_from_its_own_base() -> None:
+def test_group_added_later_follows_from_its_own_base() -> None:
     optimizer = make(lr=1.0)
     scheduler = Scheduler(optimizer, scale={"lr": linear(4)})
     run(optimizer, scheduler)

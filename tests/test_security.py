@@ -88,7 +88,7 @@ def everything(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("suffix", ["tar", "tar.gz", "tar.xz", "tar.bz2"])
 @pytest.mark.parametrize("member", HOSTILE.values(), ids=HOSTILE)
-def test_a_hostile_tar_is_refused(tmp_path: Path, member: tuple, suffix: str):
+def test_hostile_tar_is_refused(tmp_path: Path, member: tuple, suffix: str):
     (tmp_path / "precious").write_text("mine", encoding="utf-8")
     source = tape(tmp_path / f"set.{suffix}", member, ("b.bin", CONTENT, {}))
     with pytest.raises(DataError, match="the archive is refused"):
@@ -98,14 +98,14 @@ def test_a_hostile_tar_is_refused(tmp_path: Path, member: tuple, suffix: str):
 
 
 @pytest.mark.parametrize("name", ["../a.bin", "x/../../a.bin", "/a.bin", "..\\a.bin", "C:/a.bin"])
-def test_a_hostile_zip_is_refused(tmp_path: Path, name: str):
+def test_hostile_zip_is_refused(tmp_path: Path, name: str):
     source = book(tmp_path / "set.zip", (name, CONTENT, 0o644))
     with pytest.raises(DataError, match="the archive is refused"):
         unpack(source, tmp_path / "out", {"a.bin"})
     assert everything(tmp_path) == ["out", "set.zip"]
 
 
-def test_a_link_in_a_zip_is_written_as_the_text_it_is(tmp_path: Path):
+def test_link_in_a_zip_is_written_as_the_text_it_is(tmp_path: Path):
     source = book(tmp_path / "set.zip", ("a.bin", b"/etc/passwd", 0o120777))
     out = unpack(source, tmp_path / "out", {"a.bin"})
     assert not (out / "a.bin").is_symlink()
@@ -151,7 +151,7 @@ BOMBS = ("a claim", "a header", "a long header", "a name", "gzip", "xz", "bzip2"
 
 
 @pytest.mark.parametrize("kind", BOMBS)
-def test_an_archive_that_unpacks_without_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str):
+def test_archive_that_unpacks_without_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str):
     monkeypatch.setattr(files, "_MOST", 2 << 20)
     monkeypatch.setattr(files, "_LARGEST", 1 << 20)
     source = bombs(tmp_path)[kind]
@@ -165,7 +165,7 @@ def test_an_archive_that_unpacks_without_limit_is_refused(tmp_path: Path, monkey
     assert sum(path.stat().st_size for path in (tmp_path / "out").iterdir()) <= 2 << 20
 
 
-def test_a_zip_that_lies_about_a_size_gives_no_more_than_it_said(tmp_path: Path):
+def test_zip_that_lies_about_a_size_gives_no_more_than_it_said(tmp_path: Path):
     source = book(tmp_path / "set.zip", ("a.bin", bytes(1 << 20), 0o644))
     content = bytearray(source.read_bytes())
     at = content.index(b"PK\x01\x02")
@@ -176,7 +176,7 @@ def test_a_zip_that_lies_about_a_size_gives_no_more_than_it_said(tmp_path: Path)
     assert sum(path.stat().st_size for path in (tmp_path / "out").iterdir()) <= 100
 
 
-def test_the_limits_leave_room_for_our_data_sets():
+def test_limits_leave_room_for_our_data_sets():
     assert files._LARGEST >= 30_730_000  # a batch of CIFAR-10
     assert files._MOST >= 200_000_000  # its archive, unpacked
 
@@ -207,7 +207,7 @@ def test_every_address_is_https_and_every_file_has_its_sha256():
         assert all(re.fullmatch(r"[0-9a-f]{64}", checksum) for checksum in sums)
 
 
-def test_a_package_runs_nothing_when_it_is_fetched():
+def test_package_runs_nothing_when_it_is_fetched():
     commands = [o.command for data in get.DATA_SETS.values() for o in data.origins if isinstance(o, get.Package)]
     assert len(commands) == 2
     for command in commands:
@@ -232,7 +232,7 @@ def marker(tmp_path: Path) -> Path:
     return tmp_path / "exploded"
 
 
-def test_the_bomb_is_one(marker: Path):
+def test_bomb_is_one(marker: Path):
     pickle.loads(pickle.dumps(Bomb(marker)))
     assert marker.exists()
 
@@ -254,7 +254,7 @@ def torch_saved(value: object) -> bytes:
 
 @pytest.mark.parametrize("name", ["state.pt", "model.safetensors"])
 @pytest.mark.parametrize("how", [lambda value: pickle.dumps(value, 2), torch_saved], ids=["pickle", "torch"])
-def test_a_hostile_checkpoint_is_refused(tmp_path: Path, marker: Path, name: str, how):
+def test_hostile_checkpoint_is_refused(tmp_path: Path, marker: Path, name: str, how):
     path = forged(tmp_path / "run", name, how({"step": 1, "bomb": Bomb(marker)}))
     with pytest.raises(CheckpointError, match="step-000001: cannot be read"):
         checkpoint.load(path)
@@ -262,7 +262,7 @@ def test_a_hostile_checkpoint_is_refused(tmp_path: Path, marker: Path, name: str
 
 
 @pytest.mark.parametrize("name", ["../../secret", "/etc/hostname", "x/../../../secret"])
-def test_a_manifest_cannot_point_out_of_its_folder(tmp_path: Path, name: str):
+def test_manifest_cannot_point_out_of_its_folder(tmp_path: Path, name: str):
     path = forged(tmp_path / "run", "state.pt", torch_saved({"step": 1}))
     (tmp_path / "secret").write_text("mine", encoding="utf-8")
     held = own_files.read_json(path / "manifest.json")
@@ -286,14 +286,14 @@ def load_sharded(folder: Path) -> dict:
     return state
 
 
-def test_a_checkpoint_of_many_processes_is_read_as_torch_reads_it(tmp_path: Path):
+def test_checkpoint_of_many_processes_is_read_as_torch_reads_it(tmp_path: Path):
     state = load_sharded(sharded_checkpoint(tmp_path / "shards"))
     assert state["model"]["w"].tolist() == [0, 1, 2, 3, 4, 5]
     assert state["note"] == [1, 2]
 
 
 @pytest.mark.parametrize("where", ["the index", "in the index", "a value"])
-def test_a_hostile_checkpoint_of_many_processes_is_refused(tmp_path: Path, marker: Path, where: str):
+def test_hostile_checkpoint_of_many_processes_is_refused(tmp_path: Path, marker: Path, where: str):
     folder = sharded_checkpoint(tmp_path / "shards")
     index = folder / ".metadata"
     if where == "the index":
@@ -342,7 +342,7 @@ def test_training_refuses_a_hostile_checkpoint_of_many_processes(tmp_path: Path,
 # Temporary files
 
 
-def test_a_temporary_file_is_new_and_its_name_cannot_be_guessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_temporary_file_is_new_and_its_name_cannot_be_guessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     names = set()
     for _ in range(20):
         with atomic_write(tmp_path / "a") as file:

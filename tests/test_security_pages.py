@@ -78,7 +78,7 @@ def test_hostile_names_do_nothing_in_a_browser(browser, tmp_path: Path):
         assert view.tab.locator("img").count() == 0
 
 
-def test_hostile_names_are_escaped_without_a_browser_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_hostile_names_are_escaped_in_the_html(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rendering, "_plotly", lambda: "")
     runs = [hostile_run(tmp_path, number) for number in range(RUNS)]
     text = report.report(runs, tmp_path / "report.html").read_text(encoding="utf-8")
@@ -91,7 +91,7 @@ def test_hostile_names_are_escaped_without_a_browser_too(tmp_path: Path, monkeyp
     assert json.loads(data)["toggles"][0] == " ".join(PAYLOADS[::RUNS]).strip()
 
 
-def test_the_page_allows_no_script_but_its_own_and_no_connection(tmp_path: Path):
+def test_page_allows_no_script_but_its_own_and_no_connection(tmp_path: Path):
     text = page.write(page.Page("t", "", []), tmp_path / "p.html").read_text(encoding="utf-8")
     [policy] = re.findall(r'Content-Security-Policy" content="(.*?)">', text)
     rules = {words[0]: words[1:] for words in (rule.split() for rule in policy.split(";"))}
@@ -100,7 +100,7 @@ def test_the_page_allows_no_script_but_its_own_and_no_connection(tmp_path: Path)
     assert all(len(base64.b64decode(each[8:-1])) == 32 for each in rules["script-src"])
 
 
-def test_a_saved_table_holds_no_formulas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_saved_table_holds_no_formulas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     made = []
     monkeypatch.setattr(report.page, "write", lambda page, path: made.append(page))
     names = ['=HYPERLINK("https://example.invalid")', "+1+1", "-2", "@SUM(1)", "\t=1"]

@@ -28,7 +28,7 @@ def header(magic=20240520, version=1, count=4):
     return np.array([magic, version, count] + [0] * 253, "<i4").tobytes()
 
 
-def test_a_shard_is_the_recipes_bytes(tmp_path):
+def test_shard_is_the_recipes_bytes(tmp_path):
     write_shard(tmp_path / "a.bin", np.array([0, 1, 50256, 65535]))
     assert (tmp_path / "a.bin").read_bytes() == header() + b"\0\0\x01\0\x50\xc4\xff\xff"
     assert open_shard(tmp_path / "a.bin").tolist() == [0, 1, 50256, 65535]
@@ -60,7 +60,7 @@ def test_what_uint16_cannot_hold_is_not_written(tmp_path, tokens):
         (header() + bytes(9), "longer than it says"),
     ],
 )
-def test_a_bad_shard_is_refused_by_name_before_the_first_batch(tmp_path, content, says):
+def test_bad_shard_is_refused_by_name_before_the_first_batch(tmp_path, content, says):
     good, bad = tmp_path / "a_train_000001.bin", tmp_path / "a_train_000002.bin"
     write_shard(good, range(100))
     bad.write_bytes(content)
@@ -70,7 +70,7 @@ def test_a_bad_shard_is_refused_by_name_before_the_first_batch(tmp_path, content
         assert str(bad) in str(raised.value)
 
 
-def test_a_full_disk_leaves_the_old_shard_and_no_other_file(tmp_path, monkeypatch):
+def test_full_disk_leaves_the_old_shard_and_no_other_file(tmp_path, monkeypatch):
     write_shard(path := tmp_path / "a.bin", [1, 2, 3])
 
     def full(_):
@@ -177,7 +177,7 @@ def test_shuffled_passes_take_every_sequence_once_in_orders_of_their_own(tmp_pat
     assert first == [8, 4, 1, 6, 3, 2, 11, 7, 5, 9, 10, 0]
 
 
-def test_the_position_is_plain_integers_of_the_same_data(tmp_path):
+def test_position_is_plain_integers_of_the_same_data(tmp_path):
     paths, _ = write_stream(tmp_path, [100])
     loader = TokenLoader(paths, batch=2, length=5)
     next(loader)
@@ -197,7 +197,7 @@ def test_the_position_is_plain_integers_of_the_same_data(tmp_path):
     assert loader.state_dict() == state
 
 
-def test_a_token_beyond_the_vocabulary_names_shard_and_position_and_keeps_the_loaders(tmp_path):
+def test_token_beyond_the_vocabulary_names_shard_and_position_and_keeps_the_loaders(tmp_path):
     write_shard(first := tmp_path / "a.bin", [1] * 10)
     write_shard(second := tmp_path / "b.bin", [1] * 7 + [500] + [1] * 10)
     loader = TokenLoader([first, second], batch=1, length=4, vocab=500)
@@ -253,7 +253,7 @@ def test_validation_takes_the_same_whole_batches_every_time(tmp_path):
         validation_batches(paths, batch=4, length=8, max_tokens=31)
 
 
-def test_a_folder_without_shards_or_with_unfinished_ones_is_refused(tmp_path):
+def test_folder_without_shards_or_with_unfinished_ones_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"no \*_val_\*\.bin"):
         shard_paths(tmp_path, "val")
     write_shard(tmp_path / "a_val_000000.bin", [1])
@@ -265,7 +265,7 @@ def test_a_folder_without_shards_or_with_unfinished_ones_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"shards": [{"x": 1}]}', '{"shards": [], "y": 2}'])
-def test_a_damaged_meta_json_is_named(tmp_path, content):
+def test_damaged_meta_json_is_named(tmp_path, content):
     with pytest.raises(DataError, match=r"meta\.json: missing"):
         read_token_set(tmp_path)
     (tmp_path / "meta.json").write_text(content, encoding="utf-8")

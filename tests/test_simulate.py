@@ -42,7 +42,7 @@ def twin(system: System, steps: int, seed: int) -> list[float]:
 @pytest.mark.parametrize(
     ("lmo", "shape"), [("spectral", (6, 6)), ("spectral", (4, 9)), ("sign", (5, 3)), ("bias", (7,))]
 )
-def test_a_batch_of_scheduled_systems_equals_the_papers_lines(momentum: str, lmo: str, shape: tuple[int, ...]):
+def test_batch_of_scheduled_systems_equals_the_papers_lines(momentum: str, lmo: str, shape: tuple[int, ...]):
     steps = 40
     alphas = [np.linspace(0.1, 1.0, steps), 0.3]
     systems = [
@@ -101,7 +101,7 @@ def test_one_gradient_moves_theta_by_the_effective_lr(momentum: str):
     assert seen.error < 0.02 * expected
 
 
-def test_a_bent_lmo_passes_on_its_linear_part_only():
+def test_bent_lmo_passes_on_its_linear_part_only():
     """sign: sqrt(a_1) = sqrt(2/pi) of the effective lr."""
     seen = simulate.gradient_response("sign", (32, 32), lr=1.0, alpha=0.5, seeds=32)
     expected = theory.effective_lr(1.0, 0.5) * math.sqrt(2 / math.pi)
@@ -134,7 +134,7 @@ def test_progress_and_done_tell_of_every_system():
     assert sorted(ended) == [0, 1, 2]
 
 
-def test_an_error_in_done_stops_the_rest_and_restores_the_threads():
+def test_error_in_done_stops_the_rest_and_restores_the_threads():
     def fail(*_: object) -> None:
         raise OSError("disk full")
 

@@ -30,13 +30,13 @@ def test_slope_of_too_few_points_is_an_error():
         soak.slope([1, 2], [1, 2])
 
 
-def test_the_learning_rate_goes_up_and_down():
+def test_learning_rate_goes_up_and_down():
     assert soak.cycle(0) == 1.0 == soak.cycle(soak.CYCLE)
     assert soak.cycle(soak.CYCLE // 2) == pytest.approx(0.3)
 
 
 @pytest.mark.slow
-def test_a_soak_that_is_ended_early_keeps_to_its_forecast_and_is_written_down(tmp_path):
+def test_soak_that_is_ended_early_keeps_to_its_forecast_and_is_written_down(tmp_path):
     def ended(step: int) -> None:
         if step == 1210:
             raise KeyboardInterrupt
@@ -105,7 +105,7 @@ def test_ten_thousand_steps():
 
 
 @pytest.mark.slow
-def test_a_short_soak_of_the_training_command():
+def test_short_soak_of_the_training_command():
     """Too short to judge its memory; but it trains, evaluates, saves and ends by a signal."""
     found = soak.soak_training(1.0, report=lambda text: None)
     assert found["steps"] > found["evaluations"] > found["checkpoints"] > 0

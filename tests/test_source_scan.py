@@ -119,7 +119,7 @@ import torch.distributed.checkpoint as dcp
 """
 
 
-def test_the_rules_find_what_they_forbid_by_any_name(tmp_path):
+def test_rules_find_what_they_forbid_by_any_name(tmp_path):
     said = ruff({f"source{k}": IMPORTS + source for k, source in enumerate(FORBIDDEN)}, tmp_path)
     missed = [
         source
@@ -129,7 +129,7 @@ def test_the_rules_find_what_they_forbid_by_any_name(tmp_path):
     assert missed == []
 
 
-def test_the_rules_allow_what_is_safe(tmp_path):
+def test_rules_allow_what_is_safe(tmp_path):
     said = ruff({f"source{k}": IMPORTS + source for k, source in enumerate(SAFE)}, tmp_path)
     assert [(source, found) for source, found in zip(SAFE, said.values(), strict=True) if found] == []
     assert [source for source in SAFE if [*complaints(source)]] == []
@@ -147,7 +147,7 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def test_the_source_contains_nothing_forbidden():
+def test_source_contains_nothing_forbidden():
     """`make lint` runs ruff on all of it; here is the rest."""
     assert {name_of(path): said for path in FILES if (said := [*complaints(path.read_text(encoding="utf-8"))])} == {}
 
@@ -170,7 +170,7 @@ def test_banned_names_are_used_only_where_they_are_trusted():
     }  # S310: https only
 
 
-def test_the_pages_show_nothing_forbidden(tmp_path):
+def test_pages_show_nothing_forbidden(tmp_path):
     blocks = {f"page{k}": python_of(path.read_text(encoding="utf-8")) for k, path in enumerate(PAGES)}
     assert sum(bool(source) for source in blocks.values()) > 5
     said = ruff(blocks, tmp_path)

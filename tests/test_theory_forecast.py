@@ -396,5 +396,5 @@ def test_steady_variance_and_overlap_are_where_a_long_forecast_arrives(momentum)
     np.testing.assert_allclose(settled, arrived.overlaps, rtol=1e-9)
 
 
-def test_a_momentum_of_a_tiny_alpha_keeps_its_digits():
+def test_momentum_of_a_tiny_alpha_keeps_its_digits():
     assert variance(ema(1e-17)) == pytest.approx(1e-17 / 2, rel=1e-12)

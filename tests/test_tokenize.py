@@ -77,7 +77,7 @@ def test_meta_json_tells_tokeniser_counts_and_checksums(tmp_path):
 
 
 @pytest.mark.parametrize(("held_out", "names"), [(10, ["val_000000", "train_000001"]), (0, ["train_000001"])])
-def test_the_validation_shard_has_a_size_of_its_own_or_is_left_out(tmp_path, held_out, names):
+def test_validation_shard_has_a_size_of_its_own_or_is_left_out(tmp_path, held_out, names):
     made = run([jsonl(tmp_path / "a.jsonl")], tmp_path / "out", shard_tokens=10**6, validation_tokens=held_out)
     assert [each.name for each in made.shards] == [f"text_{name}.bin" for name in names]
     assert made.shards[0].tokens == (held_out or len(STREAM))
@@ -166,7 +166,7 @@ def test_after_a_stop_finished_shards_are_not_made_again(tmp_path, monkeypatch):
     assert 0 not in seen[6:]
 
 
-def test_a_full_disk_while_a_shard_is_written_names_it_and_keeps_the_others(tmp_path, monkeypatch):
+def test_full_disk_while_a_shard_is_written_names_it_and_keeps_the_others(tmp_path, monkeypatch):
     source, synced = jsonl(tmp_path / "a.jsonl"), os.fsync
 
     def full(handle):
@@ -181,7 +181,7 @@ def test_a_full_disk_while_a_shard_is_written_names_it_and_keeps_the_others(tmp_
     assert left == ["progress.json", "text_train_000001.bin", "text_val_000000.bin"]
 
 
-def test_a_finished_folder_is_returned_and_not_touched_by_other_settings(tmp_path, monkeypatch):
+def test_finished_folder_is_returned_and_not_touched_by_other_settings(tmp_path, monkeypatch):
     source = jsonl(tmp_path / "a.jsonl")
     made = run([source], tmp_path / "out")
     before = contents(tmp_path / "out")
@@ -261,7 +261,7 @@ def bpe():
     return train_bpe(TEXTS * 20, 300)
 
 
-def test_a_trained_bpe_decodes_back_any_text_and_is_kept_with_the_shards(tmp_path, bpe):
+def test_trained_bpe_decodes_back_any_text_and_is_kept_with_the_shards(tmp_path, bpe):
     for text in [*TEXTS, "never seen: ñ \t\n 한국어", " lead and trail "]:
         tokens = bpe.encode([text])
         assert tokens[0] == bpe.end_of_text
@@ -277,20 +277,20 @@ def test_a_trained_bpe_decodes_back_any_text_and_is_kept_with_the_shards(tmp_pat
     assert [each.sha256 for each in again.shards] == [each.sha256 for each in made.shards]
 
 
-def test_a_document_that_spells_end_of_text_does_not_end(bpe):
+def test_document_that_spells_end_of_text_does_not_end(bpe):
     tokens = bpe.encode(["a <|endoftext|> b"])
     assert (tokens == bpe.end_of_text).sum() == 1
     assert bpe.decode(tokens[1:]) == "a <|endoftext|> b"
 
 
-def test_the_end_of_text_token_of_a_foreign_tokeniser_is_found_or_asked_for(tmp_path, bpe):
+def test_end_of_text_token_of_a_foreign_tokeniser_is_found_or_asked_for(tmp_path, bpe):
     (tmp_path / "t.json").write_text(bpe.definition.replace("<|endoftext|>", "<fin>"), encoding="utf-8")
     with pytest.raises(DataError, match="pass end_of_text="):
         make_encoder(tmp_path / "t.json")
     assert make_encoder(tmp_path / "t.json", end_of_text="<fin>").end_of_text == bpe.end_of_text
 
 
-def test_a_vocabulary_too_large_for_uint16_is_refused(tmp_path):
+def test_vocabulary_too_large_for_uint16_is_refused(tmp_path):
     from tokenizers import Tokenizer, models
 
     words = {f"w{number}": number for number in range(65536)} | {"</s>": 65536}
@@ -306,7 +306,7 @@ def test_gpt2_files_must_be_gpt2s(tmp_path):
         make_encoder(tmp_path)
 
 
-def test_the_embedded_text_is_held_out_by_whole_addresses():
+def test_embedded_text_is_held_out_by_whole_addresses():
     train, validation = split_addresses()
     assert {each.name for each in train} | {each.name for each in validation} == {
         each.name for each in read_addresses()
@@ -336,7 +336,7 @@ def test_embedded_shards_hold_the_split_are_cached_and_mended(tmp_path, monkeypa
     assert train[0].read_bytes() == before
 
 
-def test_the_default_folder_is_in_the_cache(tmp_path, monkeypatch):
+def test_default_folder_is_in_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("STEADYNORM_CACHE", str(tmp_path))
     train, _ = sotu_shards()
     assert train[0] == tmp_path / "sotu-bytes" / "sotu_train_000001.bin"

@@ -95,7 +95,7 @@ class StopHereError(Exception):
 
 
 @pytest.mark.parametrize("at", [1, 5, 7, 20])
-def test_a_run_that_dies_goes_on_as_if_it_had_not(
+def test_killed_run_resumes_like_an_unbroken_one(
     shards: Path, tmp_path: Path, unbroken: Path, at: int, monkeypatch: pytest.MonkeyPatch
 ):
     """An exception at any step is as good as a kill: nothing is written on the way out."""
@@ -121,7 +121,7 @@ def layered(out: Path) -> list[int]:
     return run.steps[np.isfinite(next(iter(run.layers.values()))["norm"])].tolist()
 
 
-def test_a_long_run_thins_its_layers_and_resumes_with_the_same_steps(
+def test_long_run_thins_its_layers_and_resumes_with_the_same_steps(
     shards: Path, tmp_path: Path, unbroken: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """`train gpt-124m-fineweb-edu` would write gigabytes, nearly all of it values of single layers."""
@@ -279,7 +279,7 @@ def test_clipping_records_the_norm_before_it(shards: Path, tmp_path: Path):
     assert norms[1][0] > 0.01
 
 
-def test_a_folder_with_another_configuration_is_refused(shards: Path, unbroken: Path):
+def test_folder_with_another_configuration_is_refused(shards: Path, unbroken: Path):
     with pytest.raises(ValueError, match=r"optim\.lr 0\.02 -> 0\.03.*choose another --out"):
         loop.train(
             replace(
@@ -290,7 +290,7 @@ def test_a_folder_with_another_configuration_is_refused(shards: Path, unbroken: 
         )
 
 
-def test_a_finished_run_is_left_alone(shards: Path, unbroken: Path):
+def test_finished_run_is_left_alone(shards: Path, unbroken: Path):
     before = (unbroken / records.FILE).read_bytes()
     assert loop.train(config(shards, unbroken), quiet=True).finished
     assert (unbroken / records.FILE).read_bytes() == before
@@ -308,7 +308,7 @@ def test_two_processes_in_one_folder(shards: Path, tmp_path: Path):
         process.communicate()
 
 
-def test_a_damaged_checkpoint_is_told_and_the_one_before_used(shards: Path, tmp_path: Path, unbroken: Path):
+def test_damaged_checkpoint_is_told_and_the_one_before_used(shards: Path, tmp_path: Path, unbroken: Path):
     out = tmp_path / "run"
     shutil.copytree(unbroken, out)
     newest = checkpoint.found(out / "checkpoints")[-1] / "state.pt"
@@ -331,7 +331,7 @@ def test_no_whole_checkpoint_is_an_error_that_says_what_to_do(tmp_path: Path):
         checkpoint.latest(tmp_path)
 
 
-def test_a_full_disk_leaves_the_old_checkpoint_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_full_disk_leaves_the_old_checkpoint_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     model = {"w": torch.ones(3)}
     checkpoint.save(tmp_path, 1, {"step": 1}, model, keep=1)
 
@@ -345,7 +345,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_whole(tmp_path: Path, monkeypatch
     assert checkpoint.load(tmp_path / "step-000001")[2] == {"step": 1}
 
 
-def test_a_loss_that_is_not_finite_stops_and_names_the_last_good_checkpoint(
+def test_loss_that_is_not_finite_stops_and_names_the_last_good_checkpoint(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     made, original = config(shards, tmp_path / "run"), loop.Trainer._update
@@ -392,7 +392,7 @@ def test_schedules_write_what_they_say(shards: Path, tmp_path: Path):
         build(model, Optim("adamw"), Schedule(momentum="matched"), 100)
 
 
-def test_the_third_arm_leaves_the_momentum_factor_out_of_the_decay(shards: Path):
+def test_third_arm_leaves_the_momentum_factor_out_of_the_decay(shards: Path):
     model = torch.nn.Linear(4, 4, bias=False)
     optim = Optim("scionc", lr=0.02, alpha=0.1, steady_norm_sq=0.5)
     decays = []

@@ -200,7 +200,7 @@ def test_two_processes_see_the_losses_of_one_and_each_can_go_on_from_the_other(
     np.testing.assert_allclose(losses(found), losses(single), rtol=1e-2)
 
 
-def test_a_run_of_one_process_goes_on_sharded_over_two(alone: Path, tmp_path: Path):
+def test_run_of_one_process_goes_on_sharded_over_two(alone: Path, tmp_path: Path):
     found = run(from_middle(alone, tmp_path / "resumed"), processes=2, mode="fsdp")
     np.testing.assert_allclose(losses(found), losses(records.read(alone)), rtol=1e-2)
 
@@ -219,7 +219,7 @@ def test_four_processes_and_every_change_of_layout(alone: Path, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_the_vit_recipe_over_two_processes(tmp_path: Path):
+def test_vit_recipe_over_two_processes(tmp_path: Path):
     """On images of noise; the data each process reads is its share of the batch that one would read."""
     for split, count in (("train", 24), ("val", 8)):
         for k in range(2):
@@ -249,7 +249,7 @@ def test_adamw_whose_state_is_whole_on_every_process(mode: str, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_a_process_killed_in_the_middle_is_restarted_and_the_run_ends_the_same(tmp_path: Path):
+def test_process_killed_in_the_middle_is_restarted_and_the_run_ends_the_same(tmp_path: Path):
     """kill -9 of one rank: torchrun starts all again, they go on from the last checkpoint."""
     how: dict[str, Any] = {"processes": 2, "steps": 400, "save": 20}
     run(tmp_path / "unbroken", **how)
@@ -287,7 +287,7 @@ def last_weights(out: Path, scratch: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-def test_a_batch_that_cannot_be_shared_is_told_by_all(tmp_path: Path):
+def test_batch_that_cannot_be_shared_is_told_by_all(tmp_path: Path):
     ended = subprocess.run(
         [*command(tmp_path / "run", processes=2), "--batch", "3"],
         env=environment(),

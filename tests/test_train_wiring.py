@@ -34,7 +34,7 @@ class NoData:
         self.at = position["at"]
 
 
-def test_a_resumed_run_draws_the_random_numbers_that_the_unbroken_one_draws(tmp_path: Path):
+def test_resumed_run_draws_the_random_numbers_that_the_unbroken_one_draws(tmp_path: Path):
     """Our models draw none while they train, but one with dropout would."""
     task: Any = NoData()
     parts, alone = Parts(nn.Linear(2, 2), [], [], task), Team(0, 1, torch.device("cpu"))
@@ -141,7 +141,7 @@ class Compiled(nn.Module):
         return self._orig_mod(*arguments)
 
 
-def test_a_compiled_model_is_told_when_to_exchange_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_compiled_model_is_told_when_to_exchange_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     told: list[tuple[nn.Module, bool]] = []
     original = Team.accumulating
 

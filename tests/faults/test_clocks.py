@@ -101,7 +101,7 @@ def said_by_display(steps: list[tuple[int, float]], monkeypatch: pytest.MonkeyPa
     return said
 
 
-def test_the_time_left_counts_from_the_first_step_seen(monkeypatch: pytest.MonkeyPatch):
+def test_time_left_counts_from_the_first_step_seen(monkeypatch: pytest.MonkeyPatch):
     """A resumed run: 500 steps were done before, and loading took 100 seconds; then a step takes one second."""
     said = said_by_display([(520, 100.0), (530, 110.0), (540, 120.0), (560, 140.0)], monkeypatch)
     assert said[0] == "run: step 520/1000  loss 1"
@@ -111,7 +111,7 @@ def test_the_time_left_counts_from_the_first_step_seen(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("jump", [-1e9, -50.0, 0.0, 1e9])
-def test_a_clock_that_jumps_gives_no_senseless_time_left(monkeypatch: pytest.MonkeyPatch, jump: float):
+def test_clock_that_jumps_gives_no_senseless_time_left(monkeypatch: pytest.MonkeyPatch, jump: float):
     said = said_by_display([(20, 100.0), (40, 120.0), (60, 120.0 + jump), (1000, 140.0 + jump)], monkeypatch)
     assert said
     assert said[-1].startswith("run: step 1000/1000")
@@ -121,7 +121,7 @@ def test_a_clock_that_jumps_gives_no_senseless_time_left(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("jump", [-1e9, 0.0, 1e9])
-def test_the_pools_meter_under_a_jumping_clock(
+def test_pools_meter_under_a_jumping_clock(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], jump: float
 ):
     clock = [1000.0]
@@ -138,7 +138,7 @@ def test_the_pools_meter_under_a_jumping_clock(
     assert "nan" not in said
 
 
-def test_a_progress_bar_under_a_jumping_clock(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_progress_bar_under_a_jumping_clock(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """rich takes the speed from a clock; one that goes back must not stop the work."""
     generator = random.Random(1)
     monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal

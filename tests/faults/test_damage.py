@@ -64,14 +64,14 @@ def loaded(path: Path) -> Any:
 
 @much
 @pytest.mark.parametrize("name", ["model.safetensors", "state.pt", "manifest.json"])
-def test_a_damaged_checkpoint(tmp_path: Path, name: str, flips: int):
+def test_damaged_checkpoint(tmp_path: Path, name: str, flips: int):
     newest = saved(tmp_path)
     raised = examine(newest / name, lambda: loaded(newest), CheckpointError, flips, names="step-000002")
     assert raised >= flips if name != "manifest.json" else raised > flips // 2  # its spaces do not matter
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state.pt", "manifest.json"])
-def test_the_checkpoint_before_a_damaged_one_is_used(tmp_path: Path, name: str):
+def test_checkpoint_before_a_damaged_one_is_used(tmp_path: Path, name: str):
     newest = saved(tmp_path)
     content = (newest / name).read_bytes()
     for label, damaged in damages(content, seed=4, flips=12, cuts=0):
@@ -96,7 +96,7 @@ def harmless(path: Path, whole: bytes) -> bool:
         return False
 
 
-def test_a_good_checkpoint_does_not_give_way_to_a_damaged_newer_one(tmp_path: Path):
+def test_good_checkpoint_does_not_give_way_to_a_damaged_newer_one(tmp_path: Path):
     """keep=1: the run came back to step 1, because 3 is damaged, and saved step 2."""
     state, model = {"step": 1}, {"w": torch.ones(3)}
     checkpoint.save(tmp_path, 1, state, model, keep=2)
@@ -108,7 +108,7 @@ def test_a_good_checkpoint_does_not_give_way_to_a_damaged_newer_one(tmp_path: Pa
     assert checkpoint.load(tmp_path / "step-000002")[2] == {"step": 2}
 
 
-def test_a_damaged_checkpoint_of_many_processes(tmp_path: Path):
+def test_damaged_checkpoint_of_many_processes(tmp_path: Path):
     made = checkpoint.begin(tmp_path, 1, fresh=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch: there is one process only
@@ -140,13 +140,13 @@ def read_all(folder: Path, split: str = "train") -> list[Any]:
 
 @much
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_a_damaged_shard(folder: Path, split: str, flips: int):
+def test_damaged_shard(folder: Path, split: str, flips: int):
     path = shards.shard_paths(folder, split)[0]
     assert examine(path, lambda: read_all(folder, split), DataError, flips) >= flips
 
 
 @much
-def test_a_damaged_meta_json_or_tokenizer(folder: Path, flips: int):
+def test_damaged_meta_json_or_tokenizer(folder: Path, flips: int):
     def use() -> Any:
         made = shards.read_token_set(folder)
         made.check()
@@ -173,7 +173,7 @@ def test_shards_without_meta_json_are_read_without_a_checksum(folder: Path):
     assert read_all(folder) == expected
 
 
-def test_tokenising_goes_on_only_from_whole_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_tokenising_resumes_only_from_whole_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     source = texts(tmp_path)
     expected = files_in(tokens(source, tmp_path / "unbroken").folder)
     write = write_json
@@ -258,7 +258,7 @@ def test_records_cut_at_every_byte(tmp_path: Path):
         assert (told(run), run.dropped) == (told(expected, count), int(at not in ends and at - 1 not in ends)), at
 
 
-def test_a_flipped_digit_is_found(tmp_path: Path):
+def test_flipped_digit_is_detected(tmp_path: Path):
     """Valid JSON, a plausible number: only a checksum can tell."""
     path = recorded(tmp_path)
     whole = path.read_bytes()
@@ -272,7 +272,7 @@ def test_a_flipped_digit_is_found(tmp_path: Path):
         records.read(path)
 
 
-def test_records_of_earlier_versions_are_read_and_sealed_when_a_run_goes_on(tmp_path: Path):
+def test_records_of_earlier_versions_get_checksums_on_resume(tmp_path: Path):
     path = recorded(tmp_path, steps=4)
     sealed, expected = path.read_bytes(), as_read(path)
     plain = [{k: v for k, v in json.loads(line).items() if k != "crc"} for line in sealed.splitlines()]
@@ -283,7 +283,7 @@ def test_records_of_earlier_versions_are_read_and_sealed_when_a_run_goes_on(tmp_
     assert path.read_bytes() == sealed
 
 
-def test_a_run_whose_records_end_before_its_checkpoint_says_so(made: Path, tmp_path: Path):
+def test_run_whose_records_end_before_its_checkpoint_says_so(made: Path, tmp_path: Path):
     whole = config(made, tmp_path / "run", steps=6)
     loop.train(whole, quiet=True)
     path = whole.out / records.FILE
@@ -293,7 +293,7 @@ def test_a_run_whose_records_end_before_its_checkpoint_says_so(made: Path, tmp_p
         loop.train(whole, quiet=True)
 
 
-def test_a_run_whose_last_line_is_damaged_is_not_finished(made: Path, tmp_path: Path):
+def test_run_whose_last_line_is_damaged_is_not_finished(made: Path, tmp_path: Path):
     whole = config(made, tmp_path / "run", steps=4)
     loop.train(whole, quiet=True)
     assert pool.finished(whole)
@@ -310,7 +310,7 @@ def test_a_run_whose_last_line_is_damaged_is_not_finished(made: Path, tmp_path: 
 
 @much
 @pytest.mark.parametrize("kind", ["tar.gz", "tar.xz", "tar.bz2", "zip"])
-def test_a_damaged_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, flips: int):
+def test_damaged_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, flips: int):
     monkeypatch.setitem(DATA_SETS, "tiny", DATA)
     source, number = archive(tmp_path / f"set.{kind}"), iter(range(10**6))
 
@@ -327,7 +327,7 @@ def test_a_damaged_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind
 
 
 @much
-def test_a_damaged_data_set_is_got_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flips: int):
+def test_damaged_data_set_is_downloaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flips: int):
     monkeypatch.setitem(DATA_SETS, "tiny", DATA)
     out = get("tiny", tmp_path / "out", source=archive(tmp_path / "set.zip"))
     expected = files_in(out)
@@ -337,7 +337,7 @@ def test_a_damaged_data_set_is_got_again(tmp_path: Path, monkeypatch: pytest.Mon
             assert files_in(get("tiny", out, source=tmp_path / "set.zip")) == expected, label
 
 
-def test_the_embedded_texts_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_embedded_texts_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     whole = Path(sotu.__file__).with_name("sotu.json.xz").read_bytes()
     monkeypatch.setattr(sotu.resources, "files", lambda _: tmp_path)
     for label, content in damages(whole, seed=3, flips=3, cuts=0):
@@ -351,7 +351,7 @@ def test_the_embedded_texts_are_checked(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @much
-def test_a_damaged_summary(tmp_path: Path, flips: int):
+def test_damaged_summary(tmp_path: Path, flips: int):
     path = tmp_path / "summary.json"
     held = {"schema": runner.SCHEMA, "version": runner.VERSION, "experiment": "tiny", "numbers": {"a": [0.1, 2]}}
     write_json(path, held)
@@ -359,7 +359,7 @@ def test_a_damaged_summary(tmp_path: Path, flips: int):
 
 
 @much
-def test_a_damaged_configuration(made: Path, tmp_path: Path, flips: int):
+def test_damaged_configuration(made: Path, tmp_path: Path, flips: int):
     run = config(made, tmp_path / "run")
     run.out.mkdir()
     loop._keep_config(run)

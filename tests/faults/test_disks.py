@@ -99,7 +99,7 @@ def check(said: str, job: Job, folder: Path, before: dict[str, bytes]) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_file_that_may_not_grow(tmp_path: Path, registered: Path, name: str):
+def test_file_that_may_not_grow(tmp_path: Path, registered: Path, name: str):
     """RLIMIT_FSIZE: the kernel refuses in the middle of a write, as a full disk does; no root is needed."""
     expected, folder = tmp_path / "expected", tmp_path / "folder"
     for each in (expected, folder):
@@ -122,7 +122,7 @@ def assert_same(name: str, folder: Path, expected: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("room", [0, 9000])
-def test_a_disk_that_is_full(tmp_path: Path, small_disk: Path, registered: Path, name: str, room: int):
+def test_disk_that_is_full(tmp_path: Path, small_disk: Path, registered: Path, name: str, room: int):
     """With a little room it is full in the middle of the work."""
     job = jobs(small_disk, registered)[name]
     job.before()
@@ -141,7 +141,7 @@ def test_a_disk_that_is_full(tmp_path: Path, small_disk: Path, registered: Path,
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_folder_that_may_not_be_written(tmp_path: Path, registered: Path, name: str):
+def test_folder_that_may_not_be_written(tmp_path: Path, registered: Path, name: str):
     folder = tmp_path / "folder"
     folder.mkdir()
     job = jobs(folder, registered)[name]
@@ -164,7 +164,7 @@ def test_data_in_a_read_only_folder_is_used_as_it_is(tmp_path: Path, registered:
     assert without_rights(folder, lambda: get("tiny", Path())) == "."
 
 
-def test_the_command_line_says_it_in_one_line(
+def test_command_line_says_it_in_one_line(
     tmp_path: Path, registered: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.delenv("STEADYNORM_TRACEBACK", raising=False)

@@ -95,7 +95,7 @@ def fetch(url: str, part: Path, **options: object) -> Path:
 
 
 @pytest.mark.parametrize("path", ["/cut", "/stall"])
-def test_a_server_that_cuts_or_stalls_gives_the_file_in_the_end(server: str, tmp_path: Path, path: str):
+def test_server_that_cuts_or_stalls_gives_the_file_in_the_end(server: str, tmp_path: Path, path: str):
     how = {"timeout": 0.2, "retries": 10_000} if path == "/stall" else {}  # a busy machine stalls at times, too
     assert fetch(server + path, tmp_path / "big.part", **how).read_bytes() == BIG
     early = Unreliable.early.stat().st_size
@@ -104,7 +104,7 @@ def test_a_server_that_cuts_or_stalls_gives_the_file_in_the_end(server: str, tmp
 
 
 @pytest.mark.parametrize("times", [8, pytest.param(100, marks=pytest.mark.slow)])
-def test_a_client_killed_while_downloading(server: str, tmp_path: Path, times: int):
+def test_client_killed_while_downloading(server: str, tmp_path: Path, times: int):
     generator, part = random.Random(1), tmp_path / "big.part"
     start = time.perf_counter()
     fetch(server + "/slow", tmp_path / "timed.part").unlink()
@@ -125,7 +125,7 @@ def test_a_client_killed_while_downloading(server: str, tmp_path: Path, times: i
 
 
 @pytest.mark.parametrize("flips", [5, pytest.param(60, marks=pytest.mark.slow)])
-def test_a_damaged_part_is_never_taken_for_the_file(server: str, tmp_path: Path, flips: int):
+def test_damaged_part_is_never_taken_for_the_file(server: str, tmp_path: Path, flips: int):
     part = tmp_path / "big.part"
     for label, content in damages(BIG[:700_000], seed=2, flips=flips):
         part.write_bytes(content)
@@ -155,7 +155,7 @@ def from_server(server: str, content: bytes) -> DataSet:
     return DataSet(DATA.files, (origin,), DATA.remedy)
 
 
-def test_a_disk_that_is_full_while_downloading(server: str, small_disk: Path):
+def test_disk_that_is_full_while_downloading(server: str, small_disk: Path):
     """In the middle of the file: nothing of it is left, what was there is."""
     (small_disk / "mine").write_bytes(b"mine" * 100)
     filler = fill(small_disk, 60_000)
@@ -167,7 +167,7 @@ def test_a_disk_that_is_full_while_downloading(server: str, small_disk: Path):
 
 
 @pytest.mark.parametrize("size", [10, 100, 6000])
-def test_a_data_set_that_does_not_fit(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int):
+def test_data_set_that_does_not_fit(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int):
     """The download does not, or what is unpacked of it; with room it is got from the same address."""
     content = Unreliable.archive
     assert 100 < len(content) < 6000 < len(A)
@@ -182,7 +182,7 @@ def test_a_data_set_that_does_not_fit(server: str, tmp_path: Path, monkeypatch: 
     assert (found["a.bin"], found["b.bin"]) == (A, B)
 
 
-def test_a_server_with_another_file_is_refused_and_nothing_is_left(
+def test_server_with_another_file_is_refused_and_nothing_is_left(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     content = Unreliable.archive

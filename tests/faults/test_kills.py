@@ -88,7 +88,7 @@ def test_saving_a_checkpoint_at_any_time(tmp_path: Path, times: int):
     assert len(list(folder.iterdir())) == 2
 
 
-def test_a_kill_while_an_old_checkpoint_is_removed_leaves_none_that_looks_whole(tmp_path: Path):
+def test_kill_while_an_old_checkpoint_is_removed_leaves_none_that_looks_whole(tmp_path: Path):
     save_all(tmp_path, 2)
 
     def half(path: Path, **_: object) -> None:

@@ -50,7 +50,7 @@ def carry(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["train", "paper run"])
-def test_the_second_is_refused_and_told_which_process_is_first(
+def test_second_is_refused_and_told_which_process_is_first(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ):
     monkeypatch.setattr(rendering, "_plotly", lambda: "")
@@ -68,7 +68,7 @@ def test_the_second_is_refused_and_told_which_process_is_first(
     assert (folder / ".lock").read_text(encoding="utf-8").split()[0] == str(os.getpid())
 
 
-def test_a_run_of_the_pool_is_left_to_the_command_that_trains_it(tmp_path: Path):
+def test_run_of_the_pool_is_left_to_the_command_that_trains_it(tmp_path: Path):
     with holder(tmp_path / "run"):
         assert pool._claim(tmp_path / "run") is None
     with holder(tmp_path / "run", ".claim"):
@@ -111,7 +111,7 @@ def test_who_can_use_what_the_first_makes_waits_and_says_for_whom(
     assert files_in(folder)
 
 
-def test_a_lock_names_its_host_where_that_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_lock_names_its_host_where_that_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with holder(tmp_path) as pid:
         monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
         with pytest.raises(BusyError, match=rf"taken \(it is process {pid} on .+\)"), lock(tmp_path, busy="taken"):
@@ -134,7 +134,7 @@ def enter(folder: Path) -> None:
         pass
 
 
-def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path):
+def test_lock_that_is_a_link_is_not_followed(tmp_path: Path):
     (tmp_path / "precious").write_text("mine", encoding="utf-8")
     (tmp_path / ".lock").symlink_to(tmp_path / "precious")
     injected()

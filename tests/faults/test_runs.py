@@ -59,7 +59,7 @@ def test_files_that_may_not_grow(tmp_path: Path, data: Path, unbroken: Config, r
 
 
 @pytest.mark.parametrize(("room", "whole"), [(4096, 0), (60_000, 0), (140_000, 1), (240_000, 2)])
-def test_a_disk_that_is_full(disk: Path, data: Path, unbroken: Config, room: int, whole: int):
+def test_disk_that_is_full(disk: Path, data: Path, unbroken: Config, room: int, whole: int):
     """A real one: before anything is saved, at the first checkpoint, at the next, at one after; those before stay whole."""
     run = config(data, disk / "run")
     filler = fill(disk, room)
@@ -96,7 +96,7 @@ def test_where_nothing_may_be_written_or_a_file_is_in_the_way(tmp_path: Path, da
     assert (folder / "run").read_text(encoding="utf-8") == "mine"
 
 
-def test_a_run_whose_folder_may_not_be_written_any_more(tmp_path: Path, data: Path, unbroken: Config):
+def test_run_whose_folder_may_not_be_written_any_more(tmp_path: Path, data: Path, unbroken: Config):
     run = config(data, tmp_path / "runs" / "run")
     run.out.parent.mkdir()
     die_at(8, run)
@@ -108,7 +108,7 @@ def test_a_run_whose_folder_may_not_be_written_any_more(tmp_path: Path, data: Pa
     assert_same_run(run.out, unbroken.out)
 
 
-def test_a_run_on_a_disk_that_became_read_only(disk: Path, data: Path, unbroken: Config):
+def test_run_on_a_disk_that_became_read_only(disk: Path, data: Path, unbroken: Config):
     """As the system makes it after an error, also for root."""
     run = config(data, disk / "run")
     die_at(5, run)
@@ -130,7 +130,7 @@ def test_a_run_on_a_disk_that_became_read_only(disk: Path, data: Path, unbroken:
 # Two at once
 
 
-def test_a_second_one_while_the_first_trains(tmp_path: Path, data: Path, unbroken: Config):
+def test_second_one_while_the_first_trains(tmp_path: Path, data: Path, unbroken: Config):
     """It is refused at any time of the first, which does not notice."""
     run = config(data, tmp_path / "run")
     original, (reached, tell), (hear, go) = loop.Trainer._update, os.pipe(), os.pipe()

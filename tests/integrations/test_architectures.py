@@ -58,13 +58,13 @@ def test_every_parameter_is_in_exactly_one_group(name: str, kind: str):
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_the_output_layer_is_found_and_nothing_else_has_constant_decay(name: str):
+def test_output_layer_is_found_and_nothing_else_has_constant_decay(name: str):
     constant = [each for group in groups_of(name) if group["weight_decay"] is not None for each, _ in group["params"]]
     assert tuple(constant) == ARCHITECTURES[name].output
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_a_step_of_scionc_changes_every_parameter_and_no_shape(name: str):
+def test_step_of_scionc_changes_every_parameter_and_no_shape(name: str):
     model = ARCHITECTURES[name].make()
     optimizer = sn.ScionC(sn.param_groups(model, **ARCHITECTURES[name].options))
     before = {each: p.detach().clone() for each, p in model.named_parameters()}

@@ -180,7 +180,7 @@ def test_bf16_autocast_trains(tmp_path: Path):
     assert all(value.isfinite().all() for value in weights(trainer.model).values())
 
 
-def test_a_mixture_of_experts_trains(tmp_path: Path):
+def test_mixture_of_experts_trains(tmp_path: Path):
     trainer = trainer_of(tmp_path, model="mixtral", save_strategy="no")
     before = weights(trainer.model)
     trainer.train()
@@ -195,7 +195,7 @@ def of(folder: Path, **settings: Any) -> MonitorCallback:
     return MonitorCallback(to_folder(folder), **settings)
 
 
-def test_the_callback_records_every_step_and_changes_nothing(tmp_path: Path):
+def test_callback_records_every_step_and_changes_nothing(tmp_path: Path):
     plain = trainer_of(tmp_path / "plain", save_strategy="no")
     plain.train()
     watched = trainer_of(tmp_path / "watched", callbacks=[of(tmp_path / "run")], save_strategy="no")
@@ -215,7 +215,7 @@ def test_the_callback_records_every_step_and_changes_nothing(tmp_path: Path):
     assert math.isnan(run.columns["forecast_norm"][-1])  # rows of the tables that no token used wait in their own time
 
 
-def test_the_callback_goes_on_after_resuming_as_if_unbroken(tmp_path: Path):
+def test_callback_goes_on_after_resuming_as_if_unbroken(tmp_path: Path):
     whole = trainer_of(tmp_path / "whole", callbacks=[of(tmp_path / "a")])
     whole.train()
     assert (tmp_path / "whole" / "checkpoint-5" / STATE).exists()
@@ -244,7 +244,7 @@ def StopAfter(step: int) -> Any:  # noqa: N802
     return Stop()
 
 
-def test_a_sink_that_is_none_is_told_at_once():
+def test_sink_that_is_none_is_told_at_once():
     with pytest.raises(TypeError, match=r"'runs/a' is no function of a list of records; use steadynorm.records.sinks"):
         MonitorCallback("runs/a")
 

@@ -148,7 +148,7 @@ def test_correction_with_skip_joins_an_adamw_run_of_200_steps(tmp_path: Path):
     assert {int(state["step"]) for state in module.optimizer.state.values()} == {200}
 
 
-def test_the_callback_goes_on_from_a_checkpoint_made_in_the_middle(tmp_path: Path):
+def test_callback_goes_on_from_a_checkpoint_made_in_the_middle(tmp_path: Path):
     """By a checkpoint callback, while the monitor runs: the forecast goes on as if unbroken."""
     from lightning.pytorch.callbacks import ModelCheckpoint
 

@@ -67,7 +67,7 @@ def test_wandb_without_a_run_is_told(taken: list[dict[str, Any]]):
         to_wandb()(taken)
 
 
-def test_a_folder_becomes_a_report(tmp_path: Path, taken: list[dict[str, Any]]):
+def test_folder_becomes_a_report(tmp_path: Path, taken: list[dict[str, Any]]):
     from steadynorm.report.content import report
 
     sink = to_folder(tmp_path / "run", config={"optimizer": "ScionC"})
@@ -80,7 +80,7 @@ def test_a_folder_becomes_a_report(tmp_path: Path, taken: list[dict[str, Any]]):
     assert "hidden.weight" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
-def test_a_folder_of_another_configuration_is_refused(tmp_path: Path, taken: list[dict[str, Any]]):
+def test_folder_of_another_configuration_is_refused(tmp_path: Path, taken: list[dict[str, Any]]):
     to_folder(tmp_path, config={"lr": 0.1})(taken[:2])
     with pytest.raises(records.RecordError, match=r"lr \(0\.1 -> 0\.2\)"):
         to_folder(tmp_path, config={"lr": 0.2})(taken[2:])

@@ -122,6 +122,6 @@ def test_scionc_without_roles_is_refused_with_the_remedy():
         create_optimizer_v2(vit(), opt="steadyscionc", lr=0.01)
 
 
-def test_an_lr_that_the_groups_override_is_refused():
+def test_lr_that_the_groups_override_is_refused():
     with pytest.raises(ValueError, match=r"lr=0\.5 would not be used.*param_group_fn=partial"):
         create_optimizer_v2(vit(), opt="steadyscionc", lr=0.5, param_group_fn=sn.param_groups)

@@ -246,7 +246,7 @@ class Compiled(Run):
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # dynamo looks
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_compiled_training_step(name: str):
+def test_compiled_training_step(name: str):
     """Takes the steps of the plain one while lr changes, without compiling again."""
     torch._dynamo.reset()
     run, plain = Compiled(name), Run(name)

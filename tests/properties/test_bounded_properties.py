@@ -193,7 +193,7 @@ def test_iterates_of_corrected_muon_are_bounded(shape, seed, weight, exponent, d
     exponent=st.integers(-10, 10),
     schedule=ratios,
 )
-def test_a_step_has_the_length_and_the_direction_of_its_formula(recipe, shape, seed, dtype, weight, exponent, schedule):
+def test_step_has_the_length_and_the_direction_of_its_formula(recipe, shape, seed, dtype, weight, exponent, schedule):
     """|theta_t - (1 - eta_t) theta_{t-1}| = gamma_t U, down a gradient that stays and has no weak direction."""
     recipe = Recipe(recipe.name, {k: 1 if k == "blocks" else v for k, v in recipe.settings.items()})
     p, s = nn.Parameter(Drawn(shape, "normal", seed, weight).make(dtype)), recipe.settings

@@ -28,7 +28,7 @@ def made(shape: tuple[int, ...], kind: str, seed: int, dtype: torch.dtype) -> to
 
 
 @prop(fast=12, slow=600, shape=large, kind=kinds, seed=seeds, dtype=low_precision, method=fast_methods)
-def test_a_large_polar_factor_is_bounded_and_as_steep_as_can_be(shape, kind, seed, dtype, method):
+def test_large_polar_factor_is_bounded_and_as_steep_as_can_be(shape, kind, seed, dtype, method):
     """Its singular values from above, from below where x has no weak ones, and <x, u> by the dual norm of x."""
     x = made(shape, kind, seed, dtype)
     y = Polar(method)(x).double()
@@ -60,7 +60,7 @@ def test_turning_a_large_matrix_turns_its_polar_factor(shape, seed):
 @prop(
     fast=4, slow=150, shape=large, seed=seeds, dtype=low_precision, layout=st.sampled_from(["transposed", "contiguous"])
 )
-def test_a_large_step_has_the_length_of_its_formula(shape, seed, dtype, layout):
+def test_large_step_has_the_length_of_its_formula(shape, seed, dtype, layout):
     """ScionC by the default polar factor, two parameters in a stack: |theta_1 - (1 - eta) theta_0| = gamma U."""
     layer = Layer(Drawn(shape, "normal", seed, -2), "normal", 0, layout)
     model = Model([layer, layer], dtype)

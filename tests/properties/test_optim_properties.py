@@ -68,7 +68,7 @@ def test_finite_in_finite_out(name, data, drawn, lr):
     which=st.integers(0, 3),
     value=st.sampled_from([math.nan, math.inf]),
 )
-def test_a_gradient_that_is_not_finite_touches_its_own_parameter_only(of, drawn, which, value):
+def test_gradient_that_is_not_finite_touches_its_own_parameter_only(of, drawn, which, value):
     (entry, dtype), hit = of, f"p{which % len(drawn)}"
     assume(math.prod(drawn[which % len(drawn)].weight.shape))
     model, alone = Model(drawn, dtype), Model(drawn, dtype)

@@ -42,7 +42,7 @@ def trapezoids(draw: st.DrawFn):
 
 
 @prop(fast=200, drawn=trapezoids(), step=steps)
-def test_a_ratio_is_between_its_ends_and_reaches_them(drawn, step):
+def test_ratio_is_between_its_ends_and_reaches_them(drawn, step):
     ratio, total, warmup, decay, final = drawn
     assert 0 <= ratio(step) <= 1 + 1e-12
     assert ratio(step) >= (final if step >= warmup else 1 / max(warmup, 1)) * (1 - 1e-12)
@@ -52,7 +52,7 @@ def test_a_ratio_is_between_its_ends_and_reaches_them(drawn, step):
 
 
 @prop(fast=200, drawn=trapezoids(), step=steps)
-def test_a_ratio_rises_in_warmup_falls_in_decay_and_never_jumps(drawn, step):
+def test_ratio_rises_in_warmup_falls_in_decay_and_never_jumps(drawn, step):
     """One step changes it by no more than a warmup's step or the steepest of its decay: pi/2 of the mean slope."""
     ratio, _, warmup, decay, final = drawn
     now, after = ratio(step), ratio(step + 1)
@@ -139,7 +139,7 @@ lr_pairs = st.tuples(log_floats(1e-4, 0.05), log_floats(1e-4, 0.05))
 
 
 @prop(fast=40, slow=FEWER, lrs=lr_pairs, total=st.integers(1, 20), taken=st.integers(0, 25), start=alphas)
-def test_a_scheduler_writes_its_functions_and_resumes_anywhere(lrs, total, taken, start):
+def test_scheduler_writes_its_functions_and_resumes_anywhere(lrs, total, taken, start):
     """After any number of steps the groups hold f(step); a new one that loads the state writes the same."""
     plan = {"scale": {"lr": cosine(total)}, "value": {"alpha": linear_alpha(start, 1.0, total)}}
     optimizer = two_groups(lrs)
@@ -162,7 +162,7 @@ def test_a_scheduler_writes_its_functions_and_resumes_anywhere(lrs, total, taken
 @prop(
     fast=40, slow=FEWER, lrs=lr_pairs, bad=st.sampled_from([float("nan"), float("inf"), -1.0]), when=st.integers(1, 5)
 )
-def test_a_value_that_makes_no_sense_is_refused_and_nothing_is_written(lrs, bad, when):
+def test_value_that_makes_no_sense_is_refused_and_nothing_is_written(lrs, bad, when):
     optimizer = two_groups(lrs)
     scheduler = Scheduler(
         optimizer, scale={"lr": cosine(10)}, value={"alpha": lambda step: bad if step == when else 0.5}

@@ -34,7 +34,7 @@ factors = log_floats(0.1, 10.0)
 
 
 @prop(fast=200, kernel=kernels, r=correlations, s=correlations)
-def test_a_kernel_is_odd_rising_convex_and_never_above_linear(kernel, r, s):
+def test_kernel_is_odd_rising_convex_and_never_above_linear(kernel, r, s):
     """f(0) = 0, f(1) = 1, f(-r) = -f(r), 0 <= f(r) <= r for r >= 0: updates overlap less than their inputs."""
     f, g = kernel(r), kernel(s)
     assert kernel(0.0) == 0
@@ -48,7 +48,7 @@ def test_a_kernel_is_odd_rising_convex_and_never_above_linear(kernel, r, s):
 
 
 @prop(fast=200, kernel=kernels, alpha=alphas, other=alphas, nesterov=nesterovs, eta=st.floats(0, 1))
-def test_a_gain_is_at_least_one_falls_with_alpha_and_is_at_most_the_linear_one(kernel, alpha, other, nesterov, eta):
+def test_gain_is_at_least_one_falls_with_alpha_and_is_at_most_the_linear_one(kernel, alpha, other, nesterov, eta):
     gain = kernel.gain(alpha, nesterov=nesterov, eta=eta)
     low, high = sorted((alpha, other))
     assert 1 <= gain <= KERNELS[0].gain(alpha, nesterov=nesterov, eta=eta) * (1 + 1e-9)
@@ -58,7 +58,7 @@ def test_a_gain_is_at_least_one_falls_with_alpha_and_is_at_most_the_linear_one(k
 
 
 @prop(fast=100, alpha=alphas, nesterov=nesterovs)
-def test_the_paper_s_gain_is_the_linear_kernel_s(alpha, nesterov):
+def test_paper_s_gain_is_the_linear_kernel_s(alpha, nesterov):
     gain = theory.momentum_gain(alpha, nesterov=nesterov)
     assert gain == pytest.approx(KERNELS[0].gain(alpha, nesterov=nesterov), rel=1e-9)
     assert gain <= theory.momentum_gain(alpha) * (1 + 1e-12)  # Nesterov leans on the new gradient
@@ -139,7 +139,7 @@ def test_decay_for_a_target_inverts_the_steady_norm(lr, alpha, nesterov, kernel,
 
 
 @prop(fast=100, lr=lrs, alpha=alphas, kernel=kernels, below=st.floats(1e-6, 0.999))
-def test_a_target_below_one_update_is_refused(lr, alpha, kernel, below):
+def test_target_below_one_update_is_refused(lr, alpha, kernel, below):
     with pytest.raises(ValueError, match="unreachable"):
         theory.weight_decay_for(below * lr * lr, lr, alpha, overlap=kernel)
 
@@ -179,7 +179,7 @@ def test_half_life_halves_and_falls_with_decay(lr, decay, factor):
     kernel=kernels,
     start=log_floats(1e-3, 1e3),
 )
-def test_a_forecast_at_constant_settings_converges_to_the_steady_norm(lr, decay, alpha, nesterov, kernel, start):
+def test_forecast_at_constant_settings_converges_to_the_steady_norm(lr, decay, alpha, nesterov, kernel, start):
     """From any start; (1 - eta)^(2 T) of it is left."""
     total = int(12 / (lr * decay)) + int(30 / alpha)
     norms = theory.forecast(np.full(total, lr), decay, alpha, nesterov=nesterov, overlap=kernel, start=start)
@@ -199,7 +199,7 @@ def test_a_forecast_at_constant_settings_converges_to_the_steady_norm(lr, decay,
     factor=factors,
     seed=st.integers(0, 1000),
 )
-def test_a_forecast_is_scale_free_positive_and_below_the_linear_one(lr, decay, alpha, nesterov, kernel, factor, seed):
+def test_forecast_is_scale_free_positive_and_below_the_linear_one(lr, decay, alpha, nesterov, kernel, factor, seed):
     """lr and decay scaled against each other scale the norm; less overlap, less norm; alignment is a cosine, never positive."""
     schedule = lr * np.random.default_rng(seed).uniform(0.1, 1.0, 60)
     how = {"nesterov": nesterov, "overlap": kernel}
