@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import steadynorm as sn
 from steadynorm.decay.families import forecast_family
-from steadynorm.monitor import log_records, record
+from steadynorm.monitor import group_values, log_records
 from steadynorm.optim import buckets
 
 # --- no waiting, one transfer
@@ -36,8 +36,8 @@ def test_monitored_step_on_fake_cuda_tensors_copies_nothing_between_devices(whic
                     p.grad = torch.empty(p.shape, device="cuda")
                 monitor.log(loss=torch.empty((), device="cuda"), seconds=1.0)
                 optimizer.step()
-        assert len(monitor._taken) == 3
-        assert {str(device) for each in monitor._taken for device in each.row.parts} == {"cuda:0"}
+        assert len(monitor._snapshots) == 3
+        assert {str(device) for each in monitor._snapshots for device in each.row.parts} == {"cuda:0"}
 
 
 class Reads(TorchDispatchMode):
@@ -72,7 +72,7 @@ def test_more_records_than_flush_move_to_the_host_and_none_is_lost(monkeypatch):
     optimizer = sn.ScionC(params, lmo="spectral")
     monitor, whole = sn.Monitor(optimizer, flush=4), sn.Monitor(optimizer, flush=100)
     fetches = []
-    original = record.fetch
+    original = transfer.fetch
     monkeypatch.setattr("steadynorm.monitor.monitor.fetch", lambda rows: fetches.append(len(rows)) or original(rows))
     train(optimizer, params, 11)
     assert fetches == [1 + 4 + 1, 4 + 1]  # with the starts and the skips so far; the last three are on the device still
@@ -403,13 +403,14 @@ def test_uncorrected_groups_have_no_target():
     groups = [{"params": [p]} for p in params]
     groups[1]["weight_decay"] = 0.0
     optimizer = sn.correct(torch.optim.AdamW(groups, weight_decay=0.1), steady_norm_sq=4e-4, skip=[0])
-    assert [record._target_of(group) for group in optimizer.param_groups] == [None, None, 4e-4]
+    columns = [group_values._values_of(optimizer, group, None) for group in optimizer.param_groups]
+    assert [column["steady_norm_sq"] for column in columns] == [None, None, 4e-4]
 
 
 def test_effective_lr_is_unknown_without_muons_nesterov_flag():
     optimizer = torch.optim.Muon(parameters((4, 4)), momentum=0.95)
     del optimizer.param_groups[0]["nesterov"]
-    numbers = record._numbers_of(optimizer, optimizer.param_groups[0], forecast_family(optimizer))
+    numbers = group_values._values_of(optimizer, optimizer.param_groups[0], forecast_family(optimizer))
     assert numbers["alpha"] == pytest.approx(0.05) and numbers["effective_lr"] is None
 
 

@@ -118,9 +118,9 @@ def test_effective_lr_of_sgd_with_and_without_a_trace(trace):
 
 def test_momentum_of_a_young_adam_holds_as_many_gradients_as_it_has_seen():
     kernel = theory.overlap("linear", None)
-    course = ForecastTrack(ADAM, kernel, (), theory.initial_state(kernel))
-    course._begin([Start(1.0, warm=True, updates=3)], StepParams(0.01, 0.0, theory.ema(0.1)))
-    assert course.walk.var == pytest.approx(sum((0.1 * 0.9**age) ** 2 for age in range(3)))
+    track = ForecastTrack(ADAM, kernel, (), theory.initial_state(kernel))
+    track._begin([Start(1.0, warm=True, updates=3)], StepParams(0.01, 0.0, theory.ema(0.1)))
+    assert track.state.var == pytest.approx(sum((0.1 * 0.9**age) ** 2 for age in range(3)))
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (48, 192), (192, 48)])

@@ -1,6 +1,7 @@
-"""The monitor: weights, updates -> records. It reads, and changes nothing."""
+"""The monitor: weights and updates -> records. It reads, and changes nothing."""
 
 from steadynorm.monitor.monitor import Monitor
-from steadynorm.monitor.record import Record, Records, Writer, log_records, scalars
+from steadynorm.records.schema import Record, Records
+from steadynorm.records.sinks import Writer, log_records, scalars
 
 __all__ = ["Monitor", "Record", "Records", "Writer", "log_records", "scalars"]

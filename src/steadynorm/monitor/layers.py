@@ -1,9 +1,10 @@
-"""What a monitor knows of each parameter, its name and role, and how the norm of a role is measured on the device.
+"""The parameters that a monitor measures: name, group, lmo and role of each.
 
-Roles come from the groups' lmo (Scion family), from the model's modules where it is given, else from the shape alone.
+lmo and role come from the groups (Scion family), from the modules of the model if there is one, else from the shape.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,35 +16,38 @@ from steadynorm.groups.roles import BLOCKED, ROLES, find_outputs, param_sites, r
 from steadynorm.optim.scion import Scion
 from steadynorm.optim.sharding.layout import Layout, layout_of, local
 
-# What records call the roles of `roles.ROLES`; of an lmo where neither group nor model says more.
-_PARTS = {
-    "hidden": "hidden",
-    "hidden-transposed": "hidden",
-    "stacked": "hidden",
-    "stacked-transposed": "hidden",
-    "conv": "hidden",
-    "embedding": "embedding",
-    "output": "output",
-    "vector": "vectors",
-    "output-bias": "vectors",
-}
-_PARTS_BY_LMO = {"sign": "output", "embedding": "embedding", "bias": "vectors"}
+PEAK_LMOS = ("sign", "embedding")  # their norm is a multiple of the largest entry
+# What records call the roles of `roles.ROLES`, and those of an lmo where neither group nor model says more.
+_MATRIX_ROLES = ("hidden", "hidden-transposed", "stacked", "stacked-transposed", "conv")
+_RECORD_ROLES: dict[str, str] = dict.fromkeys(_MATRIX_ROLES, "hidden")
+_RECORD_ROLES |= {"embedding": "embedding", "output": "output", "vector": "vectors", "output-bias": "vectors"}
+_ROLES_BY_LMO = {"sign": "output", "embedding": "embedding", "bias": "vectors"}
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One parameter of the optimizer: what it is called, its group, and the lmo (with blocks) that is its role."""
+    """One parameter of the optimizer.
+
+    Attributes:
+        name: What records call it.
+        parameter: The weights.
+        group: The index of its group.
+        lmo: The lmo whose norm is measured.
+        blocks: How many row blocks of it are matrices of their own.
+        layout: How the weights are sharded, if they are a DTensor.
+        role: Its role in the model: hidden, output, embedding or vectors.
+    """
 
     name: str
     parameter: Tensor
     group: int
     lmo: lmos.Lmo
     blocks: int
-    layout: Layout | None = None  # of the weights, where they are a DTensor
-    part_of: str = "hidden"  # the part of the model it is in: hidden, output, embedding or vectors
+    layout: Layout | None = None
+    role: str = "hidden"
 
     @property
-    def part(self) -> Tensor:
+    def local_weights(self) -> Tensor:
         """This process's part of the weights."""
         return local(self.parameter).detach()
 
@@ -56,60 +60,71 @@ class Layer:
         return self.lmo.numbers.is_polar and self.parameter.numel() > 0
 
 
-def find_layers(optimizer: Optimizer, model: nn.Module | None) -> list[Layer]:
-    """Return every parameter of the optimizer, in the order of the model, else of the groups.
+class _InModel(NamedTuple):
+    """What the model says of a parameter, by the rules of `param_groups`."""
 
-    Raise ValueError for one that cannot be measured.
+    name: str
+    role: str
+    lmo: lmos.Lmo
+    blocks: int
+
+
+def find_layers(optimizer: Optimizer, model: nn.Module | None) -> list[Layer]:
+    """Return every parameter of the optimizer, in the order of the model if there is one, else of the groups.
+
+    Raises:
+        ValueError: If a parameter cannot be measured, or the optimizer trains another model.
     """
-    known = _roles_in(model) if model is not None else {}
-    held = {} if model is None else dict(model.named_parameters(remove_duplicate=False))
-    found: list[Layer] = []
-    taken: set[str] = set()
+    in_model = _find_in_model(model) if model is not None else {}
+    by_name = {} if model is None else dict(model.named_parameters(remove_duplicate=False))
+    layers: list[Layer] = []
+    names: set[str] = set()
     for index, group in enumerate(optimizer.param_groups):
-        names = group.get("param_names") or [None] * len(group["params"])
-        for k, (given, p) in enumerate(zip(names, group["params"], strict=True)):
-            in_model, in_role, role, blocks = known.get(id(p), (None, "", lmos.get("by-shape", p.shape), 1))
-            name = str(given or in_model or f"{index}.{k}")
-            name = name if name not in taken else f"{name} ({index}.{k})"
+        group_names = group.get("param_names") or [None] * len(group["params"])
+        for k, (group_name, p) in enumerate(zip(group_names, group["params"], strict=True)):
+            told = in_model.get(id(p))
+            name = str(group_name or (told.name if told else f"{index}.{k}"))
+            name = name if name not in names else f"{name} ({index}.{k})"
+            names.add(name)
             _check(name, p)
-            if held.get(str(given), p) is not p:
+            if by_name.get(str(group_name), p) is not p:
                 raise ValueError(
                     f"Monitor: {name} of the optimizer is not the model's: it was replaced after the optimizer was made, "
                     "so training does not reach it; make the optimizer last"
                 )
+            lmo, blocks = (told.lmo, told.blocks) if told else (lmos.get("by-shape", p.shape), 1)
             if isinstance(optimizer, Scion):
                 settings, _ = optimizer.settings(group, p)
-                role, blocks = settings.lmo, settings.blocks
-            taken.add(name)
-            part = _part_of(p, str(group.get("name", "")), in_role, role)
-            found.append(Layer(name, p, index, role, blocks, _layout(name, p), part))
+                lmo, blocks = settings.lmo, settings.blocks
+            role = _role(p, str(group.get("name", "")), told.role if told else "", lmo)
+            layers.append(Layer(name, p, index, lmo, blocks, _layout(name, p), role))
     if model is not None:
-        _check_model(optimizer, model, found)
+        _check_model(optimizer, model, layers)
         order = {id(p): place for place, p in enumerate(model.parameters())}
-        found.sort(key=lambda layer: order.get(id(layer.parameter), len(order)))
-    return found
+        layers.sort(key=lambda layer: order.get(id(layer.parameter), len(order)))
+    return layers
 
 
 def _check_model(optimizer: Optimizer, model: nn.Module, layers: list[Layer]) -> None:
-    """Raise ValueError if training does not reach the model: parameters of each that the other does not have."""
+    """Raise ValueError if both optimizer and model have parameters that the other does not have."""
     own = {id(p) for p in model.parameters()}
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    strange = next((layer.name for layer in layers if id(layer.parameter) not in own), None)
-    left = next((name for name, p in model.named_parameters() if p.requires_grad and id(p) not in trained), None)
-    if strange is not None and left is not None:
+    foreign = next((layer.name for layer in layers if id(layer.parameter) not in own), None)
+    untrained = next((name for name, p in model.named_parameters() if p.requires_grad and id(p) not in trained), None)
+    if foreign is not None and untrained is not None:
         raise ValueError(
-            f"Monitor: the optimizer trains {strange}, which is not in the model, and not the model's {left}: this is "
+            f"Monitor: the optimizer trains {foreign}, which is not in the model, and not the model's {untrained}: this is "
             "another model, or a layer was replaced after the optimizer was made; make the optimizer last, or pass "
             "the model that it trains"
         )
 
 
-def _part_of(p: Tensor, group: str, in_model: str, lmo: lmos.Lmo) -> str:
-    """The part of the model that a parameter belongs to, by its group's name, the model's modules, or its lmo."""
+def _role(p: Tensor, group: str, in_model: str, lmo: lmos.Lmo) -> str:
+    """Return what records call the role of a parameter, by its group's name, the model's modules, or its lmo."""
     if p.ndim <= 1:
         return "vectors"
-    known = (_PARTS[role] for role in (group.split("-blocks")[0], in_model) if role in _PARTS)
-    return next(known, _PARTS_BY_LMO.get(lmo.name, "hidden"))
+    roles = (_RECORD_ROLES[role] for role in (group.split("-blocks")[0], in_model) if role in _RECORD_ROLES)
+    return next(roles, _ROLES_BY_LMO.get(lmo.name, "hidden"))
 
 
 def _check(name: str, p: Tensor) -> None:
@@ -128,21 +143,19 @@ def _layout(name: str, p: Tensor) -> Layout | None:
         raise ValueError(f"Monitor: {name}: {error}") from None
 
 
-def _roles_in(model: nn.Module) -> dict[int, tuple[str, str, lmos.Lmo, int]]:
-    """id of each parameter -> name, role, lmo, blocks, by the rules of param_groups; an unknown output layer is no error."""
+def _find_in_model(model: nn.Module) -> dict[int, _InModel]:
+    """Return what the model says of each parameter, by id; an output layer that cannot be found is not an error."""
     sites = param_sites(model)
     try:
         outputs = find_outputs(model, sites, None, {})
     except ValueError:
         outputs = {}
-    found = {}
-    for site in sites:
-        if is_lazy(site.parameter):
-            continue
+    in_model = {}
+    for site in (site for site in sites if not is_lazy(site.parameter)):
         role, _ = role_of(site, {}, outputs, strict=False)
-        lmo, least, most = ROLES[role]
+        name, least, most = ROLES[role]
         shape = site.parameter.shape
-        entry = lmos.get(lmo if least <= len(shape) <= most else "by-shape", shape)
-        blocks = row_blocks(site, role, {})[0] if entry.name in BLOCKED else 1
-        found[id(site.parameter)] = site.name, role, entry, blocks
-    return found
+        lmo = lmos.get(name if least <= len(shape) <= most else "by-shape", shape)
+        blocks = row_blocks(site, role, {})[0] if lmo.name in BLOCKED else 1
+        in_model[id(site.parameter)] = _InModel(site.name, role, lmo, blocks)
+    return in_model

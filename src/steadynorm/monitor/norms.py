@@ -1,7 +1,7 @@
-"""Norms on the device, of weights that this process has whole or in part.
+"""Norms on the device, of weights that this process holds entirely or in part.
 
-Of sharded weights each process measures its part, and small sums over the processes make them whole: all processes
-must measure together.
+Each process measures its part of sharded weights, and small sums over the processes complete the result, so all
+processes must measure together.
 """
 
 import math
@@ -15,31 +15,31 @@ from steadynorm.monitor.layers import Layer
 from steadynorm.optim.sharding.exchange import local_gradient
 from steadynorm.optim.sharding.layout import Layout
 
-_SQUARABLE = 1e-14  # norms above it are of elements whose squares are fp32 numbers, or do not matter
+_SQUARABLE = 1e-14  # above it, the squares of all elements that matter are fp32 numbers
 
 
 def norms(parts: Sequence[Tensor], layouts: Sequence[Layout | None]) -> Tensor:
-    """(parts,) l2 norms in fp32, of tensors on one device; each the part that this process has under its layout.
+    """Return the l2 norms (parts,) in fp32 of tensors on one device, each this process's part under its layout.
 
-    On a CPU, where looking costs nothing, a norm whose squares do not fit fp32 is taken again in fp64.
+    On a CPU, where reading a value does not synchronise, a norm whose squares do not fit fp32 is computed in fp64.
 
     >>> norms([torch.tensor([3.0, 4.0]), torch.zeros(0)], [None, None])
     tensor([5., 0.])
     """
     dense = [t if t.layout is torch.strided else t.coalesce().values() for t in parts]
     wide = torch.float64 if any(t.dtype == torch.float64 for t in dense) else torch.float32
-    found = torch.stack(torch._foreach_norm(dense, 2.0, dtype=wide))
-    if found.device.type == "cpu" and wide is torch.float32:
-        for k, value in enumerate(found.tolist()):
+    lengths = torch.stack(torch._foreach_norm(dense, 2.0, dtype=wide))
+    if lengths.device.type == "cpu" and wide is torch.float32:
+        for k, value in enumerate(lengths.tolist()):
             if not _SQUARABLE < value < math.inf and dense[k].any().tolist():
-                found[k] = torch.linalg.vector_norm(dense[k], dtype=torch.float64)
+                lengths[k] = torch.linalg.vector_norm(dense[k], dtype=torch.float64)
     if any(_is_cut(layout) for layout in layouts):
-        found = totals(found.double().square(), layouts).sqrt()
-    return found.float()
+        lengths = totals(lengths.double().square(), layouts).sqrt()
+    return lengths.float()
 
 
 def totals(values: Tensor, layouts: Sequence[Layout | None]) -> Tensor:
-    """(..., parts): each summed over the processes that have a part of it; one sum for each process group."""
+    """Return values (..., parts), each summed over the processes that hold a part of it, with one sum per group."""
     columns = list(values.unbind(-1))
     together: dict[Any, list[int]] = {}
     for k, layout in enumerate(layouts):
@@ -59,15 +59,15 @@ def _is_cut(layout: Layout | None) -> bool:
 
 
 def gradient(layer: Layer) -> Tensor:
-    """This process's part of the gradient, which there must be."""
+    """Return this process's part of the gradient, which must exist."""
     grad = layer.parameter.grad
     assert grad is not None
     return grad if layer.layout is None else local_gradient(layer.parameter, layer.layout)
 
 
 def peak(layer: Layer) -> Tensor:
-    """The sign norm d_in max|A|, or max|A| of an embedding, 0-d."""
-    part = layer.part
+    """Return the sign norm d_in max|A|, or max|A| of an embedding, as a 0-d tensor."""
+    part = layer.local_weights
     low, high = torch.aminmax(part) if part.numel() else (part.new_zeros(()), part.new_zeros(()))
     largest = torch.maximum(-low, high).float()
     if layer.layout is not None:

@@ -195,7 +195,7 @@ class SpectralNorms:
         vectors = v.view(len(self.layers), self.matrices, self.columns)
         first = layout.mine.start[0] * (math.prod(layout.whole.size[1:]) // self.columns)
         for layer, own, into in zip(self.layers, vectors.unbind(0), sums.unbind(0), strict=True):
-            rows, at = layer.part.to(self.dtype).reshape(-1, self.columns), 0
+            rows, at = layer.local_weights.to(self.dtype).reshape(-1, self.columns), 0
             while at < len(rows):
                 k = (first + at) // self.rows  # the matrix these rows are of
                 end = min(len(rows), (k + 1) * self.rows - first)

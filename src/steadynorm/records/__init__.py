@@ -1,10 +1,10 @@
-"""A run's records: JSONL, the first line the configuration, then one line a step. Written safely, read thinned.
+"""A run's records: JSON lines, the configuration first, then one line per step. Written safely, read thinned.
 
     {"schema": "steadynorm-run", "version": 1, "name": ..., "created": ISO time, "config": {...}, "crc": 3735928559}
     {"step": 0, "loss": 10.8, "layers": {"blocks.0.qkv": {"norm": 1.1, "forecast": 1.1}}, "crc": 48879}
 
-A value is a number or null; what is not finite is written as null, so that every line is valid JSON. A line ends with the
-CRC-32 of all that stands before it; files of earlier versions have none and are read as they are.
+A value is a number or null; values that are not finite are written as null, so that every line is valid JSON. A line ends
+with the CRC-32 of what precedes it; files of earlier versions have none and are still read.
 """
 
 from steadynorm.records.reader import last_step, read, thin

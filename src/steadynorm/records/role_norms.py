@@ -1,4 +1,4 @@
-"""The weight norm by role of the parameters: what records call the roles, and how records without them are split."""
+"""The weight norm by role: the roles' labels, and norms by role for records that have none."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,17 +9,18 @@ import numpy as np
 
 from steadynorm.records.schema import Run
 
-# In the order in which they are shown; the theory's assumption is about the first.
+# In the order in which they are shown; the theory's assumption concerns the first.
 ROLE_LABELS: Mapping[str, str] = MappingProxyType(
     {
         "hidden": "hidden matrices",
         "output": "output layer",
         "embedding": "embeddings",
         "vectors": "vectors",
-        "other": "other parameters",  # of records that do not say
+        "other": "other parameters",  # of records without roles
     }
 )
-SPLIT = ("weight_norm", "forecast_norm")
+# The quantities that are also recorded by role -> what records call them in a layer.
+SPLIT: Mapping[str, str] = MappingProxyType({"weight_norm": "norm", "forecast_norm": "forecast"})
 
 
 def natural(name: str) -> list[tuple[int, str]]:
@@ -32,9 +33,10 @@ def natural(name: str) -> list[tuple[int, str]]:
 
 
 def layer_order(runs: Sequence[Run]) -> list[str]:
-    """Return the layers of all runs in one order, so that their rows line up: the records', which is the model's.
+    """Return the layers of all runs in one order, so that their rows line up.
 
-    Where runs disagree, as those of earlier versions did (in the order of the optimizer's groups), by name.
+    It is the order of the records, which is the model's. If runs disagree, as those of earlier versions may (they follow
+    the optimizer's groups), layers are sorted by name.
     """
     order: list[str] = list(dict.fromkeys(name for run in runs for name in run.layers))
     place = {name: k for k, name in enumerate(order)}
@@ -43,9 +45,9 @@ def layer_order(runs: Sequence[Run]) -> list[str]:
 
 
 def split_norms(run: Run) -> Run:
-    """Return the run with "weight_norm/hidden" and so on, worked out from its layers where the records have none.
+    """Return the run with "weight_norm/hidden" and so on, computed from its layers if the records have none.
 
-    Earlier versions recorded the norm of all parameters and each layer's. There, hidden matrices are the layers that
+    Earlier versions recorded only the norm of all parameters and of each layer. Hidden matrices are then the layers that
     have a spectral norm.
 
     >>> layers = {"fc": {"norm": np.array([3.0]), "spectral": np.array([1.0])}, "bias": {"norm": np.array([4.0])}}
@@ -55,11 +57,12 @@ def split_norms(run: Run) -> Run:
     """
     if not run.layers or any(key.startswith("weight_norm/") for key in run.columns):
         return run
-    hidden = [each for each in run.layers.values() if np.isfinite(each.get("spectral", np.nan)).any()]
-    other = [each for each in run.layers.values() if not np.isfinite(each.get("spectral", np.nan)).any()]
+    by_role: dict[str, list[Mapping[str, np.ndarray]]] = {"hidden": [], "other": []}
+    for layer in run.layers.values():
+        by_role["hidden" if np.isfinite(layer.get("spectral", np.nan)).any() else "other"].append(layer)
     columns = dict(run.columns)
-    for role, layers in (("hidden", hidden), ("other", other)) if hidden and other else ():
-        for key, quantity in zip(SPLIT, ("norm", "forecast"), strict=True):
-            if all(quantity in each for each in layers):
-                columns[f"{key}/{role}"] = np.sqrt(sum(each[quantity] ** 2 for each in layers))
+    for role, layers in by_role.items() if all(by_role.values()) else ():
+        for key, quantity in SPLIT.items():
+            if all(quantity in layer for layer in layers):
+                columns[f"{key}/{role}"] = np.sqrt(sum(layer[quantity] ** 2 for layer in layers))
     return replace(run, columns=columns)

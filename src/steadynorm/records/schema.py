@@ -1,5 +1,6 @@
-"""What a run's records hold: names, versions, the well-known quantities, and a run as read."""
+"""The contents of a run's records: file names and versions, the known quantities, and a run as read."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +14,34 @@ VERSION = 1
 FILE = "records.jsonl"
 
 
+Record = dict[str, Any]  # one step
+
+
+class Records(list[Record]):
+    """Records as `Monitor.measure` returns them.
+
+    Attributes:
+        resumed: Whether the monitor continues a run that another one began.
+        source: The same object for all records of one monitor.
+    """
+
+    resumed: bool = False
+    source: object = None
+
+
 class RecordError(ValueError):
-    """A record file, or what should be written into one, is not what it must be."""
+    """Raised when a record file, or what should be written into one, is malformed."""
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """How a well-known key is shown: label, unit ("" for a pure number), what it means."""
+    """The meaning of a known key of a record.
+
+    Attributes:
+        label: How it is shown.
+        unit: Its unit, "" for a pure number.
+        description: What it is.
+    """
 
     label: str
     unit: str
@@ -33,26 +55,41 @@ QUANTITIES: Mapping[str, Quantity] = MappingProxyType(
         "val_accuracy": Quantity("Validation accuracy", "", "Share of held-out examples classified correctly."),
         "weight_norm": Quantity("Weight norm", "l2", "Norm of all weights."),
         "forecast_norm": Quantity(
-            "Forecast weight norm", "l2", "Expected norm if updates were independent of weights."
+            "Forecast weight norm",
+            "l2",
+            "Weight norm expected if updates were independent of the weights; unknown, in the total as well, once a step "
+            "leaves some rows of an embedding table unused.",
         ),
         "grad_norm": Quantity(
             "Gradient norm",
             "l2",
-            "Norm of all gradients; before clipping where that norm is logged, as `steadynorm train` does.",
+            "Norm of all gradients as the optimizer sees them; before clipping where that norm is logged, as "
+            "`steadynorm train` does.",
         ),
-        "spectral_norm": Quantity("Spectral norm", "", "Largest singular value / sqrt(d_out/d_in), geometric mean."),
+        "spectral_norm": Quantity(
+            "Spectral norm",
+            "",
+            "Largest singular value / sqrt(d_out/d_in), geometric mean over the matrices that are not zero; within 1 % of "
+            "an SVD's.",
+        ),
         "sign_norm": Quantity("Sign norm", "", "d_in * max|W| of the sign layers, mean."),
         "embedding_norm": Quantity("Embedding norm", "", "max|W| of the embeddings, mean."),
-        "bias_norm": Quantity("Bias norm", "rms", "Root mean square of the vectors' elements."),
-        "alignment": Quantity("Alignment", "cos", "cos(weights, update), mean over hidden matrices."),
-        "expected_alignment": Quantity("Expected alignment", "cos", "The part of it that momentum alone makes."),
+        "bias_norm": Quantity("Bias norm", "rms", "Root mean square of a vector's elements, mean."),
+        "alignment": Quantity(
+            "Alignment",
+            "cos",
+            "cos(weights before the step, update), mean over the spectral layers, or over all if there are none.",
+        ),
+        "expected_alignment": Quantity(
+            "Expected alignment", "cos", "The part of the alignment that momentum alone causes."
+        ),
         "excess_alignment": Quantity("Excess alignment", "cos", "Measured - expected. Near 0: correct the decay."),
         "lr": Quantity("Learning rate", "", "gamma of the step."),
         "alpha": Quantity("Alpha", "", "Weight of the new gradient in the momentum."),
         "effective_lr": Quantity("Effective learning rate", "", "gamma * sqrt(G): total contribution of one gradient."),
         "weight_decay": Quantity("Weight decay", "", "lambda of the step."),
         "steady_norm_sq": Quantity(
-            "Target norm squared", "", "C^2: the |weights|^2 / |update|^2 steered to; Adam: the mean square."
+            "Target norm squared", "", "C^2, the target of |weights|^2 / |update|^2; for Adam, of the mean square."
         ),
         "seconds": Quantity("Time", "s", "Seconds since the start of the run."),
         "tokens": Quantity("Tokens", "", "Tokens seen so far."),
@@ -60,26 +97,58 @@ QUANTITIES: Mapping[str, Quantity] = MappingProxyType(
 )
 
 
+# What a record says of each layer -> the quantity of all layers that it corresponds to.
+LAYER_QUANTITIES: Mapping[str, str] = MappingProxyType(
+    {
+        "norm": "weight_norm",
+        "forecast": "forecast_norm",
+        "grad": "grad_norm",
+        "alignment": "alignment",
+        "expected": "expected_alignment",
+        "excess": "excess_alignment",
+        "spectral": "spectral_norm",
+    }
+)
+
+
+def finite(value: float | None) -> float | None:
+    """Return the value, or None if it is not finite.
+
+    >>> finite(2.0), finite(float("nan"))
+    (2.0, None)
+    """
+    return None if value is None or not math.isfinite(value) else value
+
+
 @dataclass(frozen=True, eq=False)
 class Run:
     """One run as read: arrays aligned with `steps`, nan where a value is null or missing.
 
-    `total` counts the records in the file, of which len(steps) were kept; `dropped` the torn lines at its end.
+    Attributes:
+        name: The run's name.
+        config: Its configuration.
+        created: ISO time of its start.
+        path: The file it was read from.
+        steps: The steps read, int64.
+        columns: Key -> float64 values.
+        layers: Layer -> quantity -> float64 values.
+        dropped: Number of torn lines at the end of the file.
+        total: Number of records in the file, of which len(steps) were kept.
     """
 
     name: str
     config: Mapping[str, Any]
     created: str
     path: Path | None
-    steps: np.ndarray  # int64
-    columns: Mapping[str, np.ndarray]  # key -> float64
-    layers: Mapping[str, Mapping[str, np.ndarray]]  # layer -> quantity -> float64
+    steps: np.ndarray
+    columns: Mapping[str, np.ndarray]
+    layers: Mapping[str, Mapping[str, np.ndarray]]
     dropped: int = 0
     total: int = 0
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, keys joined by dots.
+    """Return nested mappings as one, with keys joined by dots.
 
     >>> flatten({"lr": 0.1, "model": {"width": 64, "heads": [4, 4]}})
     {'lr': 0.1, 'model.width': 64, 'model.heads': [4, 4]}

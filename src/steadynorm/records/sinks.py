@@ -1,30 +1,62 @@
-"""Where a monitor's records go: TensorBoard, Weights & Biases, a folder for `steadynorm report`.
+"""Where a monitor's records go: TensorBoard, Weights & Biases, or a folder for `steadynorm report`.
 
-A sink is any function of a list of records. Steps rise, but after resuming some may come again: those since the
-checkpoint.
+A sink is any function of a list of records. Steps rise, but after resuming, those since the checkpoint may come again.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from steadynorm import records as files
-from steadynorm.monitor import Record, Records, Writer, log_records, scalars
+from steadynorm.records.schema import Record, Records
 
 Sink: TypeAlias = Callable[[Sequence[Record]], None]
 
 _WRITERS: dict[Path, object] = {}  # file -> the monitor whose records this process wrote to it last
 
 
+class Writer(Protocol):
+    """The part of torch.utils.tensorboard.SummaryWriter that `log_records` needs."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> None: ...
+
+
+def scalars(record: Record) -> dict[str, float]:
+    """Return a record without its step as tag -> number: layers as `norm/<layer>` and so on, without None.
+
+    >>> scalars({"step": 3, "lr": 0.1, "loss": None, "layers": {"head": {"norm": 2.0}}})
+    {'lr': 0.1, 'norm/head': 2.0}
+    """
+    tags = {key: value for key, value in record.items() if key not in ("step", "layers")}
+    for name, quantities in record.get("layers", {}).items():
+        tags |= {f"{quantity}/{name}": value for quantity, value in quantities.items()}
+    return {tag: value for tag, value in tags.items() if value is not None}
+
+
+def log_records(writer: Writer, records: Iterable[Record]) -> None:
+    """Write the `scalars` of records.
+
+    >>> class Printer:
+    ...     def add_scalar(self, tag, scalar_value, global_step=None): print(tag, scalar_value, global_step)
+    >>> log_records(Printer(), [{"step": 3, "lr": 0.1, "loss": None, "layers": {"head": {"norm": 2.0}}}])
+    lr 0.1 3
+    norm/head 2.0 3
+    """
+    for record in records:
+        for tag, value in scalars(record).items():
+            writer.add_scalar(tag, value, record["step"])
+
+
 def to_tensorboard(writer: Writer) -> Sink:
-    """Scalars of a `torch.utils.tensorboard.SummaryWriter`, or of anything with its `add_scalar`."""
+    """Return a sink that writes scalars to a `SummaryWriter`, or to anything with its `add_scalar`."""
     return lambda records: log_records(writer, records)
 
 
 def to_wandb(run: Any = None, *, prefix: str = "steadynorm") -> Sink:
-    """Metrics `steadynorm/...` of a Weights & Biases run, by default the current one, over `steadynorm/step`.
+    """Return a sink that logs `steadynorm/...` to a Weights & Biases run, by default the current one.
 
-    They have a step of their own: W&B drops what is logged for an earlier step than its last, and a trainer logs, too.
+    The metrics have their own step, `steadynorm/step`, because W&B drops values for a step before its last, and a trainer
+    logs as well.
     """
     defined: list[Any] = []
 
@@ -48,15 +80,18 @@ def to_wandb(run: Any = None, *, prefix: str = "steadynorm") -> Sink:
 def to_folder(
     folder: str | Path, *, config: Mapping[str, Any] | None = None, layers: int | None = files.LAYERS
 ) -> Sink:
-    """Keep records in a folder that `steadynorm report folder` shows.
+    """Return a sink that keeps records in a folder, which `steadynorm report folder` shows.
 
-    A folder holds one run. If it holds records already, they are continued when the monitor was resumed
-    (`Monitor.load_state_dict`) and `config` is the same, and records since the checkpoint are replaced. Otherwise
-    the first write raises RecordError and leaves the folder as it was.
+    A folder holds one run. If it already has records, they are continued if the monitor was resumed
+    (`Monitor.load_state_dict`) and `config` is the same; records since the checkpoint are replaced. Otherwise the first
+    write raises RecordError and leaves the folder unchanged.
 
-    layers: how closely steps keep the values of every layer, which make up most of a record: gaps between such steps
-    stay below 1/layers of the step number. Of 20,000 steps about 660 keep them, among them the first 200; with 144
-    layers the file has 50 MB instead of 600. None keeps them in every record. The other values are always kept.
+    Args:
+        folder: The run's folder.
+        config: The run's configuration, for the header.
+        layers: How densely the values of every layer, which make up most of a record, are kept: gaps between steps that
+            have them stay below 1/layers of the step number. Of 20,000 steps about 660 have them, including the first
+            200; with 144 layers the file takes 50 MB instead of 600. None keeps them in every record.
 
     Examples:
         >>> import tempfile
@@ -74,7 +109,7 @@ def to_folder(
         if not records:
             return
         first = records[0]["step"]
-        if not (held and held[0].last < first and held[0].reopen()):  # the first time, or steps come again
+        if not (held and held[0].last < first and held[0].reopen()):  # the first call, or steps come again
             held[:] = [_recorder(path, config or {}, records, layers)]
         if isinstance(records, Records):
             _WRITERS[path.resolve()] = records.source
@@ -86,7 +121,7 @@ def to_folder(
 
 
 def _recorder(path: Path, config: Mapping[str, Any], records: Sequence[Record], layers: int | None) -> files.Recorder:
-    """A new file, or the one of the run that these records continue."""
+    """Return a recorder for a new file, or for the run that these records continue."""
     first, resume_at = records[0]["step"], None
     if path.exists():
         last = files.last_step(path)

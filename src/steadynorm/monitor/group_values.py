@@ -1,0 +1,71 @@
+"""What a record says of the parameter groups: their labels, lr, alpha, effective lr, decay and target."""
+
+from collections.abc import Callable, Sequence
+
+from torch.optim import Optimizer
+
+from steadynorm.decay.families import Family
+from steadynorm.decay.rule import Group, Target, applied_weight_decay, decay_rule
+from steadynorm.monitor.layers import Layer
+from steadynorm.records.role_norms import ROLE_LABELS
+from steadynorm.records.schema import Record, finite
+
+_TARGET = "steady_norm_sq"
+
+
+def group_labels(optimizer: Optimizer, layers: Sequence[Layer]) -> list[str]:
+    """Return how records name the groups: by name, else by the roles in them ("hidden+output", "vectors").
+
+    If several groups share a name, the first parameter of each follows it.
+    """
+    members: list[list[Layer]] = [[] for _ in optimizer.param_groups]
+    for layer in layers:
+        members[layer.group].append(layer)
+    names = []
+    for group, own in zip(optimizer.param_groups, members, strict=True):
+        roles = [role for role in ROLE_LABELS if any(layer.role == role for layer in own)]
+        names.append(str(group.get("name", "+".join(roles) or "empty")))
+    return [
+        name if names.count(name) == 1 else f"{name} ({own[0].name if own else index})"
+        for index, (name, own) in enumerate(zip(names, members, strict=True))
+    ]
+
+
+def group_values(optimizer: Optimizer, labels: Sequence[str], family: Family | None, differing: set[str]) -> Record:
+    """Return lr, alpha, effective_lr, weight_decay and the target, if any, in the step just taken.
+
+    They are those of the hidden group, else of the first. Values of another group that differ, or did so before, follow
+    as "lr/<group>" and so on; `differing` remembers these keys.
+    """
+    main = next((k for k, label in enumerate(labels) if label.startswith("hidden")), 0)
+    columns = [_values_of(optimizer, group, family) for group in optimizer.param_groups]
+    others = {
+        f"{key}/{label}": value
+        for label, column in zip(labels, columns, strict=True)
+        for key, value in column.items()
+        if column is not columns[main]
+    }
+    differing |= {key for key, value in others.items() if value != columns[main][key.split("/")[0]]}
+    values = columns[main] | {key: value for key, value in others.items() if key in differing}
+    return {key: value for key, value in values.items() if value is not None or not key.startswith(_TARGET)}
+
+
+def _values_of(optimizer: Optimizer, group: Group, family: Family | None) -> Record:
+    rule = decay_rule(group)
+    first = next((p for p in group["params"] if p.numel()), None)
+    values = {
+        "lr": float(group["lr"]),
+        "alpha": None if family is None else _value_or_none(group, family.alpha),
+        "effective_lr": None if family is None else _value_or_none(group, family.effective_lr),
+        "weight_decay": None if first is None else applied_weight_decay(optimizer, group, first),
+        _TARGET: rule.steady_norm_sq if isinstance(rule, Target) else None,
+    }
+    return {key: finite(value) for key, value in values.items()}
+
+
+def _value_or_none(group: Group, quantity: Callable[[Group], float]) -> float | None:
+    """Return a quantity, or None if a setting is missing, out of range, or the group is of another kind."""
+    try:
+        return quantity(group)
+    except (ValueError, KeyError, ZeroDivisionError):
+        return None
