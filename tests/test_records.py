@@ -312,7 +312,7 @@ def test_closed_recorder_and_odd_configuration(tmp_path):
         ([HEADER, {"step": 1, "loss": "low"}], "line 2: loss is 'low'"),
         ([HEADER, {"step": 1, "loss": True}], "line 2: loss is True"),
         ([HEADER, {"step": 1, "layers": [1]}], "line 2: layers: "),
-        ([HEADER, {"step": 1, "layers": {"a": 1}}], "line 2: a: 1 is no mapping"),
+        ([HEADER, {"step": 1, "layers": {"a": 1}}], "line 2: a: 1 is not a mapping"),
     ],
 )
 def test_bad_file_says_where_what_and_remedy(tmp_path, lines, message):
@@ -530,3 +530,21 @@ def test_records_and_page_of_a_long_run_of_many_layers_stay_small(tmp_path):
         )
     assert (tmp_path / "records.jsonl").stat().st_size < 60e6
     assert report.report(tmp_path, tmp_path / "page.html").stat().st_size < 6e6
+
+
+def test_every_key_of_a_record_is_described_once_and_the_page_says_the_same():
+    model = nn.Sequential(nn.Embedding(4, 3), nn.Linear(3, 3), nn.Linear(3, 4))
+    optimizer = sn.ScionC(sn.param_groups(model, output="2"))
+    monitor = sn.Monitor(optimizer, model)
+    model(torch.arange(4)).square().sum().backward()
+    optimizer.step()
+    [record] = monitor.measure()
+    keys = {key.partition("/")[0] for key in record} - {"step", "layers"}
+    assert keys == records.QUANTITIES.keys() - {"loss", "val_loss", "val_accuracy", "seconds", "tokens"}
+    for layer in record["layers"].values():
+        assert layer.keys() == records.LAYER_QUANTITIES.keys()
+    page = Path(__file__).parents[1].joinpath("docs/monitor.md").read_text(encoding="utf-8")
+    for key in keys:
+        description = records.QUANTITIES[key].description.replace("|", r"\|")
+        assert f"| `{key}` | {description} |" in page
+    assert ", ".join(f"`{key}`" for key in [*records.LAYER_QUANTITIES][:-1]) in page

@@ -10,11 +10,22 @@ with the CRC-32 of what precedes it; files of earlier versions have none and are
 from steadynorm.records.reader import last_step, read, thin
 from steadynorm.records.recorder import LAYERS, Recorder
 from steadynorm.records.role_norms import ROLE_LABELS, SPLIT, layer_order, split_norms
-from steadynorm.records.schema import FILE, QUANTITIES, SCHEMA, VERSION, Quantity, RecordError, Run, flatten
+from steadynorm.records.schema import (
+    FILE,
+    LAYER_QUANTITIES,
+    QUANTITIES,
+    SCHEMA,
+    VERSION,
+    Quantity,
+    RecordError,
+    Run,
+    flatten,
+)
 
 __all__ = [
     "FILE",
     "LAYERS",
+    "LAYER_QUANTITIES",
     "QUANTITIES",
     "ROLE_LABELS",
     "SCHEMA",

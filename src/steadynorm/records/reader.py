@@ -1,8 +1,7 @@
-"""Reading records: as arrays, thinned while reading where there are many."""
+"""Read records as arrays, thinned while reading if there are many."""
 
 import sys
 from array import array
-from dataclasses import replace
 from itertools import compress
 from pathlib import Path
 from typing import IO, Any
@@ -16,11 +15,17 @@ _LARGEST = sys.float_info.max
 
 
 def read(path: str | Path, *, max_points: int | None = None) -> Run:
-    """A record file, or the folder that holds `records.jsonl`, as arrays.
+    """Read a record file, or the folder that holds `records.jsonl`, as arrays.
 
-    With `max_points` only that many lines are parsed, first and last among them, evenly spaced within each kind of
-    line (by how many values it gives): the rare lines that hold a validation loss or layers are not lost among the many.
-    A torn last line is dropped and counted; whatever else is wrong raises `RecordError`.
+    A torn last line is dropped and counted.
+
+    Args:
+        path: The file or folder.
+        max_points: How many lines to parse: the first, the last, and others evenly spaced within each kind of line (by its
+            number of values), so that rare lines with a validation loss or layers are not lost among the many.
+
+    Raises:
+        RecordError: If the file cannot be read or is damaged.
     """
     where = Path(path)
     where = where / FILE if where.is_dir() else where
@@ -34,7 +39,7 @@ def read(path: str | Path, *, max_points: int | None = None) -> Run:
 
 
 def last_step(path: str | Path) -> int:
-    """The step of the last whole line of a record file that may still grow, read from its end; 0 if there is none."""
+    """Return the step of the last whole line of a file that may still grow, read from its end; 0 if there is none."""
     where = Path(path)
     try:
         with where.open("rb") as file:
@@ -49,18 +54,16 @@ def last_step(path: str | Path) -> int:
 
 
 def thin(run: Run, max_points: int) -> Run:
-    """The run with at most `max_points` records, chosen as `read` chooses them."""
+    """Return the run with at most `max_points` records, chosen as in `read`."""
     if len(run.steps) <= max_points:
         return run
     arrays = [*run.columns.values(), *(values for layer in run.layers.values() for values in layer.values())]
-    keep = _choose(sum((np.isfinite(each) for each in arrays), np.zeros(len(run.steps), np.int64)), max_points)
-    columns = {key: values[keep] for key, values in run.columns.items()}
-    layers = {name: {key: values[keep] for key, values in each.items()} for name, each in run.layers.items()}
-    return replace(run, steps=run.steps[keep], columns=columns, layers=layers)
+    kinds = sum((np.isfinite(values) for values in arrays), np.zeros(len(run.steps), np.int64))
+    return run.at(_choose(kinds, max_points))
 
 
 def _choose(kinds: np.ndarray, max_points: int) -> np.ndarray:
-    """Indices to keep: first, last, and of every kind an even choice; rare kinds are served first.
+    """Return the indices to keep: the first, the last, and evenly spaced ones of every kind, rare kinds first.
 
     >>> _choose(np.array([1, 1, 1, 1, 2, 1, 1, 1, 1, 1]), 5).tolist()
     [0, 2, 4, 7, 9]
@@ -75,9 +78,9 @@ def _choose(kinds: np.ndarray, max_points: int) -> np.ndarray:
     keep = np.zeros(len(kinds), bool)
     keep[[0, -1]] = True
     left = max_points - 2
-    members = sorted((np.flatnonzero((rank == each) & ~keep) for each in range(rank.max() + 1)), key=len)
-    for done, indices in enumerate(members):
-        share = min(left // (len(members) - done), len(indices))
+    members = sorted((np.flatnonzero((rank == k) & ~keep) for k in range(rank.max() + 1)), key=len)
+    for k, indices in enumerate(members):
+        share = min(left // (len(members) - k), len(indices))
         keep[indices[((np.arange(share) + 0.5) * (len(indices) / max(share, 1))).astype(int)]] = True
         left -= share
     return np.flatnonzero(keep)
@@ -118,9 +121,9 @@ def _read(file: IO[bytes], where: Path, max_points: int | None) -> Run:
 
 
 def _fill(columns: dict[str, np.ndarray], values: Any, index: int, size: int, where: str) -> None:
-    """Put one line's values in their columns; a key seen for the first time gets a column of nan."""
+    """Put one line's values in their columns; a new key gets a column of nan."""
     if not isinstance(values, dict):
-        raise RecordError(f"{where}: {values!r} is no mapping of names to numbers; restore the file from a copy")
+        raise RecordError(f"{where}: {values!r} is not a mapping of names to numbers; restore the file from a copy")
     for key, value in values.items():
         if key not in columns:
             columns[key] = np.full(size, np.nan)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -145,6 +145,19 @@ class Run:
     layers: Mapping[str, Mapping[str, np.ndarray]]
     dropped: int = 0
     total: int = 0
+
+    def at(self, keep: np.ndarray) -> "Run":
+        """Return the run with only some records, chosen by index or by a mask."""
+        columns = {key: values[keep] for key, values in self.columns.items()}
+        layers = {name: {key: values[keep] for key, values in own.items()} for name, own in self.layers.items()}
+        return replace(self, steps=self.steps[keep], columns=columns, layers=layers)
+
+    def finite(self, key: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the steps and values of a column where it is finite; both are empty if there is no such column."""
+        if key not in self.columns:
+            return np.zeros(0, np.int64), np.zeros(0)
+        keep = np.isfinite(self.columns[key])
+        return self.steps[keep], self.columns[key][keep]
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
