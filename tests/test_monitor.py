@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import steadynorm as sn
 from steadynorm.decay.families import forecast_family
-from steadynorm.monitor import group_values, log_records
+from steadynorm.monitor import group_values, log_records, transfer
 from steadynorm.optim import buckets
 
 # --- no waiting, one transfer
