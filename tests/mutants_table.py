@@ -8,7 +8,7 @@ from mutation import Mutant, in_module
 # fmt: off
 momentum = in_module("theory.momentum", "test_theory_kernels.py", "test_theory_forecast.py")
 kernels = in_module("theory.kernels", "test_theory_kernels.py")
-steady = in_module("theory.steady_state", "test_theory_steady.py")
+steady = in_module("theory.equilibrium", "test_theory_steady.py")
 trajectory = in_module("theory.trajectory", "test_theory_forecast.py")
 correction = in_module("decay.correction", "test_decay.py", "test_decay_checkpoints.py", "test_decay_written.py")
 rule = in_module("decay.rule", "test_decay.py", "test_decay_checkpoints.py")

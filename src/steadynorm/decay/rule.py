@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from steadynorm.theory.steady_state import check_reachable, eta_of
+from steadynorm.theory.equilibrium import check_reachable, eta_of
 
 if TYPE_CHECKING:
     from steadynorm.decay.families import Family

@@ -31,7 +31,9 @@ def group_labels(optimizer: Optimizer, layers: Sequence[Layer]) -> list[str]:
     ]
 
 
-def group_values(optimizer: Optimizer, labels: Sequence[str], family: Family | None, differing: set[str]) -> Record:
+def read_group_values(
+    optimizer: Optimizer, labels: Sequence[str], family: Family | None, differing: set[str]
+) -> Record:
     """Return lr, alpha, effective_lr, weight_decay and the target, if any, in the step just taken.
 
     They are those of the hidden group, else of the first. Values of another group that differ, or did so before, follow

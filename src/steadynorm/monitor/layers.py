@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from steadynorm import lmo as lmos
 from steadynorm.groups.roles import BLOCKED, ROLES, find_outputs, param_sites, role_of, row_blocks
-from steadynorm.optim.scion import Scion
+from steadynorm.optim.base import SteadyOptimizer
 from steadynorm.optim.sharding.layout import Layout, layout_of, local
 
 PEAK_LMOS = ("sign", "embedding")  # their norm is a multiple of the largest entry
@@ -93,7 +93,7 @@ def find_layers(optimizer: Optimizer, model: nn.Module | None) -> list[Layer]:
                     "so training does not reach it; make the optimizer last"
                 )
             lmo, blocks = (told.lmo, told.blocks) if told else (lmos.get("by-shape", p.shape), 1)
-            if isinstance(optimizer, Scion):
+            if isinstance(optimizer, SteadyOptimizer) and "lmo" in group:
                 settings, _ = optimizer.settings(group, p)
                 lmo, blocks = settings.lmo, settings.blocks
             role = _role(p, str(group.get("name", "")), told.role if told else "", lmo)

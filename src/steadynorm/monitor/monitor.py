@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from steadynorm.decay.families import forecast_family, unwrap
 from steadynorm.monitor.forecasts import Forecasts
-from steadynorm.monitor.group_values import group_labels, group_values
+from steadynorm.monitor.group_values import group_labels, read_group_values
 from steadynorm.monitor.layers import Layer, find_layers
 from steadynorm.monitor.probe import Probe
 from steadynorm.monitor.record import Snapshot, compose, skips_in
@@ -170,7 +170,7 @@ class Monitor:
             if isinstance(value, Tensor):
                 row.put(value, [("log", name)])
         labels = group_labels(self.optimizer, layers)
-        on_host = {"step": self.steps, **group_values(self.optimizer, labels, self._family, self._differing)}
+        on_host = {"step": self.steps, **read_group_values(self.optimizer, labels, self._family, self._differing)}
         on_host |= {name: value for name, value in self._logged.items() if not isinstance(value, Tensor)}
         return Snapshot(on_host, labels, layers, positions, row.close())
 

@@ -18,12 +18,12 @@ from steadynorm.optim.sharding.layout import Layout
 _SQUARABLE = 1e-14  # above it, the squares of all elements that matter are fp32 numbers
 
 
-def norms(parts: Sequence[Tensor], layouts: Sequence[Layout | None]) -> Tensor:
+def l2_norms(parts: Sequence[Tensor], layouts: Sequence[Layout | None]) -> Tensor:
     """Return the l2 norms (parts,) in fp32 of tensors on one device, each this process's part under its layout.
 
     On a CPU, where reading a value does not synchronise, a norm whose squares do not fit fp32 is computed in fp64.
 
-    >>> norms([torch.tensor([3.0, 4.0]), torch.zeros(0)], [None, None])
+    >>> l2_norms([torch.tensor([3.0, 4.0]), torch.zeros(0)], [None, None])
     tensor([5., 0.])
     """
     dense = [t if t.layout is torch.strided else t.coalesce().values() for t in parts]

@@ -9,12 +9,11 @@ from torch.optim import Optimizer
 from steadynorm.decay.families import is_decoupled
 from steadynorm.decay.rule import applied_weight_decay
 from steadynorm.monitor.layers import PEAK_LMOS, Layer
-from steadynorm.monitor.norms import gradient, norms, peak, totals
+from steadynorm.monitor.norms import gradient, l2_norms, peak, totals
 from steadynorm.monitor.record import ALONG, BEFORE, SKIPS, UPDATE, WAITED
 from steadynorm.monitor.spectral import SpectralNorms, spectral_norms
 from steadynorm.monitor.transfer import Row
 from steadynorm.optim.base import SteadyOptimizer
-from steadynorm.optim.idle import Slices, extremes
 from steadynorm.optim.sharding.layout import layout_of, local
 
 
@@ -38,7 +37,7 @@ class Probe:
         self._by_device: dict[torch.device, list[Layer]] = {}
         self._by_parameter: dict[Tensor, Layer] = {}  # tensors hash by identity
         self._spectral: list[SpectralNorms] = []
-        self._waiting: dict[Layer, Slices] = {}  # layers with slices that wait while they have no gradient
+        self._waiting: list[Layer] = []  # layers with slices that wait while they have no gradient
         self._before: dict[Layer, Tensor] = {}  # copies of the weights before the step
 
     def set_layers(self, layers: list[Layer], new: list[Layer]) -> None:
@@ -54,10 +53,9 @@ class Probe:
             self._by_device.setdefault(layer.parameter.device, []).append(layer)
         self._spectral = spectral_norms(layers)
         self.load_power_vectors(vectors)
-        if self._own is not None:
-            groups = self.optimizer.param_groups
-            slices = {layer: self._own.slices(groups[layer.group], layer.parameter) for layer in layers}
-            self._waiting = {layer: parts for layer, parts in slices.items() if parts.waiting_ndim}
+        if (own := self._own) is not None:
+            groups = own.param_groups
+            self._waiting = [layer for layer in layers if own.slices(groups[layer.group], layer.parameter).waiting_ndim]
 
     def power_vectors(self) -> dict[str, Tensor]:
         """Return the vectors that the next spectral norms start from, by layer name."""
@@ -83,16 +81,16 @@ class Probe:
         Gradients are unscaled where a GradScaler leaves that to the optimizer.
         """
         self.moved = {layer for layer in self.layers if layer.parameter.grad is not None}
-        for layer, slices in self._waiting.items():
-            if layer in self.moved and (part := gradient(layer)).numel():
-                waits = extremes(part.unsqueeze(0), slices).nonzero().logical_not().any().float()
+        for layer in self._waiting:
+            if self._own is not None and layer in self.moved and (grad := gradient(layer)).numel():
+                waits = self._own.any_waiting(self._own.param_groups[layer.group], layer.parameter, grad).float()
                 self.waited[layer] = self.waited.get(layer, torch.zeros_like(waits)) + waits
         if row is None:
             return
         scale = getattr(self.optimizer, "grad_scale", None)
         for device, layers in self._by_device.items():
             if moved := [layer for layer in layers if layer in self.moved]:
-                lengths = norms([gradient(layer) for layer in moved], [layer.layout for layer in moved])
+                lengths = l2_norms([gradient(layer) for layer in moved], [layer.layout for layer in moved])
                 lengths = lengths if scale is None else lengths / scale.to(device)
                 row.put(lengths, [("grad", layer) for layer in moved])
 
@@ -104,7 +102,7 @@ class Probe:
             products: How many products with A^T A each spectral norm may take.
         """
         for layers in self._by_device.values():
-            lengths = norms([layer.local_weights for layer in layers], [layer.layout for layer in layers])
+            lengths = l2_norms([layer.local_weights for layer in layers], [layer.layout for layer in layers])
             row.put(lengths, [("norm", layer) for layer in layers])
         for group in self._spectral:
             row.put(group(products), [("spectral", key) for key in group.keys])
@@ -134,11 +132,11 @@ class Probe:
         row = Row()
         for layer in layers:
             state = self.optimizer.state.get(layer.parameter, {})
-            row.put(norms([layer.local_weights], [layer.layout]), [("norm", layer)])
+            row.put(l2_norms([layer.local_weights], [layer.layout]), [("norm", layer)])
             for key in ("momentum_buffer", "exp_avg"):
                 if isinstance(value := state.get(key), Tensor):
                     layout = layout_of(layer.parameter, {key: value})
-                    row.put(norms([local(value)], [layout]), [("momentum", layer)])
+                    row.put(l2_norms([local(value)], [layout]), [("momentum", layer)])
             if "step" in state:
                 row.put(local(torch.as_tensor(state["step"])), [("count", layer)])
         self.put_skips(row, layers)

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from steadynorm import views
 from steadynorm.monitor.layers import Layer
-from steadynorm.optim.buckets import MAX_ELEMENTS, stack
 
 _GOLDEN_ANGLE = 2.399963
+_STACK_ELEMENTS = 1 << 22  # of a stack of layers: 16 MiB in fp32
 _SQUARINGS = 10  # T^1024 is, to 0.1 % of the norm, the projector onto its leading eigenvectors
 
 # v (n, d_in) -> A^T w / |w| (n, d_in) and |w| (n, 1), where w = A v
@@ -158,7 +158,7 @@ class SpectralNorms:
             found, self.vectors = leading(self._rows_product, self.vectors, count)
             return found * self.scale
         found, vectors = [], []
-        together = max(1, MAX_ELEMENTS // self.layers[0].parameter.numel())  # layers, so that stacks are bounded
+        together = max(1, _STACK_ELEMENTS // self.layers[0].parameter.numel())  # layers, so that stacks are bounded
         for low in range(0, len(self.layers), together):
             layers = self.layers[low : low + together]
             own = self.vectors.narrow(0, low * self.matrices, len(layers) * self.matrices)
@@ -209,7 +209,8 @@ class SpectralNorms:
 
     def _matrices(self, parameters: list[Tensor]) -> Tensor:
         """(matrices, d_out, d_in) of parameters of this shape."""
-        first, x = self.layers[0], stack(parameters).to(self.dtype)
+        first, alone = self.layers[0], len(parameters) == 1  # a single parameter is viewed, not copied
+        x = (parameters[0].unsqueeze(0) if alone else torch.stack(parameters)).to(self.dtype)
         x = first.lmo.view.to_matrices(x, first.blocks, 1)
         return (x.mT if first.lmo.view.is_transposed else x).reshape(-1, self.rows, self.columns)
 

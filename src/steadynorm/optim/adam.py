@@ -31,7 +31,7 @@ from steadynorm.optim.validation import (
     refuse_unknown,
     refuse_unused,
 )
-from steadynorm.theory.steady_state import eta_of
+from steadynorm.theory.equilibrium import eta_of
 
 _SMALL = 1 << 12  # elements of gradients that are looked at together: a call for each would cost more than the copy
 

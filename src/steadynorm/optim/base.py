@@ -13,7 +13,7 @@ from torch.optim.optimizer import ParamsT
 from steadynorm.decay.rule import Group, group_label
 from steadynorm.groups.builder import fill_unset
 from steadynorm.optim.buckets import Bucket, Parts, Rule, Work, finite_gradients, no_products, run
-from steadynorm.optim.idle import WHOLE, Slices
+from steadynorm.optim.idle import WHOLE, Slices, extremes
 from steadynorm.optim.loading import load_exactly
 from steadynorm.optim.parameters import check_parameter, check_unchanged, name_of
 from steadynorm.optim.settling import Settled, checked_state, settle_state
@@ -69,6 +69,10 @@ class SteadyOptimizer(Optimizer, ABC):
     def slices(self, group: Group, p: Tensor) -> Slices:
         """Which parts of p wait or fade while their gradient is zero; by default all of it fades."""
         return WHOLE
+
+    def any_waiting(self, group: Group, p: Tensor, grad: Tensor) -> Tensor:
+        """Return, as a 0-d tensor, whether a slice of p has a zero gradient; `grad` may be this process's part of it."""
+        return extremes(grad.unsqueeze(0), self.slices(group, p)).nonzero().logical_not().any()
 
     @abstractmethod
     def scalars(self, group: Group, bucket: Bucket) -> dict[str, float]:

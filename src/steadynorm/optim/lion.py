@@ -12,7 +12,7 @@ from steadynorm.optim.base import Group, full_precision
 from steadynorm.optim.buckets import Batch, Bucket, Parts, Scalars
 from steadynorm.optim.peak_relative import RelativelyCorrected
 from steadynorm.optim.validation import check_betas, check_lr, check_range, refuse_unknown
-from steadynorm.theory.steady_state import eta_of
+from steadynorm.theory.equilibrium import eta_of
 
 
 def _direction(batch: Batch, scalars: Scalars, settings: Any) -> Tensor:

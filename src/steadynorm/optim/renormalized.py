@@ -11,7 +11,7 @@ from steadynorm.decay.rule import refuse_scion_groups
 from steadynorm.optim.base import Group, SteadyOptimizer, full_precision
 from steadynorm.optim.buckets import Batch, Bucket, Scalars, decay_and_step_
 from steadynorm.optim.validation import check_betas, check_lr, check_range, refuse_unknown
-from steadynorm.theory.steady_state import eta_of
+from steadynorm.theory.equilibrium import eta_of
 
 
 def renormalized_rule(batch: Batch, scalars: Scalars, settings: Any) -> None:

@@ -21,7 +21,7 @@ from steadynorm.optim.idle import Slices
 from steadynorm.optim.parameters import find_parameter
 from steadynorm.optim.validation import check_lr, check_range, refuse_unknown
 from steadynorm.polar import Polar
-from steadynorm.theory.steady_state import eta_of
+from steadynorm.theory.equilibrium import eta_of
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 

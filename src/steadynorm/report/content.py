@@ -12,9 +12,9 @@ from steadynorm.progress import bar
 from steadynorm.records import Run
 from steadynorm.report import page
 from steadynorm.report.configuration import configuration_blocks
-from steadynorm.report.downloads import downloads
+from steadynorm.report.downloads import export_files
 from steadynorm.report.heat_maps import layer_blocks, layer_records
-from steadynorm.report.plots import other_plot_blocks, plot_blocks
+from steadynorm.report.panels import other_plot_blocks, plot_blocks
 from steadynorm.report.summary import summary_blocks
 
 _MAX_RECORDS = 60_000  # records drawn, all runs together
@@ -58,7 +58,7 @@ def report(
         *configuration_blocks(runs),
         *other_plot_blocks(runs),
     ]
-    comparison = page.Page(title or _title(runs), _subtitle(runs), blocks, downloads(runs, layered))
+    comparison = page.Page(title or _title(runs), _subtitle(runs), blocks, export_files(runs, layered))
     out = Path(out)
     return page.write(comparison, out / "report.html" if out.is_dir() else out)
 

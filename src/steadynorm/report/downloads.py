@@ -13,7 +13,7 @@ from steadynorm.report import page
 _DIGITS = 6  # of a number, as on the page
 
 
-def downloads(runs: Sequence[Run], layered: Sequence[Run]) -> dict[str, str]:
+def export_files(runs: Sequence[Run], layered: Sequence[Run]) -> dict[str, str]:
     """Return what is drawn as JSON and as CSV, with one row per step, or per layer and step.
 
     Args:

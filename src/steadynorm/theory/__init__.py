@@ -1,18 +1,6 @@
 """Predict weight norms: overlap kernels, steady state, the decay for a target, forecasts. No torch in here."""
 
-from steadynorm.theory.kernels import Overlap
-from steadynorm.theory.momentum import (
-    Correlation,
-    Filter,
-    Step,
-    advance,
-    ema,
-    lion,
-    steady_correlation,
-    trace,
-    variance,
-)
-from steadynorm.theory.steady_state import (
+from steadynorm.theory.equilibrium import (
     adam_mean_square,
     adam_weight_decay_for,
     effective_lr,
@@ -24,6 +12,18 @@ from steadynorm.theory.steady_state import (
     momentum_gain,
     steady_norm_sq,
     weight_decay_for,
+)
+from steadynorm.theory.kernels import Overlap
+from steadynorm.theory.momentum import (
+    Correlation,
+    Filter,
+    Step,
+    advance,
+    ema,
+    lion,
+    steady_correlation,
+    trace,
+    variance,
 )
 from steadynorm.theory.trajectory import (
     ForecastState,

@@ -15,9 +15,9 @@ from typing import TypeAlias
 
 import numpy as np
 
+from steadynorm.theory.equilibrium import Kernel, as_kernel, eta_of
 from steadynorm.theory.kernels import Floats, Overlap, vector_kernel
 from steadynorm.theory.momentum import Filter, Step, advance, check_alpha, check_beta, ema, lion, trace
-from steadynorm.theory.steady_state import Kernel, as_kernel, eta_of
 
 Series: TypeAlias = float | Sequence[float] | Floats
 
