@@ -36,16 +36,18 @@ SWEEPS: list[tuple[str, str, int, list[dict[str, Any]]]] = [
 ]  # fmt: skip
 
 
-def config(baseline: Baseline, name: str, given: dict[str, Any]) -> Config:
-    if "eta" not in given:
+def config(baseline: Baseline, name: str, options: dict[str, Any]) -> Config:
+    if "eta" not in options:
         more = {"betas": (0.9, 0.99)} if name == "lionc" else {}
-        return baseline.adam(name, **given, **more)
-    here = replace(baseline, lr=given["lr"], decay=given["eta"] / given["lr"], output_lr=given.get("output_lr", 0.3))
+        return baseline.adam(name, **options, **more)
+    swept = replace(
+        baseline, lr=options["lr"], decay=options["eta"] / options["lr"], output_lr=options.get("output_lr", 0.3)
+    )
     if name == "muon":
-        return replace(here, muon_lr=here.lr, muon_output_lr=here.output_lr).muon()
+        return replace(swept, muon_lr=swept.lr, muon_output_lr=swept.output_lr).muon()
     if name == "scionc, nesterov":
-        return here.nesterov()
-    return here.scion() if name == "scion" else here.scionc()
+        return swept.nesterov()
+    return swept.scion() if name == "scion" else swept.scionc()
 
 
 def main() -> None:
@@ -53,14 +55,24 @@ def main() -> None:
     rows = []
     for task, name, steps, sweep in SWEEPS:
         baseline = {"vit": VIT, "gpt": GPT}[task]["desk"]
-        for given in sweep:
+        for options in sweep:
             with TemporaryDirectory() as folder:
-                made = replace(
-                    config(baseline, name, given), out=Path(folder), steps=steps, eval_every=steps, monitor_every=steps
+                run = replace(
+                    config(baseline, name, options),
+                    out=Path(folder),
+                    steps=steps,
+                    eval_every=steps,
+                    monitor_every=steps,
                 )
-                final = train(made, quiet=True).final
+                final = train(run, quiet=True).final
             rows.append(
-                {"task": task, "optimizer": name, "steps": steps, **given, **{k: round(v, 4) for k, v in final.items()}}
+                {
+                    "task": task,
+                    "optimizer": name,
+                    "steps": steps,
+                    **options,
+                    **{k: round(v, 4) for k, v in final.items()},
+                }
             )
             print(rows[-1], flush=True)
             (HERE / "calibration.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Judge the experiments kept here again, by today's claims: rewrites verdicts and numbers in their summaries, trains nothing.
+"""Judge the experiments kept here again by today's claims: rewrite verdicts and numbers in their summaries, train nothing.
 
 .venv/bin/python results/judge.py            then docs/experiments.py, which writes the pages from them
 """
@@ -13,14 +13,11 @@ HERE = Path(__file__).parent
 
 
 def judge(folder: Path) -> None:
-    """Claims, numbers and missing runs; command, commit and versions stay those of the runs."""
+    """Rewrite claims, numbers and missing runs; command, commit and versions stay those of the runs."""
     name, context = runner.context_of(folder)
     outcome, facts = runner.judge(paper.get(name), context)
-    new = {
-        "missing": facts["missing"],
-        "claims": [claim.plain() for claim in outcome.claims],
-        "numbers": outcome.numbers,
-    }
+    claims = [claim.plain() for claim in outcome.claims]
+    new = {"missing": facts["missing"], "claims": claims, "numbers": outcome.numbers}
     write_json(folder / runner.SUMMARY, read_json(folder / runner.SUMMARY) | new)
 
 

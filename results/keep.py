@@ -1,69 +1,45 @@
-"""Keep the outcome of runs: thinned records without layers, and a summary with the command and the commit.
+"""Keep the outcome of runs that belong to no experiment: slim records, and a summary with the command and the commit.
 
 .venv/bin/python results/keep.py NAME "COMMAND" RUN [RUN ...]
 """
 
-import json
-import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
-
 from steadynorm import records
+from steadynorm.files import write_json
+from steadynorm.lab.paper import runner, slim_records
+from steadynorm.lab.paper.metrics import END, MIDDLE, final, mean_over
+from steadynorm.lab.paper.plots import round_to
 
 HERE = Path(__file__).parent
-POINTS = 120  # records kept of each run
-
-
-def keep(name: str, command: str, folders: list[Path]) -> None:
-    summary = {"command": command, "commit": commit(), "runs": {}}
-    for folder in folders:
-        run = records.read(folder)
-        summary["runs"][folder.name] = figures(run)
-        slim = records.thin(run, POINTS)
-        path = HERE / name / folder.name / records.FILE
-        path.unlink(missing_ok=True)
-        with records.Recorder(path, name=run.name, config=run.config) as recorder:
-            for i, step in enumerate(slim.steps.tolist()):
-                values = {key: float(column[i]) for key, column in slim.columns.items() if np.isfinite(column[i])}
-                recorder.write({"step": step} | values)
-    (HERE / name / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+NORMS = (
+    "weight_norm",
+    "weight_norm/hidden",
+    "grad_norm",
+    "forecast_norm",
+    "forecast_norm/hidden",
+    "spectral_norm",
+    "loss",
+)
+FINAL = ("val_loss", "val_accuracy", "seconds")
 
 
 def figures(run: records.Run) -> dict[str, float | None]:
-    """Final values, and norms in the middle and at the end (means over 5 % of the steps)."""
-    count = len(run.steps)
-    span = max(1, count // 20)
-    found: dict[str, float | None] = {"steps": int(run.steps[-1])}
-    for key in (
-        "weight_norm",
-        "weight_norm/hidden",
-        "grad_norm",
-        "forecast_norm",
-        "forecast_norm/hidden",
-        "spectral_norm",
-        "loss",
-    ):
-        if key in run.columns:
-            values = run.columns[key]
-            found[f"{key}, middle"] = number(np.nanmean(values[(count - span) // 2 : (count + span) // 2]))
-            found[f"{key}, end"] = number(np.nanmean(values[-span:]))
-    for key in ("val_loss", "val_accuracy", "seconds"):
-        if key in run.columns:
-            found[key] = number(run.columns[key][np.isfinite(run.columns[key])][-1])
-    return found
-
-
-def number(value: float) -> float | None:
-    return round(float(value), 6) if np.isfinite(value) else None
-
-
-def commit() -> str:
-    return subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, encoding="utf-8", check=True
-    ).stdout.strip()
+    """Return final values, and means in the middle of the run and at its end."""
+    metrics = {
+        f"{key}, {name}": mean_over(key, part) for key in NORMS for name, part in (("middle", MIDDLE), ("end", END))
+    }
+    metrics |= {key: final(key) for key in FINAL}
+    present = {name: metric for name, metric in metrics.items() if name.split(",")[0] in run.columns}
+    return {"steps": int(run.steps[-1]), **{name: round_to(metric(run)) for name, metric in present.items()}}
 
 
 if __name__ == "__main__":
-    keep(sys.argv[1], sys.argv[2], [Path(each) for each in sys.argv[3:]])
+    name, command, *folders = sys.argv[1:]
+    summary = {"command": command, "commit": runner.commit(), "runs": {}}
+    for folder in map(Path, folders):
+        run = records.read(folder)
+        summary["runs"][folder.name] = figures(run)
+        slim_records.keep(run, HERE / name / folder.name / records.FILE, run.name, tuple(run.columns))
+    write_json(HERE / name / "summary.json", summary)

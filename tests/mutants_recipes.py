@@ -12,7 +12,7 @@ token_loader = in_module("lab.data.token_loader", "test_shards.py")
 recipes = in_module("lab.train.recipes", "test_recipes.py")
 statistics = in_module("lab.paper.statistics", "test_paper_statistics.py")
 metrics = in_module("lab.paper.metrics", "test_paper_statistics.py")
-comparison = in_module("lab.paper.comparison", "test_paper_comparison.py")
+winners = in_module("lab.paper.winners", "test_paper_winners.py")
 TOLD = "test_paper_null.py::test_best_lrs_are_told_from_best_effective_lrs"
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -79,9 +79,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("lab.paper.null:at_its_bound", "noise around a truth that keeps the bound", "noise.value + bound.bound", "noise.value", ("test_paper_null.py::test_noise_supports_no_claim[fig-adamc-betas]",)),
     Mutant("lab.paper.experiments.learning_rates:ExponentAbove.__call__", "the exponent of the best lr upside down", "TILT - 2 * (1 - self.least) * BEND", "TILT + 2 * (1 - self.least) * BEND", (TOLD,)),
     Mutant("lab.paper.experiments.learning_rates:within_factor_two", "any effective lr is within a factor of 2", "2 * math.log(2)", "-2 * math.log(2)", (TOLD,)),
-    comparison("Pair.winner", "the larger loss wins", "self.score.sign * self.gap.value", "self.gap.value"),
-    comparison("Pair.winner", "any difference is a victory", "self.reach", "0"),
-    comparison("Pair.verdict", "worse taken for no worse", "better - self.reach", "better + self.reach"),
+    winners("Pair.winner", "the larger loss wins", "self.score.sign * self.gap.value", "self.gap.value"),
+    winners("Pair.winner", "any difference is a victory", "self.reach", "0"),
+    winners("Pair.verdict", "worse taken for no worse", "better - self.reach", "better + self.reach"),
     metrics("growth", "growth upside down", "end(run) / middle(run)", "middle(run) / end(run)"),
     metrics("swing.metric", "swing of the last value", "values.min()", "values[-1]"),
     metrics("log_ratio", "measured over forecast upside down", "one(run) / other(run)", "other(run) / one(run)"),

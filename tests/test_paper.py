@@ -12,26 +12,26 @@ from steadynorm.cli import main
 from steadynorm.lab import paper, simulate
 from steadynorm.lab.paper.claims import VERDICTS
 from steadynorm.lab.paper.experiments import overlap_kernel as overlap
-from steadynorm.lab.paper.experiments import random_system, steady_state
+from steadynorm.lab.paper.experiments import random_system, steady_norms
 from steadynorm.lab.paper.statistics import Estimate, at_least
 
 
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The quick setting made smaller still: one alpha, little matrices, a shorter run."""
     kinds = (
-        steady_state.Kind("vector, 1024", "bias", (1024,), 32),
-        steady_state.Kind("square, 24 x 24", "spectral", (24, 24), 8),
-        steady_state.Kind("1:4, 12 x 48", "spectral", (12, 48), 8),
+        steady_norms.Kind("vector, 1024", "bias", (1024,), 32),
+        steady_norms.Kind("square, 24 x 24", "spectral", (24, 24), 8),
+        steady_norms.Kind("1:4, 12 x 48", "spectral", (12, 48), 8),
     )
-    sizes = steady_state.DESK._replace(lr=0.1, weight_decay=0.2, alphas=(0.2,), kinds=kinds, half_lives=14.0)
-    monkeypatch.setattr(steady_state, "DESK", sizes)
+    sizes = steady_norms.DESK._replace(lr=0.1, weight_decay=0.2, alphas=(0.2,), kinds=kinds, half_lives=14.0)
+    monkeypatch.setattr(steady_norms, "DESK", sizes)
 
 
 def test_steady_state_points_agree_with_the_kernel_and_not_with_the_papers_assumption(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     small(monkeypatch)
-    outcome = steady_state.run(paper.Context(tmp_path, quick=True))
+    outcome = steady_norms.run(paper.Context(tmp_path, quick=True))
     points = outcome.numbers["points"]
     assert len(points) == 3 * 2
     for point in points:
@@ -49,40 +49,40 @@ def test_the_paper_is_off_by_ten_percent_only_from_ten_percent_on(
 ):
     small(monkeypatch)
 
-    def panel(_: Any, __: Any, kind: steady_state.Kind) -> list[steady_state.Point]:
+    def panel(_: Any, __: Any, kind: steady_norms.Kind) -> list[steady_norms.Point]:
         linear = 1 + off if kind.label.startswith("square") else 1.0
         return [
-            steady_state.Point(kind.label, momentum, 0.2, 1.0, 1e-3, 1.0, linear, 1.0, seeds=4)
-            for momentum in steady_state.MOMENTA
+            steady_norms.Point(kind.label, momentum, 0.2, 1.0, 1e-3, 1.0, linear, 1.0, seeds=4)
+            for momentum in steady_norms.MOMENTA
         ]
 
-    monkeypatch.setattr(steady_state, "_panel", panel)
-    assert steady_state.run(paper.Context(tmp_path, quick=True)).claims[1].verdict == verdict
+    monkeypatch.setattr(steady_norms, "_panel", panel)
+    assert steady_norms.run(paper.Context(tmp_path, quick=True)).claims[1].verdict == verdict
 
 
 def test_parts_can_be_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     small(monkeypatch)
-    outcome = steady_state.run(paper.Context(tmp_path, quick=True, only=("vec",)))
+    outcome = steady_norms.run(paper.Context(tmp_path, quick=True, only=("vec",)))
     assert {point["kind"] for point in outcome.numbers["points"]} == {"vector, 1024"}
     with pytest.raises(ValueError, match="the parts are vector, 1024"):
-        steady_state.run(paper.Context(tmp_path, quick=True, only=("cube",)))
+        steady_norms.run(paper.Context(tmp_path, quick=True, only=("cube",)))
 
 
 def test_finished_systems_are_read_and_others_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     systems = {name: simulate.System("bias", (8,), 0.1, 0.2, alpha) for name, alpha in (("a", 0.1), ("b", 0.5))}
     forecasts = {name: np.ones(20) for name in systems}
     context = paper.Context(tmp_path)
-    first = steady_state.simulate_missing(context, systems, 20, 2, forecasts.__getitem__)
+    first = steady_norms.simulate_missing(context, systems, 20, 2, forecasts.__getitem__)
     (tmp_path / "records" / "b" / records.FILE).write_text("torn", encoding="utf-8")
     ran: list[int] = []
     original = simulate.run
     monkeypatch.setattr(simulate, "run", lambda s, *a, **k: ran.append(len(s)) or original(s, *a, **k))
-    again = steady_state.simulate_missing(context, systems, 20, 2, forecasts.__getitem__)
+    again = steady_norms.simulate_missing(context, systems, 20, 2, forecasts.__getitem__)
     assert ran == [1]
     for name in systems:
         np.testing.assert_allclose(first[name].norm_sq, again[name].norm_sq, rtol=1e-12)
     longer = {name: np.ones(30) for name in systems}
-    steady_state.simulate_missing(context, systems, 30, 2, longer.__getitem__)
+    steady_norms.simulate_missing(context, systems, 30, 2, longer.__getitem__)
     assert ran == [1, 2]  # another configuration: nothing is reused
 
 
@@ -99,7 +99,7 @@ def test_one_scale_of_the_random_system_can_be_asked_for(tmp_path: Path):
 
 
 def test_steady_state_has_the_papers_three_panels():
-    sizes = steady_state.PAPER
+    sizes = steady_norms.PAPER
     assert (sizes.lr, sizes.weight_decay, sizes.half_lives) == (0.001, 0.1, 10.0)
     assert [kind.shape for kind in sizes.kinds] == [(1024,), (384, 384), (384, 1536)]
 
@@ -125,10 +125,10 @@ def test_a_wrong_forecast_is_told():
 
 def test_one_simulated_seed_gets_no_verdict():
     """Its error is over time: it does not tell what another seed would give."""
-    one = steady_state.Point("square", "plain", 0.1, 1.0, 1e-6, 1.0, 1.2, 1.2, seeds=1)
-    assert steady_state._test_linear([one._replace(kind="vector", linear=1.0), one]).holds is None
+    one = steady_norms.Point("square", "plain", 0.1, 1.0, 1e-6, 1.0, 1.2, 1.2, seeds=1)
+    assert steady_norms._test_linear([one._replace(kind="vector", linear=1.0), one]).holds is None
     two = one._replace(seeds=2)
-    assert steady_state._test_linear([two._replace(kind="vector", linear=1.0), two]).holds
+    assert steady_norms._test_linear([two._replace(kind="vector", linear=1.0), two]).holds
 
 
 def test_overlap_agrees_and_writes_its_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 from alike import difference, svg_difference, text_difference
 
+from benchmarks.pages import filled
 from steadynorm.lab import paper
 from steadynorm.lab.paper import runner
 
@@ -66,10 +67,8 @@ def test_the_overviews_are_up_to_date_and_no_page_is_left_over(generator: Module
 def test_boxes_of_the_pages_say_what_results_say(generator: ModuleType):
     for path in (ROOT / each for each in generator.BOXES):
         text = path.read_text(encoding="utf-8")
-        assert not text_difference(text, generator.filled(text, "gain", generator.gain(ROOT))), (
-            "run docs/experiments.py"
-        )
-    assert generator.filled("a <!-- x --> old <!-- /x --> b", "x", "new") == "a <!-- x -->\nnew\n<!-- /x --> b"
+        assert not text_difference(text, filled(text, "gain", generator.gain(ROOT))), "run docs/experiments.py"
+    assert filled("a <!-- x --> old <!-- /x --> b", "x", "new") == "a <!-- x -->\nnew\n<!-- /x --> b"
 
 
 def test_results_page_says_who_won_every_comparison(generator: ModuleType):

@@ -11,7 +11,7 @@ from steadynorm.lab.paper.experiments import (
     overlap_kernel,
     random_system,
     scion_norms,
-    steady_state,
+    steady_norms,
     vit_tables,
 )
 from steadynorm.lab.paper.runner import Finished, Resources, run_experiment
@@ -22,7 +22,7 @@ EXPERIMENTS: dict[str, Experiment | TrainedExperiment] = {
     experiment.name: experiment
     for experiment in (
         random_system.RANDOM_SYSTEM,
-        steady_state.STEADY_STATE,
+        steady_norms.STEADY_STATE,
         overlap_kernel.OVERLAP,
         nanogpt.NANOGPT,
         nanogpt.MUON_CORRECTED,

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from steadynorm.lab.paper.baselines import VIT
-from steadynorm.lab.paper.comparison import COMPARISONS, SCORES, Comparison, Pair, pairs
 from steadynorm.lab.paper.experiments.vit_tables import CONSTANT
+from steadynorm.lab.paper.winners import COMPARISONS, SCORES, Comparison, Pair, pairs
 
 ROOT = Path(__file__).parent.parent
 ACCURACY, LOSS = SCORES

@@ -1,0 +1,99 @@
+"""Draw the plots of an experiment as one SVG, for docs/experiments.py."""
+
+import re
+from collections.abc import Sequence
+from io import BytesIO
+from itertools import cycle
+
+import matplotlib as mpl
+import numpy as np
+
+mpl.use("svg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+
+from steadynorm.report import page
+
+COLOURS = ("#1d4ed8", "#c2410c", "#15803d", "#7e22ce", "#0e7490", "#b91c1c", "#a16207", "#475569")
+STYLE = {"svg.hashsalt": "steadynorm", "svg.fonttype": "none", "font.size": 8, "axes.spines.top": False,
+         "axes.spines.right": False, "figure.facecolor": "white", "lines.linewidth": 1.2}  # fmt: skip
+
+
+def draw(plots: Sequence[page.Plot | page.HeatMap]) -> str:
+    """Draw all plots in one SVG, three in a row."""
+    columns = min(3, max(1, len(plots)))
+    rows = max(1, -(-len(plots) // columns))
+    with mpl.rc_context(STYLE):
+        figure, axes = plt.subplots(
+            rows, columns, figsize=(4.0 * columns, 2.7 * rows), squeeze=False, layout="constrained"
+        )
+        colours = _colours(plots)
+        for axis, plot in zip(axes.flat, plots, strict=False):
+            _lines(axis, plot, colours) if isinstance(plot, page.Plot) else _map(axis, plot)
+            axis.set_title(plot.title, fontsize=9, loc="left")
+            axis.set_xlabel(plot.x_label)
+        for axis in axes.flat[len(plots) :]:
+            axis.set_axis_off()
+        handles = [plt.Line2D([], [], color=colour, label=name) for name, colour in colours.items() if name]
+        if handles:
+            figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)), frameon=False)
+        text = BytesIO()
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+        plt.close(figure)
+    return _shorter(text.getvalue().decode())
+
+
+def _colours(plots: Sequence[page.Plot | page.HeatMap]) -> dict[str, str]:
+    names = dict.fromkeys(series.toggle for plot in plots if isinstance(plot, page.Plot) for series in plot.series)
+    return dict(zip(names, cycle(COLOURS), strict=False))
+
+
+def _lines(axis: Axes, plot: page.Plot, colours: dict[str, str]) -> None:
+    for series in plot.series:
+        x, y, colour = np.asarray(series.x, float), np.asarray(series.y, float), colours[series.toggle]
+        form = {"line": "-", "dash": "--", "points": "o"}[series.style]
+        axis.plot(x, y, form, color=colour, ms=3, alpha=0.7 if series.style == "dash" else 1.0)
+        if series.error is not None and series.style == "points":
+            axis.errorbar(x, y, np.asarray(series.error, float), fmt="none", ecolor=colour, lw=0.8)
+        elif series.error is not None:
+            error = np.asarray(series.error, float)
+            axis.fill_between(x, y - error, y + error, color=colour, alpha=0.15, lw=0)
+    axis.set_ylabel(plot.y_label)
+    if plot.log_x:
+        axis.set_xscale("log")
+    if plot.log_y:
+        axis.set_yscale("log")
+        if _decades(plot) < 1:  # powers of ten would leave it without numbers
+            axis.yaxis.set_major_locator(MaxNLocator(5))
+            axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.yaxis.set_minor_locator(NullLocator())
+    elif plot.zero:
+        axis.set_ylim(bottom=0)
+
+
+def _decades(plot: page.Plot) -> float:
+    y = np.concatenate([np.asarray(series.y, float) for series in plot.series] or [np.ones(1)])
+    y = y[y > 0]
+    return float(np.log10(y.max() / y.min())) if len(y) else 0.0
+
+
+def _map(axis: Axes, plot: page.HeatMap) -> None:
+    z = np.asarray(plot.z, float)
+    reach = max(abs((plot.high if plot.high is not None else np.nanmax(z)) - plot.middle), 1e-9)
+    shown = axis.pcolormesh(
+        np.asarray(plot.x, float), range(len(plot.y)), z, cmap="RdBu_r", vmin=plot.middle - reach, vmax=plot.middle + reach,
+        shading="nearest", rasterized=True,
+    )  # fmt: skip
+    axis.set_yticks(range(len(plot.y)), plot.y, fontsize=5)
+    axis.invert_yaxis()
+    axis.figure.colorbar(shown, ax=axis)
+
+
+def _shorter(svg: str) -> str:
+    """Round paths to one digit after the point, which is enough."""
+
+    def path(match: re.Match[str]) -> str:
+        return re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.1f}", match[0])
+
+    return re.sub(r' d="[^"]*"', path, svg)
