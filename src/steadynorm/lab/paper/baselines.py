@@ -1,8 +1,8 @@
-"""The two recipes at both scales: one set of names for the paper's numbers and for those of a desk.
+"""The baselines of both recipes, at the paper's scale and at desk scale, under one set of names.
 
-An experiment is written once, in ratios to a baseline: lr, output_lr and decay of Scion (the paper's 0.01, 0.2, 0.08),
-lr and decay of AdamW. At the desk these were chosen by a short calibration (docs/experiments.md): eta is raised, so that
-minutes hold several half-lives.
+An experiment is written once, in ratios to a baseline: lr, output_lr and decay of Scion (the paper's 0.01, 0.2, 0.08), lr and
+decay of AdamW. A short calibration (docs/experiments.md) chose those of the desk: eta is larger, so that a run of minutes has
+several half-lives.
 """
 
 import math
@@ -22,7 +22,7 @@ _SCHEDULE = frozenset(Schedule.__dataclass_fields__) - {"lr"}  # lr is the optim
 
 @dataclass(frozen=True)
 class Baseline:
-    """A recipe at one scale: the baseline's numbers, and how long a run is."""
+    """A recipe at one scale: the numbers that arms are ratios of, and the length of a run."""
 
     scale: str
     recipe: str  # of `steadynorm train`
@@ -39,20 +39,20 @@ class Baseline:
     muon_output_lr: float = math.nan  # of the AdamW beside it
     norm_decay: float = 1.0  # figures of norms: decay in units of the baseline's, so that a run has ten half-lives
     warmup: int = 0  # of the Adam family
-    data: str = ""  # what `steadynorm data get` calls it; "": given by a path, or embedded
-    seconds_per_step: float = math.nan  # one thread of the machine the desk runs were made on
+    data: str = ""  # its name for `steadynorm data get`; "" if it has a path or is part of the package
+    seconds_per_step: float = math.nan  # on one thread of the machine that made the desk runs
     seconds_to_start: float = math.nan
 
     def steps(self, budget: int) -> int:
-        """Updates of a run of this budget."""
+        """Return the number of updates in a run of this budget."""
         return round(budget * self.steps_per_unit)
 
     def seconds(self, steps: int) -> float:
-        """About how long a run takes on one core; nan at paper scale."""
+        """Return about how long a run takes on one core; nan at paper scale."""
         return self.seconds_to_start + steps * self.seconds_per_step
 
     def configure(self, config: Config, budget: int, seed: int) -> Config:
-        """The configuration at this budget and seed; at the desk with about 60 records and 2 to 6 evaluations."""
+        """Return the configuration at this budget and seed; at the desk with about 60 records and 2 to 6 evaluations."""
         steps = self.steps(budget)
         if self.scale == "desk":
             every = {"monitor_every": steps // 60, "eval_every": min(250, steps // 2), "save_every": steps // 3}
@@ -60,13 +60,16 @@ class Baseline:
         return replace(config, steps=steps, seed=seed)
 
     def scion(self, *, decay: float = 1.0) -> Config:
-        """Scion with constant decay; `decay` in units of the baseline's."""
+        """Return Scion with constant decay, in units of the baseline's."""
         return replace(self.base, optim=self._optim("scion", decay))
 
     def scionc(self, *, decay: float = 1.0, end: float | None = None, **more: Any) -> Config:
-        """ScionC whose target gives the first decay that is asked for; `end`: the target goes to that part of itself.
+        """Return ScionC.
 
-        `more`: fields of Optim and Schedule by name.
+        Args:
+            decay: The first decay, which decides the target, in units of the baseline's.
+            end: The part of the target that the target falls to.
+            more: Fields of Optim and Schedule.
         """
         optim = self._optim("scionc", decay)
         schedule = {key: value for key, value in more.items() if key in _SCHEDULE}
@@ -76,29 +79,29 @@ class Baseline:
         return replace(self.base, optim=optim, schedule=Schedule(**schedule))
 
     def target(self, decay: float = 1.0) -> float:
-        """C^2 for which ScionC's decay starts at so many times the baseline's: the paper's 9.5 gamma / lambda_0."""
+        """Return the C^2 for which ScionC starts at so many times the baseline's decay: the paper's 9.5 gamma / lambda_0."""
         return short(theory.steady_norm_sq(self.lr, decay * self.decay, ALPHA, limit=True))
 
     def adam(self, name: OptimizerName = "adamw", *, decay: float = 1.0, **more: Any) -> Config:
-        """AdamW, its relatives and Lion: all that the recipe's AdamW arm changes, with this baseline's lr, decay and warmup."""
+        """Return AdamW, a relative or Lion: the recipe's AdamW arm with this baseline's lr, decay and warmup."""
         arm, task = with_optimizer(self.recipe, "adamw"), self.base.task
         if isinstance(task, Vit) and isinstance(arm.task, Vit):
             task = replace(task, model=replace(task.model, variant=arm.task.model.variant))
-        given: dict[str, Any] = {"lr": self.adam_lr, "weight_decay": decay * self.adam_decay, **more}
-        optim = replace(arm.optim, name=name, **given)
+        fields: dict[str, Any] = {"lr": self.adam_lr, "weight_decay": decay * self.adam_decay, **more}
+        optim = replace(arm.optim, name=name, **fields)
         return replace(self.base, task=task, optim=optim, schedule=Schedule(warmup=self.warmup), clip=arm.clip)
 
     def adamc(self, **more: Any) -> Config:
-        """AdamC: corrected decay wants a larger first one."""
+        """Return AdamC, which starts at a larger decay because the correction lowers it."""
         return self.adam("adamc", decay=self.adamc_decay, **more)
 
     def nesterov(self) -> Config:
-        """ScionC with Nesterov's momentum, whose decay starts at the baseline's."""
+        """Return ScionC with Nesterov's momentum and the baseline's decay at the start."""
         target = theory.steady_norm_sq(self.lr, self.decay, ALPHA, nesterov=True, limit=True)
         return self.scionc(nesterov=True, steady_norm_sq=short(target))
 
     def muon(self, name: OptimizerName = "muon") -> Config:
-        """torch's Muon for hidden matrices, with ScionC's half-life and momentum; AdamW without decay for the rest."""
+        """Return torch's Muon for hidden matrices, with ScionC's half-life and momentum, and AdamW without decay for the rest."""
         decay = short(self.lr * self.decay / self.muon_lr)
         optim = Optim(
             name, lr=self.muon_lr, output_lr=self.muon_output_lr, weight_decay=decay, alpha=ALPHA, nesterov=True
@@ -106,7 +109,7 @@ class Baseline:
         return replace(self.base, optim=optim)
 
     def _optim(self, name: Any, decay: float) -> Optim:
-        """The output layer has the same half-life: lambda_L = gamma lambda_l / gamma_L (the paper's 0.05 lambda_l)."""
+        """Give the output layer the same half-life: lambda_L = gamma lambda_l / gamma_L (the paper's 0.05 lambda_l)."""
         first = decay * self.decay
         return Optim(
             name,
@@ -120,7 +123,7 @@ class Baseline:
 
 
 def short(value: float) -> float:
-    """Without the last digits, which are noise: commands and hashes are made of it."""
+    """Drop the last digits, which are noise, before commands and hashes are made of the number."""
     return float(f"{value:.12g}")
 
 

@@ -82,7 +82,8 @@ def difference(metric: Metric, one: str, other: str, budget: int | None = None) 
 
 def weighted(weights: Iterable[float], contrasts: Iterable[Contrast]) -> Contrast:
     """Return a weighted sum of contrasts."""
-    return sum((weight * each for weight, each in zip(weights, contrasts, strict=True)), Contrast({}))
+    terms = (weight * contrast for weight, contrast in zip(weights, contrasts, strict=True))
+    return sum(terms, Contrast({}))
 
 
 def mean(contrasts: Iterable[Contrast]) -> Contrast:
@@ -103,8 +104,8 @@ class Bounded:
 
     def __call__(self, outcomes: Outcomes) -> Finding:
         """Test the contrast's mean over seeds."""
-        found = estimate(self.contrast.by_seed(outcomes))
-        return Finding((Bound(self.what, found, self.side, self.bound, self.unit),))
+        over_seeds = estimate(self.contrast.by_seed(outcomes))
+        return Finding((Bound(self.what, over_seeds, self.side, self.bound, self.unit),))
 
 
 class All:

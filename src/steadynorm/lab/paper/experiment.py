@@ -122,8 +122,10 @@ class TrainedExperiment:
             for budget in budgets
             for seed in seeds
         }
-        there = {arm: reference.configure(each, self.budgets[-1], 0) for arm, each in self.arms(reference).items()}
-        return RunPlan(baseline, tuple(arms), budgets, tuple(seeds), configs, there)
+        paper_configs = {
+            arm: reference.configure(config, self.budgets[-1], 0) for arm, config in self.arms(reference).items()
+        }
+        return RunPlan(baseline, tuple(arms), budgets, tuple(seeds), configs, paper_configs)
 
     def judge(self, runs: Runs) -> Outcome:
         """Judge every claim on these runs and show them."""

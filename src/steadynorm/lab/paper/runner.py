@@ -155,7 +155,7 @@ def check_folder(folder: Path, name: str) -> dict[str, Any]:
     return held
 
 
-# TrainedExperiment
+# Training
 
 
 def jobs(plan: RunPlan, resources: Resources, *, data: Path | None = None) -> dict[Key, pool.Job]:

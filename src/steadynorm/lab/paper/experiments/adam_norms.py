@@ -65,13 +65,8 @@ ADAMC = TrainedExperiment(
     "fig-adamc",
     "AdamW against AdamC",
     "AdamC results in more stable weight and gradient norms; not in steady state even after 300 epochs.",
-    VIT,
-    _adamc_arms,
-    _adamc_claims,
-    partial(show_norms, more=AGAINST_FORECAST),
-    COLUMNS,
-    budgets=(300,),
-)
+    VIT, _adamc_arms, _adamc_claims, partial(show_norms, more=AGAINST_FORECAST), COLUMNS, budgets=(300,),
+)  # fmt: skip
 
 
 # Renormalized AdamW
@@ -132,13 +127,8 @@ RENORMALIZED = TrainedExperiment(
     "fig-renormalized",
     "Renormalized AdamW against AdamW",
     "negligible differences in accuracy (77.15 against 77.45), weight norm and gradient norm.",
-    VIT,
-    _renormalized_arms,
-    _renormalized_claims,
-    show_norms,
-    COLUMNS,
-    desk_budgets=LONG_BUDGET,
-)
+    VIT, _renormalized_arms, _renormalized_claims, show_norms, COLUMNS, desk_budgets=LONG_BUDGET,
+)  # fmt: skip
 
 
 # Betas of AdamC

@@ -294,11 +294,5 @@ ALIGNMENT = TrainedExperiment(
     "fig-alignment",
     "Excess alignment by layer",
     "ours; the paper argues that all layers but the output are independent of their updates.",
-    VIT,
-    _alignment_arms,
-    _alignment_claims,
-    _show_alignment,
-    ("excess_alignment",),
-    ("excess",),
-    desk_budgets=LONG_BUDGET,
-)
+    VIT, _alignment_arms, _alignment_claims, _show_alignment, ("excess_alignment",), ("excess",), desk_budgets=LONG_BUDGET,
+)  # fmt: skip

@@ -187,9 +187,5 @@ LR_EFF = TrainedExperiment(
     "fig-lr-eff",
     "Learning rate and effective learning rate across alpha",
     "the best lr increases with alpha from 0.01 to 0.5; the best effective lr is within a factor of 2.",
-    VIT,
-    _arms,
-    _claims,
-    _show,
-    ("hidden_norm",),
-)
+    VIT, _arms, _claims, _show, ("hidden_norm",),
+)  # fmt: skip

@@ -84,13 +84,8 @@ MOMENTUM_SCHEDULE = TrainedExperiment(
     "fig-momentum-schedule",
     "Momentum scheduled so that the effective lr follows a cosine",
     "the models converge to the same accuracy up to alpha_max = 0.5.",
-    VIT,
-    _matched_arms,
-    _matched_claims,
-    _show,
-    SCHEDULED,
-    desk_budgets=LONG_BUDGET,
-)
+    VIT, _matched_arms, _matched_claims, _show, SCHEDULED, desk_budgets=LONG_BUDGET,
+)  # fmt: skip
 
 
 # Matched by gamma'
@@ -162,24 +157,14 @@ GAMMA_PRIME = TrainedExperiment(
     "fig-momentum-gamma-prime",
     "The erroneous match of momentum, from alpha 0.1",
     "delayed decay of the effective lr lowers accuracy until the very end.",
-    VIT,
-    _prime_arms,
-    _prime_claims,
-    _show,
-    SCHEDULED,
-    desk_budgets=LONG_BUDGET,
-)
+    VIT, _prime_arms, _prime_claims, _show, SCHEDULED, desk_budgets=LONG_BUDGET,
+)  # fmt: skip
 GAMMA_PRIME_SLOW = TrainedExperiment(
     "fig-momentum-gamma-prime-slow",
     "The erroneous match of momentum, from alpha 0.02",
     "the effective lr is too low, the models underperform, and delayed decay ends up beneficial.",
-    VIT,
-    _slow_prime_arms,
-    _slow_prime_claims,
-    _show,
-    SCHEDULED,
-    desk_budgets=LONG_BUDGET,
-)
+    VIT, _slow_prime_arms, _slow_prime_claims, _show, SCHEDULED, desk_budgets=LONG_BUDGET,
+)  # fmt: skip
 
 
 # Alpha from 0.01 to 1

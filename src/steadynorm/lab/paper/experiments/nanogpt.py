@@ -74,13 +74,8 @@ NANOGPT = TrainedExperiment(
     "fig-nanogpt",
     "NanoGPT: Scion against ScionC",
     "ScionC gives lower validation loss (2.838 against 2.846) and more stable weight, gradient and spectral norms.",
-    GPT,
-    _arms,
-    _claims,
-    _show,
-    (*COLUMNS, "spectral_norm", "sign_norm"),
-    budgets=(100,),
-)
+    GPT, _arms, _claims, _show, (*COLUMNS, "spectral_norm", "sign_norm"), budgets=(100,),
+)  # fmt: skip
 
 
 MUON, CORRECTED, SCIONC = "Muon", "Muon, corrected", "ScionC, Nesterov"
@@ -124,10 +119,5 @@ MUON_CORRECTED = TrainedExperiment(
     "torch's Muon, as it is and corrected, beside ScionC",
     "ours: the paper has no Muon. The same momentum (alpha 0.1, Nesterov) and half-life for all; the table and output layer are "
     "AdamW's beside Muon, and the learning rates of both were swept for Muon.",
-    GPT,
-    _muon_arms,
-    _muon_claims,
-    _show_muon,
-    COLUMNS,
-    budgets=(100,),
-)
+    GPT, _muon_arms, _muon_claims, _show_muon, COLUMNS, budgets=(100,),
+)  # fmt: skip

@@ -153,10 +153,10 @@ def forecast_drift(config: Config) -> float | None:
 
 def expected_drifts(runs: Runs) -> list[page.Table]:
     """Tabulate the drifts that the schedules lead to, here and at the paper's scale: where they differ, verdicts may."""
-    here = {arm: config for (arm, _, _), config in runs.plan.configs.items()}
+    desk_configs = {arm: config for (arm, _, _), config in runs.plan.configs.items()}
     rows: list[tuple[page.Cell, ...]] = []
     for arm in runs.complete_arms():
-        drifts = [forecast_drift(configs[arm]) for configs in (here, runs.plan.paper_configs) if arm in configs]
+        drifts = [forecast_drift(configs[arm]) for configs in (desk_configs, runs.plan.paper_configs) if arm in configs]
         if None not in drifts:
             rows.append((arm, *drifts))
     header = ("", "here", "at the paper's scale")

@@ -108,13 +108,8 @@ TABLE = TrainedExperiment(
     "table-vit",
     "Accuracy of the ViT under five optimizers and five budgets",
     "ScionC models perform as well as the Scion counterparts, with more stable weight and gradient norms.",
-    VIT,
-    _arms,
-    _claims,
-    _show_table,
-    (),
-    budgets=BUDGETS,
-)
+    VIT, _arms, _claims, _show_table, (), budgets=BUDGETS,
+)  # fmt: skip
 
 
 # Sweeps: the paper's values, as ratios to the baseline
@@ -214,35 +209,18 @@ SWEEP_SCION = TrainedExperiment(
     "table-sweep-scion",
     "Decay of Scion swept",
     "the best of λ = 0.04, 0.08, 0.12, 0.16 is 0.08 at every budget.",
-    VIT,
-    _scion_arms,
-    _scion_claims,
-    partial(_show, paper=SCION_PAPER),
-    (),
-    budgets=BUDGETS,
-    desk_budgets=SWEPT,
-)
+    VIT, _scion_arms, _scion_claims, partial(_show, paper=SCION_PAPER), (), budgets=BUDGETS, desk_budgets=SWEPT,
+)  # fmt: skip
 SWEEP_CONSTANT = TrainedExperiment(
     "table-sweep-constant",
     "Target of ScionC (constant) swept",
     "the best C² is 0.7917, that is λ₀ = 0.12: corrected decay requires a higher largest decay.",
-    VIT,
-    _constant_arms,
-    _constant_claims,
-    partial(_show, paper={**CONSTANT_PAPER, **SCION_PAPER}),
-    (),
-    budgets=BUDGETS,
-    desk_budgets=SWEPT,
-)
+    VIT, _constant_arms, _constant_claims, partial(_show, paper={**CONSTANT_PAPER, **SCION_PAPER}), (),
+    budgets=BUDGETS, desk_budgets=SWEPT,
+)  # fmt: skip
 SWEEP_COSINE = TrainedExperiment(
     "table-sweep-cosine",
     "Final target of ScionC (cosine) swept",
     "C_T² = C_0²/2, /4, /8 differ little: the model is indifferent to the schedule of weight norm decrease.",
-    VIT,
-    _cosine_arms,
-    _cosine_claims,
-    partial(_show, paper=COSINE_PAPER),
-    (),
-    budgets=BUDGETS,
-    desk_budgets=SWEPT,
-)
+    VIT, _cosine_arms, _cosine_claims, partial(_show, paper=COSINE_PAPER), (), budgets=BUDGETS, desk_budgets=SWEPT,
+)  # fmt: skip
