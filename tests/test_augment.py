@@ -334,7 +334,7 @@ def test_normalize_is_the_formula_and_keeps_its_input():
     x = torch.arange(256, dtype=torch.uint8)
     torch.testing.assert_close(normalize(x), (x.float() / 255 - 0.5) / 0.5, rtol=0, atol=2e-7)
     assert x.tolist() == list(range(256))
-    with pytest.raises(TypeError, match="normalised already"):
+    with pytest.raises(TypeError, match="already normalized"):
         normalize(normalize(x))
 
 

@@ -109,7 +109,7 @@ def test_missing_member_or_a_file_that_is_no_archive_is_named(tmp_path, tiny):
         with pytest.raises(DataError, match=r"not a whole tar or zip archive|does not hold"):
             get("tiny", tmp_path / "out", source=tmp_path / "broken")
     assert shown(tmp_path / "out") == []
-    with pytest.raises(ValueError, match="no data set 'imagenet'; there are cifar10"):
+    with pytest.raises(ValueError, match="no data set 'imagenet'; choose one of cifar10"):
         get("imagenet")
 
 

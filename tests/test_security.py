@@ -190,7 +190,7 @@ def test_limits_leave_room_for_our_data_sets():
 )  # fmt: skip
 def test_only_https_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str):
     monkeypatch.setattr(files.urllib.request, "urlopen", lambda *_, **__: pytest.fail("asked"))
-    with pytest.raises(DataError, match="over https alone; bring the file here and pass it as source"):
+    with pytest.raises(DataError, match="only fetched over https; bring the file here and pass it as source"):
         download_file(url, tmp_path / "a.part", size=1, sha256_hex="0", progress=False)
 
 

@@ -1,1 +1,1 @@
-"""Data: token shards, images and their augmentation, and where to get them."""
+"""Data sets: token shards, images and their augmentation, downloads."""

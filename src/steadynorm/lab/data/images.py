@@ -1,8 +1,8 @@
-"""Image data sets (class folders, CIFAR-10) and the stream of batches a training run takes from them.
+"""Load batches from image data sets (class folders, CIFAR-10).
 
-What a run sees depends on the seed and the position alone: sample order by (seed, epoch), augmentation by
-(seed, epoch, sample). So the same global batches come from any number of ranks and worker processes, and a run resumes
-from its position, an int, without going through what came before.
+Batches depend only on the seed and the position: sample order on (seed, epoch), augmentation on (seed, epoch, sample).
+The global batches are therefore the same for any number of ranks and worker processes, and a run resumes from its
+position, an int, without going through what came before.
 """
 
 import os
@@ -22,22 +22,22 @@ from steadynorm.lab.data.augment import generator_for
 from steadynorm.lab.data.datasets import CIFAR10_CLASSES
 from steadynorm.lab.data.download import DataError
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")  # in small letters
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")  # in lower case
 _CIFAR_RECORD = 1 + 3 * 32 * 32  # label, then red, green, blue by rows
-_CIFAR_RECORDS = 10_000  # a file
+_CIFAR_RECORDS = 10_000  # per file
 
 Key = tuple[int, int]  # epoch, sample
 
 
 class ImageDataset(Protocol):
-    """Numbered pairs of an RGB Pillow image and its label; to be sent to worker processes it must pickle."""
+    """Numbered pairs of an RGB Pillow image and its label; worker processes need it to be picklable."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> tuple[Image.Image, int]: ...
 
 
 class Transform(Protocol):
-    """`Augment`, `Evaluate`, or anything that makes `size` x `size` of an image."""
+    """`Augment`, `Evaluate`, or anything else that turns an image into one of `size` x `size`."""
 
     @property
     def size(self) -> int: ...
@@ -45,35 +45,35 @@ class Transform(Protocol):
 
 
 class ImageFolder:
-    """One folder of images per class, ImageNet's layout: root/n01440764/n01440764_10026.JPEG.
+    """Images in one folder per class, as in ImageNet: root/n01440764/n01440764_10026.JPEG.
 
-    The sorted folder names are classes 0, 1, ... Images are found by suffix and read when asked for. Names are kept
-    as bytes in one array, so that a million of them do not grow in every worker process.
+    The sorted folder names are classes 0, 1, ... Images are found by suffix and read on demand. Names are stored as
+    bytes in one array, so that a million of them do not grow in every worker process.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
         if not self.root.is_dir():
-            raise DataError(f"{self.root}: no such folder; pass the one that holds a folder for each class")
-        self.classes = tuple(sorted(entry.name for entry in _shown(self.root) if entry.is_dir()))
+            raise DataError(f"{self.root}: no such folder; pass the folder that holds one folder per class")
+        self.classes = tuple(sorted(entry.name for entry in _visible(self.root) if entry.is_dir()))
         if not self.classes:
             raise DataError(
                 f"{self.root}: no class folders in it; images belong in {self.root / '<class>' / '<name>.jpg'} "
                 "(ImageNet's validation archive is flat and must be sorted into folders first)"
             )
-        names = [self._images_of(each) for each in self.classes]
-        self.labels = np.repeat(np.arange(len(names)), [len(each) for each in names])  # (samples,)
-        self._names = np.array([name for each in names for name in each])
+        names = [self._images_of(name) for name in self.classes]
+        self.labels = np.repeat(np.arange(len(names)), [len(images) for images in names])  # (samples,)
+        self._names = np.array([name for images in names for name in images])
 
     def _images_of(self, name: str) -> list[bytes]:
         folder = self.root / name
-        found = sorted(os.fsencode(e.name) for e in _shown(folder) if e.name.lower().endswith(SUFFIXES))
-        if not found:
+        images = sorted(os.fsencode(e.name) for e in _visible(folder) if e.name.lower().endswith(SUFFIXES))
+        if not images:
             raise DataError(f"{folder}: no image ({', '.join(SUFFIXES)}) in this class folder; fill it or remove it")
-        return found
+        return images
 
     def path(self, index: int) -> Path:
-        """Where a sample's file is."""
+        """Return the path of a sample's file."""
         return self.root / self.classes[self.labels[index]] / os.fsdecode(bytes(self._names[index]))
 
     def __len__(self) -> int:
@@ -84,7 +84,7 @@ class ImageFolder:
 
 
 class InMemory:
-    """Images of one size as an array: uint8 (samples, height, width, 3), and their labels.
+    """Images of one size in an array, uint8 (samples, height, width, 3), with their labels.
 
     >>> data = InMemory(np.zeros((2, 8, 8, 3), np.uint8), [1, 0], classes=("cat", "dog"))
     >>> image, label = data[0]
@@ -97,7 +97,7 @@ class InMemory:
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3 or len(images) != len(self.labels):
             raise DataError(
                 f"InMemory: images are {images.dtype} {images.shape} with {len(self.labels)} labels; "
-                "expected uint8 (samples, height, width, 3) and a label each"
+                "expected uint8 (samples, height, width, 3) and one label per image"
             )
 
     def __len__(self) -> int:
@@ -108,7 +108,7 @@ class InMemory:
 
 
 class Cifar10(InMemory):
-    """CIFAR-10 from the canonical binary files, 50,000 training or 10,000 test images of 32 x 32, held in memory.
+    """CIFAR-10 from its canonical binary files: 50,000 training or 10,000 test images of 32 x 32, in memory.
 
     `root` holds data_batch_1.bin to data_batch_5.bin and test_batch.bin (`steadynorm data get cifar10`).
     """
@@ -140,7 +140,7 @@ def _cifar_records(path: Path) -> np.ndarray:
 
 
 def read_rgb(path: str | os.PathLike[str]) -> Image.Image:
-    """An image file as RGB; one that cannot be read whole is an error that names it.
+    """Read an image file as RGB, or raise DataError with its name.
 
     Grey, palette and CMYK images are converted, transparent ones laid on white, 16-bit grey ones cut to 8 bits.
     """
@@ -164,24 +164,28 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16"):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     elif image.mode in ("I", "F"):
-        raise ValueError(f"mode {image.mode}, whose range is not known: save it with 8 bits a channel")
+        raise ValueError(f"mode {image.mode}, whose range is unknown: save it with 8 bits per channel")
     return image.convert("RGB")
 
 
 class ImageLoader:
-    """An endless stream of training batches: (local, 3, size, size) of uint8, and (local,) labels of int64.
+    """Iterate forever over training batches: uint8 images (local, 3, size, size) and int64 labels (local,).
 
     Epochs follow each other without a gap: a batch may hold the end of one and the beginning of the next, and no
-    sample is left out. Iterating begins at the position, which moves with every batch handed out (batches prepared
-    ahead do not count); a new iterator goes on where the last one stopped.
+    sample is skipped. Iteration begins at the position, which advances with every batch returned, not with batches
+    prepared ahead; a new iterator continues where the last one stopped.
 
     Args:
-        batch: of all ranks together; each gets its part, batch / world samples in a row.
-        augment: usually `Augment(size)`.
-        workers: processes that read and augment ahead; 0 does it here.
-        lead: a rank's part begins with the sample before it (of the same global batch, the last before the first),
-            for `mixup(lead=True)`: local is then batch / world + 1.
-        pin: page-locked memory, for faster copies to a GPU.
+        dataset: Images and labels.
+        batch: Samples per batch over all ranks; each rank gets batch / world consecutive ones.
+        augment: Transform, usually `Augment(size)`.
+        seed: Seed of order and augmentation.
+        rank: This process.
+        world: Number of processes.
+        workers: Processes that read and augment ahead; 0 to do it in this process.
+        lead: Begin a rank's part with the sample before it (the last of the batch before the first), for
+            `mixup(lead=True)`; local is then batch / world + 1.
+        pin: Use page-locked memory for faster copies to a GPU.
 
     >>> from steadynorm.lab.data.augment import Augment
     >>> data = InMemory(np.zeros((6, 8, 8, 3), np.uint8), range(6), classes="abcdef")
@@ -211,7 +215,7 @@ class ImageLoader:
             raise ValueError(f"ImageLoader: seed={seed} is outside [0, 2^64)")
         self.dataset, self.batch, self.augment, self.seed = dataset, batch, augment, seed
         self.rank, self.world, self.workers, self.lead, self.pin = rank, world, workers, lead, pin
-        self.position = 0  # samples of all ranks handed out so far
+        self.position = 0  # samples returned so far, over all ranks
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         samples = _Samples(self.dataset, self.augment, self.seed)
@@ -231,11 +235,11 @@ class ImageLoader:
         return epoch, int(_permutation(self.seed, epoch, len(self.dataset))[place])
 
     def state_dict(self) -> dict[str, int]:
-        """Plain ints; the position is after the last batch handed out."""
+        """Return the position after the last batch, seed and size as plain ints."""
         return {"position": self.position, "seed": self.seed, "samples": len(self.dataset)}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from there. Iterators made before keep their old place: make a new one."""
+        """Resume at a saved position; existing iterators keep theirs."""
         for name, own in (("seed", self.seed), ("samples", len(self.dataset))):
             if state[name] != own:
                 raise ValueError(
@@ -255,9 +259,9 @@ def validation_batches(
     pin: bool = False,
     samples: int | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Every sample exactly once and in order, `batch` at a time over all ranks; the last batch is smaller.
+    """Iterate once, in order, over the samples, `batch` at a time over all ranks; the last batch may be smaller.
 
-    `samples`: of the first so many alone, whatever the batch. All ranks get the same number of batches, so that they can wait for each other; a part may be empty.
+    All ranks get the same number of batches, some of which may be empty. `samples` limits the total.
     """
     if samples is not None and samples < 1:
         raise ValueError(f"validation_batches: samples={samples} must be at least 1; leave it out for all")
@@ -265,14 +269,14 @@ def validation_batches(
     _check_split(samples, batch, rank, world)
     keys = []
     for start in range(0, samples, batch):
-        here = min(batch, samples - start)
-        keys.append([(0, start + i) for i in range(here * rank // world, here * (rank + 1) // world)])
+        size = min(batch, samples - start)
+        keys.append([(0, start + i) for i in range(size * rank // world, size * (rank + 1) // world)])
     yield from _batches(_Samples(dataset, evaluate, None), iter(keys), workers, pin)
 
 
 @dataclass(frozen=True)
 class _Samples:
-    """What a worker process runs: keys in, a batch out."""
+    """Data set of a DataLoader whose items are whole batches, indexed by lists of keys."""
 
     dataset: ImageDataset
     transform: Transform
@@ -293,36 +297,36 @@ def _batches(samples: _Samples, keys: Iterator[list[Key]], workers: int, pin: bo
         samples,  # type: ignore[arg-type]
         batch_sampler=keys,  # type: ignore[arg-type]
         num_workers=workers,
-        collate_fn=_as_it_is,
+        collate_fn=_identity,
         pin_memory=pin,
-        worker_init_fn=_own_group,
-        generator=torch.Generator(),  # not torch's global one: making an iterator draws from it
+        worker_init_fn=_leave_group,
+        generator=torch.Generator(),  # an iterator would otherwise draw from torch's global generator
     )
     iterator = iter(loader)
     try:
         yield from iterator
-    finally:  # at once: after an error, garbage collection would wait five seconds for every worker
+    finally:  # after an error, garbage collection would wait five seconds per worker
         getattr(iterator, "_shutdown_workers", lambda: None)()
 
 
-def _as_it_is(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch
 
 
-def _own_group(worker: int) -> None:
-    """Ctrl-C and signals to the group reach the main process alone, which then ends its workers in its own time."""
+def _leave_group(worker: int) -> None:
+    """Leave the process group, so that Ctrl-C reaches only the main process, which then ends its workers."""
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)
 
 
 @lru_cache(maxsize=4)
 def _permutation(seed: int, epoch: int, samples: int) -> np.ndarray:
-    # Philox's raw stream is fixed for all versions of numpy; Generator.permutation is not.
+    # Philox's raw stream is the same in all versions of numpy; Generator.permutation is not.
     raw: Any = generator_for("order", seed, epoch).bit_generator
     return np.argsort(raw.random_raw(samples), kind="stable")
 
 
-def _shown(folder: Path) -> list[os.DirEntry[str]]:
+def _visible(folder: Path) -> list[os.DirEntry[str]]:
     with os.scandir(folder) as entries:
         return [entry for entry in entries if not entry.name.startswith(".")]
 

@@ -1,14 +1,14 @@
 """RandAugment's 16 operations on RGB Pillow images, as big_vision's TensorFlow pipeline does them.
 
-What that pipeline does at the edges, kept here (found by running it):
+The pipeline's corner cases, found by running it, are kept:
 
 - Solarize compares with int(m/10 256) as uint8, so 256 wraps to 0: at magnitude 10 every pixel is inverted.
-- Contrast blends with area/256 (196 at 224 x 224), where the mean grey was meant. Here 196 at every size.
-- Posterize shifts by at most 7: with 0 bits the highest one is left.
-- Rotate, shear and translate take the nearest pixel; rotation is about the centre, shear about the upper left corner.
-- Blends, AutoContrast and the blur inside Sharpness round down; the outermost pixels stay sharp in the blur.
+- Contrast blends with area/256 (196 at 224 x 224), where the mean grey was meant. We use 196 at every size.
+- Posterize shifts by at most 7: with 0 bits the highest bit remains.
+- Rotate, shear and translate take the nearest pixel. Rotation is about the centre, shear about the upper left corner.
+- Blends, AutoContrast and the blur inside Sharpness round down. The blur leaves the outermost pixels sharp.
 
-Pixel sizes (translate 100, cutout 40) are for 224 and scale with the image's side.
+Pixel sizes (translate 100, cutout 40) refer to a side of 224 and scale with the image.
 """
 
 import math
@@ -21,11 +21,11 @@ import numpy as np
 from PIL import Image, ImageChops, ImageFilter
 
 FILL = (128, 128, 128)
-REFERENCE_SIDE = 224  # pixel sizes are given for this side
+REFERENCE_SIDE = 224  # pixel sizes refer to this side
 MAX_MAGNITUDE = 10.0
 _CONTRAST_GREY = REFERENCE_SIDE**2 // 256
 _GREY = tuple(w * 255.5 / 255 for w in (0.2989, 0.587, 0.114))  # floor(255.5 (w . rgb / 255)), as tf.image rounds
-_HALF = 0.5 + 2**-9  # Pillow's coordinates are fixed-point: without the surplus, halves would round either way
+_HALF = 0.5 + 2**-9  # Pillow's coordinates are fixed-point: without the surplus halves could round either way
 _RAMP = np.arange(256, dtype=np.uint8)
 
 # image, m/10, randomness -> image
@@ -34,7 +34,7 @@ Operation = Callable[[Image.Image, float, np.random.Generator], Image.Image]
 
 @dataclass(frozen=True)
 class RandAugment:
-    """`layers` operations drawn from the 16 with equal chance, each at `magnitude` (0 to 10).
+    """Apply `layers` operations, drawn from the 16 with equal chance, each at `magnitude` (0 to 10).
 
     >>> grey = Image.new("RGB", (8, 8), (10, 20, 30))
     >>> RandAugment(layers=2, magnitude=10)(grey, np.random.default_rng(3)).size
@@ -46,7 +46,9 @@ class RandAugment:
 
     def __post_init__(self) -> None:
         if not isinstance(self.layers, int) or self.layers < 0:
-            raise ValueError(f"RandAugment: layers={self.layers!r} is no number of operations; pass an int, at least 0")
+            raise ValueError(
+                f"RandAugment: layers={self.layers!r} is not a number of operations; pass an int of at least 0"
+            )
         if not 0 <= self.magnitude <= MAX_MAGNITUDE:
             raise ValueError(f"RandAugment: magnitude={self.magnitude} is outside [0, {MAX_MAGNITUDE:g}]")
 
@@ -57,7 +59,7 @@ class RandAugment:
 
 
 def autocontrast(image: Image.Image) -> Image.Image:
-    """Each channel's lowest value to 0, its highest to 255; a constant channel stays."""
+    """Stretch each channel to 0..255; leave a constant channel as it is."""
     tables = []
     for low, high in _extrema(image):
         if high > low:
@@ -70,7 +72,7 @@ def autocontrast(image: Image.Image) -> Image.Image:
 
 
 def equalize(image: Image.Image) -> Image.Image:
-    """Each channel's histogram made flat: v -> (pixels below v + step/2) / step, step = (pixels - brightest bin)/255."""
+    """Flatten each channel's histogram: v -> (pixels below v + step/2) / step, step = (pixels - brightest bin)/255."""
     tables = []
     for counts in np.array(image.histogram()).reshape(3, 256):
         step = int(counts.sum() - counts[counts.nonzero()[0][-1]]) // 255
@@ -80,77 +82,77 @@ def equalize(image: Image.Image) -> Image.Image:
 
 
 def invert(image: Image.Image) -> Image.Image:
-    """255 - v."""
+    """Return 255 - v."""
     return ImageChops.invert(image)
 
 
 def posterize(image: Image.Image, bits: int) -> Image.Image:
-    """The highest `bits` bits of each value; the highest one where bits = 0."""
+    """Keep the highest `bits` bits of each value, at least one."""
     shift = min(8 - bits, 7)
     return _look_up(image, _RAMP >> shift << shift)
 
 
 def solarize(image: Image.Image, threshold: int) -> Image.Image:
-    """255 - v where v >= threshold mod 256: a threshold of 256 inverts everything."""
+    """Invert values v >= threshold mod 256; a threshold of 256 inverts everything."""
     return _look_up(image, np.where(threshold % 256 > _RAMP, _RAMP, 255 - _RAMP))
 
 
 def solarize_add(image: Image.Image, addition: int, threshold: int = 128) -> Image.Image:
-    """min(v + addition, 255) where v < threshold."""
+    """Return min(v + addition, 255) where v < threshold."""
     return _look_up(image, np.where(threshold > _RAMP, np.minimum(_RAMP.astype(int) + addition, 255), _RAMP))
 
 
 def color(image: Image.Image, factor: float) -> Image.Image:
-    """From grey (0) over the image (1) to stronger colours (above 1)."""
+    """Blend from grey (0) over the image (1) to stronger colours (above 1)."""
     grey = image.convert("L", matrix=(*_GREY, -0.5))  # Pillow adds 0.5 and rounds down
     return Image.blend(Image.merge("RGB", (grey, grey, grey)), image, factor)
 
 
 def contrast(image: Image.Image, factor: float) -> Image.Image:
-    """Away from grey 196 by `factor`: 196 + factor (v - 196)."""
+    """Return 196 + factor (v - 196)."""
     return _look_up(image, _blended(_CONTRAST_GREY, factor))
 
 
 def brightness(image: Image.Image, factor: float) -> Image.Image:
-    """factor * v."""
+    """Return factor * v."""
     return _look_up(image, _blended(0, factor))
 
 
 def sharpness(image: Image.Image, factor: float) -> Image.Image:
-    """From blurred (0) over the image (1) to sharpened (above 1); the blur is 3 x 3, the centre counting 5 of 13."""
+    """Blend from blurred (0) over the image (1) to sharpened (above 1); the centre of the 3 x 3 blur counts 5 of 13."""
     blurred = image.filter(ImageFilter.Kernel((3, 3), (1, 1, 1, 1, 5, 1, 1, 1, 1), 13, offset=0.5 / 13 - 0.5))
     return Image.blend(blurred, image, factor)  # the offset makes the blur floor(sum/13), whatever floats do
 
 
 def rotate(image: Image.Image, degrees: float) -> Image.Image:
-    """Counter-clockwise about the centre."""
+    """Rotate counter-clockwise about the centre."""
     sin, cos = math.sin(math.radians(degrees)), math.cos(math.radians(degrees))
     x, y = (image.width - 1) / 2, (image.height - 1) / 2
     return _affine(image, (cos, -sin, x - cos * x + sin * y), (sin, cos, y - sin * x - cos * y))
 
 
 def shear_x(image: Image.Image, level: float) -> Image.Image:
-    """out[y, x] = in[y, x + level y]."""
+    """Return out[y, x] = in[y, x + level y]."""
     return _affine(image, (1, level, 0), (0, 1, 0))
 
 
 def shear_y(image: Image.Image, level: float) -> Image.Image:
-    """out[y, x] = in[y + level x, x]."""
+    """Return out[y, x] = in[y + level x, x]."""
     return _affine(image, (1, 0, 0), (level, 1, 0))
 
 
 def translate_x(image: Image.Image, pixels: float) -> Image.Image:
-    """To the left: out[y, x] = in[y, x + pixels]."""
+    """Shift to the left: out[y, x] = in[y, x + pixels]."""
     return _affine(image, (1, 0, pixels), (0, 1, 0))
 
 
 def translate_y(image: Image.Image, pixels: float) -> Image.Image:
-    """Upwards: out[y, x] = in[y + pixels, x]."""
+    """Shift upwards: out[y, x] = in[y + pixels, x]."""
     return _affine(image, (1, 0, 0), (0, 1, pixels))
 
 
 def cutout(image: Image.Image, half: int, centre: tuple[int, int]) -> Image.Image:
-    """A grey square of side 2 half, rows and columns [centre - half, centre + half), cut at the image's border.
+    """Paint a grey square on rows and columns [centre - half, centre + half), clipped to the image.
 
     >>> cutout(Image.new("RGB", (4, 4)), 1, centre=(0, 2)).convert("L").getcolors()
     [(14, 0), (2, 128)]
@@ -207,20 +209,20 @@ def _extrema(image: Image.Image) -> list[tuple[int, int]]:
 
 
 def _look_up(image: Image.Image, table: np.ndarray) -> Image.Image:
-    """table[v] for every value; 256 entries, or 256 for each channel."""
+    """Return table[v] for every value; the table has 256 entries in all or per channel."""
     values = table.tolist()
     return image.point(values * (768 // len(values)))
 
 
 @lru_cache(maxsize=64)
 def _blended(grey: int, factor: float) -> np.ndarray:
-    """grey + factor (v - grey), in float32 and rounded down."""
+    """Return grey + factor (v - grey), in float32 and rounded down."""
     values = grey + np.float32(factor) * (_RAMP.astype(np.float32) - grey)
     return np.clip(values, 0, 255).astype(np.uint8)
 
 
 def _affine(image: Image.Image, x: tuple[float, float, float], y: tuple[float, float, float]) -> Image.Image:
-    """out[v, u] = in[round(y . (u, v, 1)), round(x . (u, v, 1))], FILL where that is outside."""
+    """Return out[v, u] = in[round(y . (u, v, 1)), round(x . (u, v, 1))], and FILL outside the image."""
     # Pillow takes floor(p (u + 1/2) + q (v + 1/2) + r)
     (a, b, c), (d, e, f) = ((p, q, r + _HALF - (p + q) / 2) for p, q, r in (x, y))
     return image.transform(

