@@ -29,7 +29,7 @@ KNOWN_IMPORTS: set[str] = {
 }
 KNOWN_LONG: set[str] = {"decay.families", "polar"}
 KNOWN_TWICE: set[str] = set()
-KNOWN_SAME_NAME: set[str] = {"conversion.table", "polar"}
+KNOWN_SAME_NAME: set[str] = {"polar"}
 
 _REMEDY = "mend what is new, and remove from KNOWN_... what has been mended"
 

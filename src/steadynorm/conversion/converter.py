@@ -1,10 +1,11 @@
-"""`convert`: an optimizer you train with becomes one of ours, with its settings and the state that maps.
+"""`convert`: turn an optimizer you train with into one of ours, with its settings and the state that maps.
 
     theirs, per parameter -> factor: lr_ours = factor lr -> decay = eta / lr_ours -> C^2 -> groups -> state
 
-The factor depends on shape, lmo and momentum alone, so whole schedules map by it.
+The factor depends only on shape, lmo and momentum, so whole schedules map by it.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,42 +15,58 @@ from torch.optim import Optimizer
 
 from steadynorm import theory
 from steadynorm.conversion.source import MOMENTUM, SCHEDULED, Group, Source, sources_of
-from steadynorm.conversion.table import Change, table
 from steadynorm.decay.families import unwrap
 from steadynorm.decay.rule import KEYS, UNCORRECTED, is_skipped
 from steadynorm.groups.builder import Output, param_groups
+from steadynorm.groups.explanation import format_table
 from steadynorm.groups.roles import find_outputs, param_sites
 from steadynorm.optim import AdamC, Scion, ScionC
 from steadynorm.prediction import ParamSetting
 
-_ADAM = (
-    "betas",
-    "eps",
-    "weight_decay",
-    "amsgrad",
-    "maximize",
-    "foreach",
-    "differentiable",
-    "fused",
-    "name",
-)
+_ADAM_KEYS = ("betas", "eps", "weight_decay", "amsgrad", "maximize", "foreach", "differentiable", "fused", "name")
+_TITLES = ("parameter", "shape", "rule", "lr", "decay", "steady rms", "state")
 
 
 class Converted(NamedTuple):
-    """What `convert` returns."""
+    """What `convert` returns.
+
+    Attributes:
+        optimizer: The new optimizer.
+        table: What changed, one line per parameter.
+    """
 
     optimizer: Optimizer
-    table: str  # what changed, a line for each parameter
+    table: str
 
 
 class ConvertOptions(NamedTuple):
-    """What the caller of `convert` asked for."""
+    """What the caller of `convert` asked for; see there."""
 
     to: type[Optimizer]
     keep_lr: bool
     keep_norm: bool
     steady_norm_sq: float
     overlap: str
+
+
+class Change(NamedTuple):
+    """What becomes of one parameter.
+
+    Attributes:
+        source: The parameter under the old optimizer.
+        to: The class of the new one.
+        values: The values of its new group.
+        unit: U^2 per element.
+        was: C^2 before.
+        now: C^2 after.
+    """
+
+    source: Source
+    to: type[Optimizer]
+    values: Group
+    unit: float = 0.0
+    was: float = 0.0
+    now: float = 0.0
 
 
 def convert(
@@ -68,26 +85,32 @@ def convert(
     blocks: Mapping[str, int] | None = None,
     **settings: Any,
 ) -> Converted:
-    """One of our optimizers with the settings, and the state that maps, of the one you have; and a table of it.
+    """Return one of our optimizers with the settings of yours and the state that maps, and a table of the changes.
 
         lr_ours = factor lr: the same effective lr        C^2: the steady norm that peak lr and decay had
 
-    From torch's AdamW, torch's Muon, the published Scion, or several together (Muon and its AdamW): one optimizer.
-    The old one is left as it is, but must not step any more. Make schedulers anew: the groups keep `initial_lr` and
+    It takes over from torch's AdamW, torch's Muon, the published Scion, or several together (Muon and its AdamW). The
+    old optimizer is not changed, but must not step any more. Make schedulers again: the groups keep `initial_lr` and
     the like, so `last_epoch=` works.
 
-    Args:
-        optimizer: what you train with.
-        model: whose roles tell lmo, blocks and the output layer, which keeps constant decay.
-        to: AdamC (from AdamW alone, the default there), ScionC (the default elsewhere), or Scion.
-        keep_lr: the effective lr of every parameter. False: `lr`, and 20 lr for the output layer.
-        keep_norm: the steady norm of every parameter. False: `steady_norm_sq`. Where there was no decay, there is none.
-        alpha, nesterov: by default as they were (AdamW: 1 - beta1, plain).
-        output, roles, blocks: as in `param_groups`.
-        settings: of the new optimizer, such as polar= or check_finite=.
+    Momentum is copied. AdamW's exp_avg_sq and step map only to AdamC. ScionLight's momentum, which is in the gradients,
+    does not map.
 
-    Momentum is taken over as it is. AdamW's exp_avg_sq and step map to AdamC only. ScionLight's momentum, which is in
-    the gradients, does not map.
+    Args:
+        optimizer: The optimizer, or optimizers, you train with.
+        model: The model, whose modules determine lmo, blocks and the output layer, which keeps constant decay.
+        to: AdamC (only from AdamW, and the default there), ScionC (the default elsewhere), or Scion.
+        keep_lr: Whether to keep the effective lr of every parameter. Otherwise use `lr`, and 20 lr for the output layer.
+        keep_norm: Whether to keep the steady norm of every parameter. Otherwise use `steady_norm_sq`. Parameters without
+            decay stay without.
+        lr: The lr if it is not kept.
+        steady_norm_sq: C^2 if it is not kept.
+        alpha: The new momentum, by default the old one (AdamW: 1 - beta1).
+        nesterov: Whether it is Nesterov's, by default as before (AdamW: not).
+        output: As in `param_groups`.
+        roles: As in `param_groups`.
+        blocks: As in `param_groups`.
+        **settings: Settings of the new optimizer, such as polar= or check_finite=.
 
     Examples:
         >>> model = nn.Linear(4, 4, bias=False); old = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
@@ -104,7 +127,7 @@ def convert(
     if to is AdamC:
         if kinds != {"AdamW"}:
             raise ValueError(
-                f"convert: AdamC takes over from AdamW alone, not from {', '.join(sorted(kinds))}; use ScionC"
+                f"convert: AdamC takes over only from AdamW, not from {', '.join(sorted(kinds))}; use ScionC"
             )
         return _to_adamc(sources, model, output, settings)
     if to not in (Scion, ScionC):
@@ -118,14 +141,14 @@ def convert(
     changes = [_to_scion(source, _rule(source, rules, alpha, nesterov), options) for source in sources]
     new = to(_gathered(changes), **settings)
     _take_over(new, sources, "momentum_buffer")
-    return Converted(new, table(changes))
+    return Converted(new, _format_changes(changes))
 
 
 # --- to Scion and ScionC
 
 
 def _rule(source: Source, rules: Mapping[int, Group], alpha: float | None, nesterov: bool | None) -> Group:
-    """Role, lmo, blocks and momentum. The published Scion says its lmo itself."""
+    """Return role, lmo, blocks and momentum of a parameter; the published Scion has an lmo of its own."""
     if id(source.parameter) not in rules:
         raise ValueError(
             f"convert: {source.name} is frozen; unfreeze it (requires_grad), or leave it out of the optimizer"
@@ -139,7 +162,7 @@ def _rule(source: Source, rules: Mapping[int, Group], alpha: float | None, neste
 
 
 def _to_scion(source: Source, rule: Group, options: ConvertOptions) -> Change:
-    """The new group's values of one parameter."""
+    """Return what becomes of one parameter under Scion or ScionC."""
     momentum = {"alpha": rule["alpha"], "nesterov": rule["nesterov"]}
     setting = ParamSetting(
         1.0, shape=source.shape, lmo=rule["lmo"], blocks=rule["blocks"], weight_decay=1.0, **momentum
@@ -163,7 +186,7 @@ def _to_scion(source: Source, rule: Group, options: ConvertOptions) -> Change:
     if peak * decay > 1:
         raise ValueError(
             f"convert: {source.name}: C^2 = {now:.3g} is unreachable at lr={peak:.3g}: it would take a decay of "
-            f"{peak * decay:.3g} a step; lower lr=, or pass keep_lr=True or keep_norm=False"
+            f"{peak * decay:.3g} per step; lower lr=, or pass keep_lr=True or keep_norm=False"
         )
     if options.to is ScionC and rule["name"] != "output":
         values |= {"weight_decay": None, "steady_norm_sq": now}
@@ -173,7 +196,7 @@ def _to_scion(source: Source, rule: Group, options: ConvertOptions) -> Change:
 
 
 def _gathered(changes: Sequence[Change]) -> list[Group]:
-    """Parameters with the same values in one group; a role's second group is called role-2, and so on."""
+    """Return one group per set of equal values; a role's second group is called role-2, and so on."""
     groups: dict[tuple[Any, ...], Group] = {}
     count: dict[str, int] = {}
     for change in changes:
@@ -189,14 +212,14 @@ def _gathered(changes: Sequence[Change]) -> list[Group]:
 
 
 def _to_adamc(sources: Sequence[Source], model: nn.Module, output: Any, settings: Mapping[str, Any]) -> Converted:
-    """The same groups, but the output layer's weight in one of its own, where decay stays constant."""
+    """Return AdamC with the same groups, except that the output layer's weight has its own, with constant decay."""
     outputs = {} if output is False else find_outputs(model, param_sites(model), output, {})
     groups: dict[tuple[int, bool], Group] = {}
     changes = []
     for source in sources:
         constant = id(source.parameter) in outputs and source.parameter.ndim > 1
         constant = constant or is_skipped(source.group, source.parameter)
-        kept = [key for key in (*_ADAM, *SCHEDULED, *KEYS) if key != UNCORRECTED]
+        kept = [key for key in (*_ADAM_KEYS, *SCHEDULED, *KEYS) if key != UNCORRECTED]
         values = {key: source.group[key] for key in kept if source.group.get(key) is not None}
         values = {"peak_lr": source.peak, "corrected": True, **values} | ({"corrected": False} if constant else {})
         group = groups.setdefault((id(source.group), constant), {**values, "params": []})
@@ -204,14 +227,67 @@ def _to_adamc(sources: Sequence[Source], model: nn.Module, output: Any, settings
         changes.append(Change(source, AdamC, {**values, "weight_decay": source.eta / source.peak}))
     new = AdamC(list(groups.values()), **settings)
     _take_over(new, sources, "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step")
-    return Converted(new, table(changes))
+    return Converted(new, _format_changes(changes))
 
 
 @torch.no_grad()
 def _take_over(new: Optimizer, sources: Sequence[Source], *keys: str) -> None:
-    """Copy state: momentum from under its old name, other keys from under their own."""
+    """Copy state: momentum from its old name, other keys from their own."""
     for source in sources:
         for key in keys:
             old = source.state.get(MOMENTUM[source.kind] if key == "momentum_buffer" else key)
             if isinstance(old, Tensor) and key in new.state[source.parameter]:
                 new.state[source.parameter][key].copy_(old)
+
+
+# --- the table
+
+
+def _format_changes(changes: Sequence[Change]) -> str:
+    """Return a line of titles, then a line per parameter."""
+    return format_table([_TITLES, *map(_row, changes)])
+
+
+def _row(change: Change) -> list[str]:
+    source, values = change.source, change.values
+    blocks = values.get("blocks", 1)
+    rule = f"{source.kind} -> {change.to.__name__}" + (f", {values['lmo']}" if "lmo" in values else "")
+    return [
+        source.name,
+        "x".join(map(str, source.parameter.shape)) or "scalar",
+        rule + (f", {blocks} blocks" if blocks > 1 else ""),
+        f"{float(source.group['lr']):.4g} -> {float(values['lr']):.4g}",
+        f"{source.eta / source.peak:.4g} -> {_decay(values)}",
+        _rms(change),
+        _state(change),
+    ]
+
+
+def _decay(values: Group) -> str:
+    if values["weight_decay"] is None:
+        return f"corrected, C^2 = {values['steady_norm_sq']:.4g}"
+    if values["weight_decay"] == 0:
+        return "none"
+    return f"{values['weight_decay']:.4g}" + (", corrected" if values.get("corrected") else "")
+
+
+def _rms(change: Change) -> str:
+    """Return the root mean square of the weights at steady state."""
+    if change.source.eta == 0:
+        return "grows"
+    if "lmo" not in change.values:
+        peak = change.source.peak
+        rms = math.sqrt(theory.adam_mean_square(peak, change.source.eta / peak, limit=True))
+        return f"{rms:.3g} -> {rms:.3g}"
+    return " -> ".join(f"{math.sqrt(norm_sq * change.unit):.3g}" for norm_sq in (change.was, change.now))
+
+
+def _state(change: Change) -> str:
+    source = change.source
+    if not source.state:
+        return "none yet"
+    if "lmo" not in change.values:
+        return "all"
+    if MOMENTUM[source.kind] not in source.state:
+        return "no momentum found: starts at zero"
+    return "exp_avg -> momentum_buffer; exp_avg_sq, step dropped" if source.kind == "AdamW" else "momentum_buffer"

@@ -1,4 +1,4 @@
-"""The norms of the published Scion code in our words: which lmo, and how large its update is beside ours.
+"""The norms of the published Scion code in our terms: which lmo, and the size of its update relative to ours.
 
 | theirs | ours | size |
 |---|---|---|
@@ -26,7 +26,7 @@ class Rule(NamedTuple):
 
 
 def rule_of(norm: str, options: Mapping[str, Any], shape: Sequence[int]) -> Rule:
-    """Our rule for a group's `norm` and `norm_kwargs`, at a parameter's shape.
+    """Return our rule for a group's `norm` and `norm_kwargs` at a parameter's shape.
 
     >>> rule_of("Spectral", {}, (8, 2)), rule_of("Spectral", {"max": True}, (2, 8))
     (Rule(lmo='spectral', size=1.0), Rule(lmo='spectral', size=2.0))
@@ -34,7 +34,7 @@ def rule_of(norm: str, options: Mapping[str, Any], shape: Sequence[int]) -> Rule
     if norm == "Auto":
         norm, options = ("BiasRMS", "BiasRMS", "Spectral", "SpectralConv", "SpectralConv")[min(len(shape), 4)], {}
     if norm not in _RULES:
-        raise ValueError(f"norm {norm!r} is unknown; known are {', '.join(_RULES)} and Auto")
+        raise ValueError(f"norm {norm!r} is unknown; choose one of {', '.join(_RULES)} or Auto")
     low, high, rule = _RULES[norm]
     if not low <= len(shape) <= high:
         raise ValueError(f"norm {norm!r} is for {low} to {high} dimensions, not for shape {tuple(shape)}")
@@ -48,7 +48,7 @@ def _spectral(shape: Sequence[int], options: Mapping[str, Any]) -> Rule:
 
 
 def _spectral_conv(shape: Sequence[int], options: Mapping[str, Any]) -> Rule:
-    taps = shape[2] ** (len(shape) - 2)  # theirs takes the first side for all
+    taps = shape[2] ** (len(shape) - 2)  # theirs takes the first side for all sides
     return Rule("conv", math.sqrt(math.prod(shape[2:])) / taps)
 
 

@@ -1,4 +1,4 @@
-"""What we move from: every parameter of torch's AdamW, torch's Muon or the published Scion, in the theory's words."""
+"""What `convert` converts: every parameter of torch's AdamW, torch's Muon or the published Scion, in our terms."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ MOMENTUM = {"AdamW": "exp_avg", "Muon": "momentum_buffer", "Scion": "momentum_bu
 
 @dataclass(frozen=True)
 class Source:
-    """One parameter under the old optimizer."""
+    """One parameter under the old optimizer, whose kind is AdamW, Muon or Scion."""
 
-    kind: str  # AdamW, Muon or Scion
+    kind: str
     name: str
     parameter: Tensor
     group: Group
@@ -35,24 +35,24 @@ class Source:
 
     @property
     def peak(self) -> float:
-        """The schedule's largest lr, which with the decay sets the norm: guessed as `correct` does."""
-        found = [float(self.group[key]) for key in ("peak_lr", "max_lr", "initial_lr", "lr") if self.group.get(key)]
-        if not found:
+        """The schedule's largest lr, which together with the decay determines the norm; guessed as `correct` does."""
+        peaks = [float(self.group[key]) for key in ("peak_lr", "max_lr", "initial_lr", "lr") if self.group.get(key)]
+        if not peaks:
             raise ValueError(
                 f"convert: {self.name} has lr 0 and no initial_lr; convert before training ends, or set its lr"
             )
-        return found[0]
+        return peaks[0]
 
     @property
     def eta(self) -> float:
-        """Decay of a step at the peak. The published Scion decays by lr itself; unconstrained it does not."""
+        """The decay per step at the peak. The published Scion decays by lr itself, or not at all if unconstrained."""
         if self.kind == "Scion":
             return 0.0 if self.group["unconstrained"] else self.peak
         return self.peak * float(self.group.get("base_weight_decay", self.group["weight_decay"]))
 
     @property
     def alpha(self) -> float:
-        """The weight of the new gradient: what the published Scion calls momentum."""
+        """The weight of the new gradient, which the published Scion calls momentum."""
         if self.kind == "AdamW":
             return 1 - float(self.group["betas"][0])
         return float(self.group["momentum"]) if self.kind == "Scion" else 1 - float(self.group["momentum"])
@@ -63,14 +63,14 @@ class Source:
 
     @property
     def rule(self) -> Rule:
-        """Of the published Scion: our lmo, and the size of its update beside ours."""
+        """For the published Scion, our lmo and the size of its update relative to ours."""
         try:
             return rule_of(self.group["norm"], self.group["norm_kwargs"], self.parameter.shape)
         except ValueError as error:
             raise ValueError(f"convert: {self.name}: {error}") from None
 
     def factor(self, setting: ParamSetting) -> float:
-        """Our lr / theirs for the same effective lr, that is, the same size of what one gradient does in the end."""
+        """Return our lr / theirs at equal effective lr, so that one gradient contributes as much in total."""
         if self.kind == "AdamW":
             return AdamW(1.0, 1.0).scion_lr(setting)
         if self.kind == "Muon":
@@ -82,8 +82,8 @@ class Source:
 
 
 def sources_of(optimizer: Optimizer, names: Mapping[int, str]) -> list[Source]:
-    """Every parameter of an optimizer; names: by id of the model's parameters."""
-    kind, found = kind_of(optimizer), []
+    """Return every parameter of an optimizer; `names` maps the ids of the model's parameters to their names."""
+    kind, sources = kind_of(optimizer), []
     for index, group in enumerate(optimizer.param_groups):
         for k, p in enumerate(group["params"]):
             if id(p) not in names:
@@ -91,12 +91,12 @@ def sources_of(optimizer: Optimizer, names: Mapping[int, str]) -> list[Source]:
                     f"convert: {type(optimizer).__name__}, {group_label(index, group)}: parameter {k} of shape "
                     f"{tuple(p.shape)} is not in the model; pass the model that it trains"
                 )
-            found.append(Source(kind, names[id(p)], p, group, optimizer.state.get(p, {})))
-    return found
+            sources.append(Source(kind, names[id(p)], p, group, optimizer.state.get(p, {})))
+    return sources
 
 
 def kind_of(optimizer: Optimizer) -> str:
-    """AdamW, Muon or Scion, by the class's name and the groups' keys; ValueError for another."""
+    """Return AdamW, Muon or Scion, by the class name and the group keys; raise ValueError for another optimizer."""
     names, groups = [cls.__name__ for cls in type(optimizer).__mro__], optimizer.param_groups
     if any("Scion" in name for name in names) and {"norm", "norm_kwargs", "scale", "unconstrained"} <= groups[0].keys():
         return "Scion"

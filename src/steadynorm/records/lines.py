@@ -1,4 +1,4 @@
-"""The lines of a record file: header, where the whole ones end, the steps; what is wrong is told with its line."""
+"""The lines of a record file: header, steps and torn end; errors name the line."""
 
 import json
 import os
@@ -11,8 +11,8 @@ from typing import IO, Any
 from steadynorm.records.schema import FILE, SCHEMA, VERSION, RecordError
 
 HEADER_LIMIT = 1 << 24  # bytes; a foreign file may have no newline at all
-STEP = re.compile(rb'\{"step": ?(\d{1,18})[,}]')  # what Recorder writes: the step comes first
-LAYERED = b', "layers": {'  # in a line that has values of single layers; a quote inside a name would be escaped
+STEP = re.compile(rb'\{"step": ?(\d{1,18})[,}]')  # Recorder writes the step first
+LAYERED = b', "layers": {'  # in a line with values of single layers; a quote inside a name would be escaped
 _NOT_JSON = (ValueError, RecursionError)  # what json.loads raises
 _CRC = re.compile(rb', "crc": (\d{1,10})\}\s*')  # the end of a line that Recorder wrote
 
@@ -28,10 +28,10 @@ def sealed(line: bytes) -> bytes:
 
 
 def intact(line: bytes, *, required: bool = False) -> bool:
-    """Whether a line is what was written; one without a checksum only where it is not required."""
+    """Return whether a line matches its checksum; a line without one is intact unless it is required."""
     at = line.rfind(b', "crc": ')
-    found = _CRC.fullmatch(line, at) if at >= 0 else None
-    return not required if found is None else zlib.crc32(line[:at]) == int(found[1])
+    match = _CRC.fullmatch(line, at) if at >= 0 else None
+    return not required if match is None else zlib.crc32(line[:at]) == int(match[1])
 
 
 def read_header(file: IO[bytes], where: Path) -> dict[str, Any]:
@@ -44,13 +44,13 @@ def read_header(file: IO[bytes], where: Path) -> dict[str, Any]:
         header = None
     if not isinstance(header, dict) or header.get("schema") != SCHEMA:
         raise RecordError(
-            f'{where}: not a run record: the first line is no {{"schema": "{SCHEMA}", ...}}; pass a {FILE} that '
+            f'{where}: not a run record: the first line is not {{"schema": "{SCHEMA}", ...}}; pass a {FILE} that '
             "steadynorm wrote"
         )
     version = header.get("version")
     if isinstance(version, int) and version > VERSION:
         raise RecordError(
-            f"{where}: version {version} is newer than {VERSION}, the newest known here; update steadynorm"
+            f"{where}: version {version} is newer than {VERSION}, the newest that this steadynorm reads; update it"
         )
     if version != VERSION or not isinstance(header.get("config"), dict) or not isinstance(header.get("name"), str):
         raise RecordError(f"{where}: line 1 is damaged (version, name or config is missing); restore it from a copy")
@@ -60,7 +60,7 @@ def read_header(file: IO[bytes], where: Path) -> dict[str, Any]:
 
 
 def end_of_lines(file: IO[bytes]) -> tuple[int, int]:
-    """Offset of the end of the last whole line, and how many torn lines (0 or 1) follow; starts after the header."""
+    """Return the offset after the last whole line, and how many torn lines (0 or 1) follow; start after the header."""
     start, at, tail = file.tell(), file.seek(0, os.SEEK_END), b""
     size = at
     while at > start and b"\n" not in tail.rstrip():
@@ -79,7 +79,7 @@ def end_of_lines(file: IO[bytes]) -> tuple[int, int]:
 
 
 def steps(file: IO[bytes], where: Path, end: int, header: Mapping[str, Any]) -> Iterator[tuple[int, int, bytes]]:
-    """(line number, step, line) of every record up to `end`; steps rise. Only lines of unusual form are parsed."""
+    """Yield (line number, step, line) of every record up to `end`, with rising steps; parse only unusual lines."""
     required = "crc" in header
     at, previous = file.tell(), -1
     for number, line in enumerate(file, 2):
@@ -115,7 +115,7 @@ def parse(line: bytes, where: Path, number: int) -> dict[str, Any]:
     step = record.get("step") if isinstance(record, dict) else None
     if record is None or type(step) is not int or not 0 <= step < 10**18:
         raise RecordError(
-            f'{where}: line {number} is damaged: no {{"step": ...}} object; cut the file before it (head -n {number - 1}) '
+            f'{where}: line {number} is damaged: it is not a {{"step": ...}} object; cut the file before it (head -n {number - 1}) '
             "or restore it from a copy"
         )
     record.pop("crc", None)

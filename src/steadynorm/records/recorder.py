@@ -1,4 +1,4 @@
-"""Writing records: a kill leaves at most one torn last line."""
+"""Write records; a kill leaves at most one torn last line."""
 
 import json
 import math
@@ -20,12 +20,15 @@ LAYERS = 100  # how closely a long run keeps the values of single layers, see Re
 class Recorder:
     """Writes a run's records; each line reaches the file in one write, so a kill leaves at most one torn last line.
 
-    `resume_at=k` keeps what an existing file holds of steps < k and goes on from there; without it an existing file
-    is an error. `created` is the ISO time in the header: now, unless an older run is written anew.
-
-    `layers` thins the values of single layers, which make up most of a record: gaps between the steps that keep them stay
-    below 1/layers of the step number. Which steps these are follows from the file, so a resumed run keeps the same ones.
-    None keeps them in every record. All other values are always kept.
+    Args:
+        path: The file.
+        name: The run's name.
+        config: The run's configuration: plain values, lists and mappings.
+        resume_at: If the file exists, keep its steps before this one and continue. Without it an existing file is an error.
+        created: ISO time for the header, by default now.
+        layers: How densely the values of single layers, which make up most of a record, are kept: gaps between steps that
+            have them stay below 1/layers of the step number. The file determines these steps, so a resumed run keeps the
+            same ones. None keeps them in every record. All other values are always kept.
 
     Examples:
         >>> import tempfile
@@ -53,11 +56,11 @@ class Recorder:
         self.path = Path(path)
         self._layers = layers
         self._last, self._last_layered = -1, 0
-        self._left: tuple[int, int, int] | None = None  # the file when it was closed
+        self._left: tuple[int, int, int] | None = None  # identifies the file as it was closed
         plain = _plain(config, "config")
         make_folder(self.path.parent)
         if self.path.exists() and self.path.stat().st_size and resume_at is not None:
-            _same_config(self.path, plain)
+            _check_config(self.path, plain)
             with atomic_write(self.path) as file:
                 file.writelines(self._kept(resume_at))
         elif self.path.exists() and resume_at is None:
@@ -103,13 +106,13 @@ class Recorder:
         return self._layers is None or step - self._last_layered >= max(1, step // self._layers)
 
     def sync(self) -> None:
-        """Until what was written is on the disk: before a checkpoint that goes on from it."""
+        """Wait until everything written is on disk; call it before saving a checkpoint that resumes from here."""
         if self._file is not None:
             os.fsync(self._file)
 
     @property
     def last(self) -> int:
-        """The last step in the file; -1: none."""
+        """The last step in the file; -1 if there is none."""
         return self._last
 
     def close(self) -> None:
@@ -120,7 +123,7 @@ class Recorder:
             self._file = None
 
     def reopen(self) -> bool:
-        """Go on after `close`, without the copy that `resume_at` makes; False if the file is not as it was left."""
+        """Continue after `close` without the copy that `resume_at` makes; return False if the file has changed."""
         if self._file is None and self.path.exists() and _which(self.path.stat()) == self._left:
             self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND)
             return True
@@ -133,7 +136,7 @@ class Recorder:
         self.close()
 
     def _kept(self, resume_at: int) -> Iterator[bytes]:
-        """The lines that stay; those of earlier versions get their checksums."""
+        """Yield the lines to keep; those of earlier versions get checksums."""
         with self.path.open("rb") as file:
             header = read_header(file, self.path)
             seal = (lambda line: line.rstrip() + b"\n") if "crc" in header else sealed
@@ -145,12 +148,12 @@ class Recorder:
                 self._last = step
                 self._last_layered = step if LAYERED in line else self._last_layered
                 yield seal(line)
-                if step == resume_at - 1:  # what follows is written again, whatever it is
+                if step == resume_at - 1:  # the rest is written again, whatever it is
                     return
 
 
 def _which(file: os.stat_result) -> tuple[int, int, int]:
-    """Tells a file that somebody else replaced, cut or went on with."""
+    """Return what changes if someone else replaces, cuts or extends a file."""
     return file.st_dev, file.st_ino, file.st_size
 
 
@@ -164,7 +167,7 @@ def _append(file: int, line: bytes, path: Path) -> None:
         while left:  # one write, unless the disk is nearly full
             left = left[os.write(file, left) :]
     except OSError as error:
-        os.ftruncate(file, start)  # no torn line in the middle if the caller goes on
+        os.ftruncate(file, start)  # leave no torn line if the caller continues
         if (better := explain_os_error(error, path)) is not error:
             raise better from error
         raise
@@ -182,11 +185,11 @@ def _number(value: Any, where: str) -> float | int | None:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """Configuration values as JSON has them: mappings with string keys, lists, strings, numbers, booleans, null."""
+    """Return configuration values in JSON's types."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(each, f"{where}.{key}") for key, each in value.items()}
+        return {str(key): _plain(item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each, f"{where}[{index}]") for index, each in enumerate(value)]
+        return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
     if isinstance(value, PurePath):
         return str(value)
     if isinstance(value, str | bool):
@@ -196,10 +199,11 @@ def _plain(value: Any, where: str) -> Any:
     raise RecordError(f"{where} is a {type(value).__name__}; pass plain values: numbers, strings, lists, mappings")
 
 
-def _same_config(path: Path, given: dict[str, Any]) -> None:
+def _check_config(path: Path, config: dict[str, Any]) -> None:
+    """Raise RecordError if the file was recorded with another configuration."""
     with path.open("rb") as file:
         held = flatten(read_header(file, path)["config"])
-    wanted, missing = flatten(given), object()
+    wanted, missing = flatten(config), object()
     differing = [key for key in held | wanted if held.get(key, missing) != wanted.get(key, missing)]
     if differing:
         shown = ", ".join(f"{key} ({held.get(key, 'none')!r} -> {wanted.get(key, 'none')!r})" for key in differing)
