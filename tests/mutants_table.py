@@ -175,7 +175,7 @@ MUTANTS = (
     # schedules
     schedule("Ratio.__call__", "warmup off by one", "step + 1", "step"),
     schedule("Ratio.__call__", "end of the cosine off by one", "since / self.decay", "(since + 1) / self.decay"),
-    schedule("_SHAPES", "cosine not halved", "(1 + math.cos(math.pi * done)) / 2", "math.cos(math.pi * done / 2)"),
+    schedule("_SHAPES", "cosine not halved", "(1 + math.cos(math.pi * x)) / 2", "math.cos(math.pi * x / 2)"),
     schedule("_GAIN_POWER", "momentum matched without the root", '{"gamma-eff": 0.5, "gamma-prime": 1.0}', '{"gamma-eff": 1.0, "gamma-prime": 1.0}'),
     schedule("MatchedMomentum.at", "lr does not take over at alpha_max", "ratio * (start / least) ** power", "ratio"),
     schedule("MatchedMomentum.at", "matched ratio counts the warmup", "step - self.warmup", "step"),

@@ -15,7 +15,7 @@ from benchmarks import trust
 
 ROOT = Path(__file__).parents[1]
 QUICK = ("test_schedule.py::test_cosine_is_the_papers_at_every_update",)
-FORMULA = "(1 + math.cos(math.pi * done)) / 2"
+FORMULA = "(1 + math.cos(math.pi * x)) / 2"
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.place}: {mutant.breaks}")
@@ -94,7 +94,7 @@ def test_code_is_found_by_its_syntax_tree(place, old, new, mutated, tmp_path):
 def test_broken_formula_is_killed_and_a_harmless_change_survives(capsys, monkeypatch, tmp_path):
     """Which also shows that the copy is what is tested, though the package is installed."""
     harmless = Mutant("schedule:_SHAPES", "nothing", FORMULA, f"0.5 * {FORMULA[:-4]}", QUICK)
-    harmful = Mutant("schedule:_SHAPES", "cosine is a line", FORMULA, "1 - done", QUICK)
+    harmful = Mutant("schedule:_SHAPES", "cosine is a line", FORMULA, "1 - x", QUICK)
     monkeypatch.setattr(mutants, "MUTANTS", (harmless, harmful))
     before = (ROOT / "src" / "steadynorm" / "schedule.py").read_text(encoding="utf-8")
     assert mutants.main(["--jobs", "2", "--out", str(tmp_path / "out.json")]) == 1
@@ -112,7 +112,7 @@ def test_broken_formula_is_killed_and_a_harmless_change_survives(capsys, monkeyp
 @pytest.mark.slow
 def test_selections_must_pass_on_the_unbroken_copy(monkeypatch, tmp_path):
     """They, and tests that are not there, are told before any mutant is tried."""
-    nowhere = Mutant("schedule:_SHAPES", "cosine is a line", FORMULA, "1 - done", ("test_schedule.py::test_not_there",))
+    nowhere = Mutant("schedule:_SHAPES", "cosine is a line", FORMULA, "1 - x", ("test_schedule.py::test_not_there",))
     with pytest.raises(RuntimeError, match="must pass on the unbroken copy: did not run"):
         mutants.check([nowhere], jobs=1, limit=600, report=lambda text: None)
 

@@ -360,7 +360,7 @@ def test_bad_schedules_say_what_and_the_remedy(build: Any, text: str) -> None:
         ({"scale": {"lr": [cosine(9)]}}, "lr has 1 functions for 2 groups"),
         ({"scale": {"lr": {"tail": cosine(9)}}}, r"lr for \['tail'\].*\['body', 'head'\]"),
         ({"value": {"steady_norm_sq": {"head": cosine(9)}}}, r'group 1 \("head"\): steady_norm_sq=None'),
-        ({"value": {"nesterov": constant()}}, r'group 0 \("body"\): nesterov=False is no number'),
+        ({"value": {"nesterov": constant()}}, r'group 0 \("body"\): nesterov=False is not a number'),
         ({"scale": {"lr": 0.5}}, r'group 0 \("body"\): lr is given 0.5; pass a function'),
         ({"value": {"alpha": constant()}, "scale": {"lr": [constant(), lambda step: -1.0]}}, r'"head"\): lr .* -1\.0'),
         ({"value": {"alpha": constant()}, "scale": {"lr": lambda step: math.nan}}, "nan at step 0; return a finite"),

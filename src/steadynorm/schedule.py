@@ -1,7 +1,7 @@
-"""Step -> value: ratios, matched momentum, moving targets. `scheduler.Scheduler` writes them into parameter groups.
+"""Step functions: ratios, matched momentum, moving targets. `scheduler.Scheduler` writes them into parameter groups.
 
-A step function takes the number of completed steps, so update t = 1..T uses f(t-1); past the end it holds its last
-value. The ones made here are frozen dataclasses: they compare, print and pickle as what they are.
+A step function takes the number of completed steps, so update t = 1..T uses f(t-1); past the end it keeps its last
+value. Those of this module are frozen dataclasses, so they compare, print and pickle.
 """
 
 import math
@@ -13,10 +13,10 @@ from steadynorm import theory
 
 StepFunction = Callable[[int], float]
 
-# part of the decay done -> part of the ratio left
+# completed part of the decay -> remaining part of the ratio
 _SHAPES: dict[str, Callable[[float], float]] = {
-    "linear": lambda done: 1 - done,
-    "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
+    "linear": lambda x: 1 - x,
+    "cosine": lambda x: (1 + math.cos(math.pi * x)) / 2,
 }
 _GAIN_POWER = {"gamma-eff": 0.5, "gamma-prime": 1.0}  # gamma G^power is what follows the ratio
 
@@ -53,7 +53,7 @@ class Between:
 
 
 def constant(warmup: int = 0) -> Ratio:
-    """Ratio 1, after a linear warmup: t/warmup at update t.
+    """Return the ratio 1 after a linear warmup, t/warmup at update t.
 
     Examples:
         >>> [constant(warmup=4)(step) for step in range(5)]
@@ -64,7 +64,7 @@ def constant(warmup: int = 0) -> Ratio:
 
 
 def cosine(total: int, warmup: int = 0, final: float = 0.0) -> Ratio:
-    """Half a cosine from 1 to `final`: (1 + cos(pi (t-1)/T))/2 at update t; after a warmup, over what is left of T.
+    """Return half a cosine from 1 to `final`: (1 + cos(pi (t-1)/T))/2 at update t, after a warmup over the rest of T.
 
     Examples:
         >>> [round(cosine(4)(step), 3) for step in range(6)]
@@ -74,7 +74,7 @@ def cosine(total: int, warmup: int = 0, final: float = 0.0) -> Ratio:
 
 
 def linear(total: int, warmup: int = 0, final: float = 0.0) -> Ratio:
-    """A straight line from 1 to `final`: 1 - (t-1)/T at update t; after a warmup, over what is left of T.
+    """Return a straight line from 1 to `final`: 1 - (t-1)/T at update t, after a warmup over the rest of T.
 
     Examples:
         >>> [linear(6, warmup=2)(step) for step in range(7)]
@@ -86,7 +86,7 @@ def linear(total: int, warmup: int = 0, final: float = 0.0) -> Ratio:
 def constant_then_decay(
     total: int, decay: int, warmup: int = 0, final: float = 0.0, shape: Literal["linear", "cosine"] = "linear"
 ) -> Ratio:
-    """Ratio 1 until the last `decay` steps, then a line or half a cosine to `final` (trapezoid, WSD).
+    """Return the ratio 1 until the last `decay` steps, then a line or half a cosine to `final` (trapezoid, WSD).
 
     Examples:
         >>> [constant_then_decay(8, decay=4, warmup=2)(step) for step in range(9)]
@@ -103,7 +103,7 @@ def constant_then_decay(
 
 
 def between(start: float, end: float, ratio: StepFunction) -> Between:
-    """From `start` (ratio 1) to `end` (ratio 0): r start + (1 - r) end.
+    """Return r start + (1 - r) end, which goes from `start` (ratio 1) to `end` (ratio 0).
 
     Examples:
         >>> [between(3.0, 1.0, linear(4))(step) for step in range(5)]
@@ -113,7 +113,7 @@ def between(start: float, end: float, ratio: StepFunction) -> Between:
 
 
 def linear_alpha(start: float, end: float, total: int) -> Between:
-    """alpha in a straight line from `start` to `end` (the paper's stress test: 0.01 to 1).
+    """Return an alpha that goes straight from `start` to `end` (the paper's stress test: 0.01 to 1).
 
     Examples:
         >>> [linear_alpha(0.5, 1.0, 4)(step) for step in range(5)]
@@ -125,7 +125,7 @@ def linear_alpha(start: float, end: float, total: int) -> Between:
 
 
 def cosine_norm(start: float, end: float, total: int) -> Between:
-    """A norm target that moves as a cosine lr does: C_t^2 = r C_0^2 + (1 - r) C_T^2, r = (1 + cos(pi (t-1)/T))/2.
+    """Return a norm target that moves like a cosine lr: C_t^2 = r C_0^2 + (1 - r) C_T^2, r = (1 + cos(pi (t-1)/T))/2.
 
     Examples:
         >>> [round(cosine_norm(4.0, 1.0, 2)(step), 6) for step in range(3)]
@@ -133,27 +133,28 @@ def cosine_norm(start: float, end: float, total: int) -> Between:
     """
     for name, norm in (("start", start), ("end", end)):
         if not 0 < norm < math.inf:
-            raise ValueError(f"{name}={norm} is no steady_norm_sq; pass a finite number above 0")
+            raise ValueError(f"{name}={norm} is not a steady_norm_sq; pass a finite number above 0")
     return between(start, end, cosine(total))
 
 
 @dataclass(frozen=True)
 class MatchedMomentum:
-    """Decay the effective learning rate by raising alpha: gamma_eff(t) = ratio(t) gamma_eff(0) at every step.
+    """Decay the effective learning rate by raising alpha, so that gamma_eff(t) = ratio(t) gamma_eff(0) at every step.
 
         G(alpha_t) = r_t^2 G(alpha_0);   plain momentum: s = sqrt((2 - alpha_0)/alpha_0) r_t,  alpha_t = 2/(1 + s^2)
 
-    gamma stays until alpha has reached alpha_max; from there alpha stays and gamma takes over. A warmup inside
-    `ratio` is followed like anything else, down from alpha_max, so `warmup` ramps lr instead, alpha at its start.
+    gamma is constant until alpha reaches alpha_max; from there alpha is constant and gamma decays. A warmup inside `ratio`
+    would also be followed by alpha, down from alpha_max; `warmup` therefore ramps lr instead, with alpha at its start.
+
+    The step function `.alpha` gives values, `.lr` ratios to the group's own lr.
 
     Args:
-        alpha_0, alpha_max: where alpha starts and stops, 0 < alpha_0 <= alpha_max <= 1.
-        ratio: step -> [0, 1], what gamma_eff follows, counted from the end of warmup.
-        warmup: steps of linear lr warmup before that.
-        nesterov: as the optimizer has it: it changes G.
-        match: "gamma-prime" has gamma' = gamma G follow the ratio, the paper's erroneous match, for comparison only.
-
-    Step functions: `.alpha` gives values, `.lr` gives ratios to the group's own lr.
+        alpha_0: Where alpha starts, 0 < alpha_0 <= alpha_max.
+        alpha_max: Where alpha stops, at most 1.
+        ratio: step -> [0, 1], which gamma_eff follows, counted from the end of warmup.
+        warmup: Steps of linear lr warmup before that.
+        nesterov: Whether the optimizer uses Nesterov momentum, which changes G.
+        match: "gamma-prime" lets gamma' = gamma G follow the ratio, the paper's erroneous match, for comparison only.
 
     Examples:
         >>> matched = MatchedMomentum(0.1, 0.5, cosine(1000))
@@ -187,11 +188,11 @@ class MatchedMomentum:
         return MatchedPart(self, 1)
 
     def at(self, step: int) -> tuple[float, float]:
-        """alpha and the lr ratio at this step."""
+        """Return alpha and the lr ratio at this step."""
         if step < self.warmup:
             return self.alpha_0, (step + 1) / self.warmup
         ratio = float(self.ratio(step - self.warmup))
-        if not 0 <= ratio <= 1 + 1e-9:  # NaN too
+        if not 0 <= ratio <= 1 + 1e-9:  # rejects NaN as well
             raise ValueError(f"MatchedMomentum: ratio is {ratio} at step {step}, outside [0, 1]; let 1 be its maximum")
         ratio = min(ratio, 1.0)
         power, start = _GAIN_POWER[self.match], theory.momentum_gain(self.alpha_0, nesterov=self.nesterov)
@@ -214,7 +215,7 @@ class MatchedPart:
 
 
 def alpha_for_gain(gain: float, low: float, high: float, *, nesterov: bool = False) -> float:
-    """The alpha in [low, high] with momentum_gain(alpha) = gain: 2/(1 + gain), Nesterov by bisection.
+    """Return the alpha in [low, high] with momentum_gain(alpha) = gain: 2/(1 + gain), for Nesterov by bisection.
 
     Both gains fall strictly from alpha = 0 to 1 (Nesterov's with slope 0 at 1), so there is one such alpha.
 
@@ -241,7 +242,7 @@ def _after_warmup(total: int, warmup: int) -> int:
 
 def _check_count(name: str, count: int, least: int = 0) -> None:
     if not isinstance(count, int) or count < least:
-        raise ValueError(f"{name}={count!r} is no number of steps; pass an int, at least {least}")
+        raise ValueError(f"{name}={count!r} is not a number of steps; pass an int of at least {least}")
 
 
 def _check_alpha(name: str, alpha: float) -> None:
@@ -249,6 +250,6 @@ def _check_alpha(name: str, alpha: float) -> None:
         raise ValueError(f"{name}={alpha} is outside (0, 1]; alpha is the weight of the new gradient, 1 - momentum")
 
 
-def _check_choice(name: str, choice: str, known: Collection[str]) -> None:
-    if choice not in known:
-        raise ValueError(f"{name}={choice!r} is unknown; choose from {sorted(known)}")
+def _check_choice(name: str, choice: str, choices: Collection[str]) -> None:
+    if choice not in choices:
+        raise ValueError(f"{name}={choice!r} is unknown; choose from {sorted(choices)}")

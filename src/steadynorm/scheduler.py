@@ -16,19 +16,20 @@ Group = dict[str, Any]
 
 
 class Scheduler(LRScheduler):
-    """Write any key of the parameter groups at every step; a torch LRScheduler, so trainers know how to drive it.
+    """A torch LRScheduler that writes any key of the parameter groups at every step.
 
         scale:  group[key] = f(step) * group["initial_" + key]        value:  group[key] = f(step)
 
-    The base of a scaled key is captured once, in the group: `optimizer.state_dict()` carries it, and a resumed group
-    is not based on its decayed value. Written at construction (step 0), by `step()` and by `load_state_dict()`.
-    The functions are not saved: build the Scheduler with them again, then load.
+    The base of a scaled key is captured once, in the group, so `optimizer.state_dict()` carries it and a resumed group
+    does not take its decayed value for the base. Values are written at construction (step 0), by `step()` and by
+    `load_state_dict()`. The functions are not saved: build the Scheduler with them again, then load.
 
     Args:
-        optimizer: whose groups are written.
-        scale, value: key -> a step function for all groups that have the key (not None); or a list, one per group;
-            or a dict by the groups' "name", "*" for all not named. In both, None leaves a group alone.
-        last_epoch: as in torch: the last step already done, -1 for a new run.
+        optimizer: The optimizer whose groups are written.
+        scale: key -> a step function for all groups that have the key (not None); or a list with one per group; or a dict
+            by the groups' "name", with "*" for all others. In list and dict, None leaves a group alone.
+        value: Likewise, for functions that return the value itself.
+        last_epoch: The last completed step as in torch, -1 for a new run.
 
     Examples:
         >>> import torch
@@ -62,7 +63,7 @@ class Scheduler(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float | Tensor]:
-        """Write this step's values, all computed before the first is written; every torch stepping path calls this."""
+        """Write this step's values, after computing all of them; every stepping path of torch calls this."""
         values = [(group, key, self._value(where, group, key, f)) for where, group, key, f in self._assignments()]
         _own_tensors(self.optimizer.param_groups, {key for _, key, _ in values})
         for group, key, value in values:
@@ -73,7 +74,7 @@ class Scheduler(LRScheduler):
         return [_copy(group["lr"]) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """The step count, and which keys of how many groups are written: numbers and strings only."""
+        """Return the step count, and which keys of how many groups are written, as numbers and strings."""
         return {"last_epoch": self.last_epoch, "_step_count": self._step_count, **self._identity()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -96,7 +97,7 @@ class Scheduler(LRScheduler):
         return value
 
     def _assignments(self) -> Iterator[tuple[str, Group, str, StepFunction]]:
-        """(where, group, key, function) for all that is written."""
+        """Yield (where, group, key, function) for every value to write."""
         groups: list[Group] = self.optimizer.param_groups
         for key, spec in (self.scale | self.value).items():
             functions, written = _per_group(key, spec, groups), 0
@@ -106,7 +107,7 @@ class Scheduler(LRScheduler):
                     continue
                 where = group_label(index, group)
                 if isinstance(group.get(key), bool) or not isinstance(group.get(key), float | int | Tensor):
-                    raise ValueError(f"{where}: {key}={group.get(key)!r} is no number to schedule; pass None for it")
+                    raise ValueError(f"{where}: {key}={group.get(key)!r} is not a number to schedule; pass None for it")
                 if not callable(function):
                     raise TypeError(f"{where}: {key} is given {function!r}; pass a function of the step")
                 if key == "weight_decay" and not isinstance(decay_rule(group), Constant):
@@ -117,8 +118,8 @@ class Scheduler(LRScheduler):
                 written += 1
                 yield f"{where}: {key}", group, key, function
             if not written:
-                known = sorted({name for group in groups for name in group} - {"params"})
-                raise ValueError(f"Scheduler: no group has a number under {key!r}; the groups' keys are {known}")
+                keys = sorted({name for group in groups for name in group} - {"params"})
+                raise ValueError(f"Scheduler: no group has a number under {key!r}; the groups' keys are {keys}")
 
 
 def _per_group(key: str, spec: PerGroup, groups: list[Group]) -> Sequence[StepFunction | None]:
@@ -129,13 +130,13 @@ def _per_group(key: str, spec: PerGroup, groups: list[Group]) -> Sequence[StepFu
         return [spec.get(name, spec.get("*")) for name in names]
     if isinstance(spec, Sequence):
         if len(spec) != len(groups):
-            raise ValueError(f"Scheduler: {key} has {len(spec)} functions for {len(groups)} groups; pass one for each")
+            raise ValueError(f"Scheduler: {key} has {len(spec)} functions for {len(groups)} groups; pass one per group")
         return spec
     return [spec] * len(groups)
 
 
 def _own_tensors(groups: list[Group], keys: set[str]) -> None:
-    """Groups that took a tensor lr from the optimizer's default share one object: writing one would write all."""
+    """Give each group its own tensor: groups that took one from the optimizer's defaults share it."""
     seen: set[int] = set()
     for group in groups:
         for key in keys & group.keys():

@@ -1,9 +1,10 @@
-"""Thin pieces for other people's trainers; each module imports its library when you import it, and only then.
+"""Adapters for other people's trainers; each module imports its library only when you import the module.
 
-| module | what it has |
+| module | contents |
 |---|---|
 | `huggingface` | `MonitorCallback` for `transformers.Trainer` |
 | `lightning` | `MonitorCallback` for Lightning's `Trainer` |
 | `timm` | `register()`: our optimizers in timm's `create_optimizer_v2` |
-| `sinks` | where records go: `to_tensorboard`, `to_wandb`, `to_folder` |
+
+`steadynorm.records.sinks` has the sinks that records go to: `to_tensorboard`, `to_wandb`, `to_folder`.
 """

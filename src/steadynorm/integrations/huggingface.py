@@ -17,14 +17,14 @@ STATE = "steadynorm_monitor.pt"  # beside the optimizer's state, in the Trainer'
 
 
 class MonitorCallback(TrainerCallback):
-    """Norms, alignment and forecast of every optimizer step, handed over whenever the Trainer logs.
+    """Measures every optimizer step, and passes the records to sinks whenever the Trainer logs.
 
-    Arguments:
-        sinks: functions of a list of records, such as `sinks.to_tensorboard(writer)`; called in the first process only.
-        settings: of `steadynorm.Monitor`: every, flush, alignment, forecast.
+    Its state goes into the Trainer's checkpoints. Resumed from one in `output_dir` it continues as if uninterrupted; from
+    one elsewhere its forecast starts again. `loss` is the mean that the Trainer logs, in the record of that step.
 
-    Its state goes into the Trainer's checkpoints. Resumed from one in `output_dir` it goes on as if unbroken; from one
-    elsewhere its forecast starts anew. `loss` is the mean that the Trainer logs, in the record of that step.
+    Args:
+        *sinks: Functions of a list of records, such as `sinks.to_tensorboard(writer)`, called only in the first process.
+        **settings: Settings of `steadynorm.Monitor`: every, flush, alignment, forecast.
     """
 
     def __init__(self, *sinks: Sink, **settings: Any):
@@ -43,9 +43,9 @@ class MonitorCallback(TrainerCallback):
         self.watch.hand_over(**{key: float(logs[key]) for key in ("loss",) if key in logs})
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        found = self.watch.state_dict()
+        saved = self.watch.state_dict()
         if args.should_save and _folder(args, state).is_dir():
-            torch.save(found, _folder(args, state) / STATE)
+            torch.save(saved, _folder(args, state) / STATE)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.watch.end()

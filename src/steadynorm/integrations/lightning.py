@@ -12,15 +12,15 @@ from steadynorm.records.sinks import Sink
 
 
 class MonitorCallback(Callback):
-    """Norms, alignment and forecast of every optimizer step, handed over every `log_every_n_steps` of the Trainer.
+    """Measures every optimizer step, and passes the records to sinks every `log_every_n_steps` of the Trainer.
 
-    Arguments:
-        sinks: functions of a list of records, such as `sinks.to_tensorboard(trainer.logger.experiment)`; called in the
-            first process only.
-        optimizer: which of `configure_optimizers`' it watches.
-        settings: of `steadynorm.Monitor`: every, flush, alignment, forecast.
+    Its state is part of Lightning's checkpoints, so a resumed run continues as if uninterrupted.
 
-    Its state is part of Lightning's checkpoints, so a resumed run goes on as if unbroken.
+    Args:
+        *sinks: Functions of a list of records, such as `sinks.to_tensorboard(trainer.logger.experiment)`, called only in
+            the first process.
+        optimizer: The index of the optimizer to watch among those of `configure_optimizers`.
+        **settings: Settings of `steadynorm.Monitor`: every, flush, alignment, forecast.
     """
 
     def __init__(self, *sinks: Sink, optimizer: int = 0, **settings: Any):

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from steadynorm.optim import SGDC, AdamC, LionC, RenormalizedAdamW, Scion, ScionC
 
-# timm has an "adamc", "lionc", "sgdc" of its own: one peak for all groups, not saved.
+# timm has its own "adamc", "lionc" and "sgdc", with one peak for all groups that is not saved.
 NAMES: dict[str, type[Optimizer]] = {
     "steadyscion": Scion,
     "steadyscionc": ScionC,
@@ -26,7 +26,7 @@ NAMES: dict[str, type[Optimizer]] = {
 
 
 def register() -> None:
-    """Make the names above known to timm; a second call changes nothing."""
+    """Register the names above with timm; a second call changes nothing."""
     for name, cls in NAMES.items():
         if name not in default_registry.list_optimizers():
             betas = cls in (AdamC, LionC, RenormalizedAdamW)
@@ -41,20 +41,20 @@ def register() -> None:
 
 
 def _with_own_peak(group: Any, lr: float | None) -> Any:
-    """With layer decay timm's schedulers multiply a group's lr by its `lr_scale`: that is its peak."""
+    """Set the peak of a group with layer decay, where timm's schedulers multiply lr by the group's `lr_scale`."""
     lr = group.get("lr", lr) if isinstance(group, dict) else None
     return group if lr is None or "lr_scale" not in group else {"peak_lr": lr * group["lr_scale"], **group}
 
 
 def _maker(cls: type[Optimizer]) -> Callable[..., Optimizer]:
-    """timm passes one lr and one decay beside the groups, which is a trap where the groups have their own."""
+    """Return a constructor that refuses timm's lr if the groups have their own and would ignore it."""
 
     def make(params: Any, lr: float | None = None, **settings: Any) -> Optimizer:
         groups = list(params)
         own = {group["lr"] for group in groups if isinstance(group, dict) and "lr" in group}
         if lr is not None and own and lr not in own:
             raise ValueError(
-                f"create_optimizer: lr={lr:g} would not be used, the groups have {', '.join(f'{each:g}' for each in own)}; "
+                f"create_optimizer: lr={lr:g} would not be used, the groups have {', '.join(f'{value:g}' for value in own)}; "
                 "pass it to the groups: param_group_fn=partial(steadynorm.param_groups, lr=...)"
             )
         if cls in (AdamC, LionC, SGDC):

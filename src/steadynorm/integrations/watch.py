@@ -1,4 +1,4 @@
-"""What the callbacks of all trainers share: a monitor made when training begins, records handed to sinks, its state."""
+"""What the callbacks of all trainers share: a monitor made when training begins, its records and its state."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,9 +13,9 @@ from steadynorm.records.sinks import Sink
 class Watch:
     """A `Monitor` whose optimizer is known later than its settings.
 
-    Arguments:
-        sinks: functions of a list of records, such as `sinks.to_tensorboard(writer)`.
-        settings: of the `Monitor`: every, flush, alignment, forecast.
+    Args:
+        sinks: Functions of a list of records, such as `sinks.to_tensorboard(writer)`.
+        settings: Settings of the `Monitor`: every, flush, alignment, forecast.
     """
 
     def __init__(self, sinks: tuple[Sink, ...], settings: Mapping[str, Any]):
@@ -25,10 +25,10 @@ class Watch:
             )
         self.sinks, self.settings = sinks, dict(settings)
         self.monitor: Monitor | None = None
-        self._saved: dict[str, Any] | None = None  # of a checkpoint, until the monitor is made
+        self._saved: dict[str, Any] | None = None  # from a checkpoint, until the monitor exists
 
     def begin(self, optimizer: Optimizer, model: nn.Module | None, *, steps: int) -> None:
-        """Attach to the optimizer of a run that has taken so many steps; one attached before is let go."""
+        """Attach to the optimizer of a run that has taken `steps` steps, and detach from one attached before."""
         self.end()
         self.monitor = Monitor(optimizer, model, **self.settings)
         self.monitor.steps = steps
@@ -37,7 +37,7 @@ class Watch:
             self._saved = None
 
     def hand_over(self, **last: float) -> None:
-        """Give the new records to the sinks; `last` are values for the latest of them."""
+        """Pass the new records to the sinks, with `last` added to the latest of them."""
         records: list[Record] = self.monitor.measure() if self.monitor is not None else []
         if records:
             records[-1] |= last
@@ -45,17 +45,17 @@ class Watch:
                 sink(records)
 
     def end(self) -> None:
-        """Hand over what is left and detach."""
+        """Pass on the remaining records and detach."""
         self.hand_over()
         if self.monitor is not None:
             self.monitor.close()
         self.monitor = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The monitor's, its records handed over before."""
+        """Pass on the remaining records, and return the monitor's state."""
         self.hand_over()
         return self.monitor.state_dict() if self.monitor is not None else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """To be taken up by `begin`."""
+        """Keep a saved state for `begin`."""
         self._saved = state or None

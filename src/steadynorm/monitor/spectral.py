@@ -126,11 +126,11 @@ class SpectralNorms:
 
     @property
     def keys(self) -> list[tuple[Layer, int]]:
-        """Layer and number of the matrix in it, of each value returned."""
+        """The layer, and the index of the matrix in it, for each value returned."""
         return [(layer, k) for layer in self.layers for k in range(self.matrices)]
 
     def by_layer(self) -> dict[str, Tensor]:
-        """The vectors, (matrices, d_in), by name of the layer."""
+        """Return the vectors, (matrices, d_in), by layer name."""
         parts = self.vectors.view(len(self.layers), self.matrices, self.columns).unbind(0)
         return {layer.name: part.clone() for layer, part in zip(self.layers, parts, strict=True)}
 
@@ -144,11 +144,11 @@ class SpectralNorms:
                 )
 
     def load(self, vectors: Mapping[str, Tensor]) -> None:
-        """Take the vectors of those layers that are named."""
+        """Restore the vectors of the layers named."""
         self.vectors = torch.cat([vectors.get(name, own).to(own) for name, own in self.by_layer().items()])
 
     def warm_up(self) -> None:
-        """Find the leading vectors of the weights as they are."""
+        """Find the leading vectors of the current weights."""
         self(self.WARM_UP)
 
     @torch.no_grad()
@@ -169,7 +169,7 @@ class SpectralNorms:
         return torch.cat(found) * self.scale
 
     def _product(self, layers: Sequence[Layer]) -> Product:
-        """The product with matrices that this process has whole; on a CPU one by one, which is three times faster."""
+        """Return the product for matrices that this process holds entirely; on a CPU one by one, three times faster."""
         if self.vectors.device.type == "cpu":
             parts = [a for layer in layers for a in self._matrices([_whole(layer)]).unbind(0)]
 
@@ -188,7 +188,7 @@ class SpectralNorms:
         return batched
 
     def _rows_product(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """The same where this process has some rows of each: |w|^2 and A^T w are sums over rows, in fp64."""
+        """Multiply where this process holds some rows of each matrix: |w|^2 and A^T w are sums over rows, in fp64."""
         layout = self.layers[0].layout
         assert layout is not None
         sums = v.new_zeros(len(self.layers), self.matrices, self.columns + 1, dtype=torch.float64)
@@ -197,7 +197,7 @@ class SpectralNorms:
         for layer, own, into in zip(self.layers, vectors.unbind(0), sums.unbind(0), strict=True):
             rows, at = layer.local_weights.to(self.dtype).reshape(-1, self.columns), 0
             while at < len(rows):
-                k = (first + at) // self.rows  # the matrix these rows are of
+                k = (first + at) // self.rows  # the matrix that these rows belong to
                 end = min(len(rows), (k + 1) * self.rows - first)
                 w = torch.mv(rows[at:end], own[k])
                 size = _length(w).double()
@@ -208,7 +208,7 @@ class SpectralNorms:
         return torch.where(size == 0, 0.0, summed[:, :-1] / size).to(self.dtype), size.to(self.dtype)
 
     def _matrices(self, parameters: list[Tensor]) -> Tensor:
-        """(matrices, d_out, d_in) of parameters of this shape."""
+        """Return parameters of this shape as (matrices, d_out, d_in)."""
         first, alone = self.layers[0], len(parameters) == 1  # a single parameter is viewed, not copied
         x = (parameters[0].unsqueeze(0) if alone else torch.stack(parameters)).to(self.dtype)
         x = first.lmo.view.to_matrices(x, first.blocks, 1)
@@ -216,25 +216,25 @@ class SpectralNorms:
 
 
 def _length(x: Tensor) -> Tensor:
-    """(..., 1): l2 norm of vectors, summed in fp64 where there is one, so that no square overflows or is lost."""
+    """Return the l2 norm of vectors, (..., 1), summed in fp64 if available, so that no square over- or underflows."""
     wide = x.dtype if x.device.type == "mps" else torch.float64
     return torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide).to(x.dtype)
 
 
 def _unit(x: Tensor) -> Tensor:
-    """Vectors of length 1; zero stays zero."""
+    """Scale vectors to length 1; zero stays zero."""
     return x / _length(x).clamp(min=torch.finfo(x.dtype).tiny)
 
 
 def spectral_norms(layers: Sequence[Layer]) -> list[SpectralNorms]:
-    """One for each kind of spectral layer."""
+    """Return one `SpectralNorms` per kind of spectral layer."""
     alike: dict[tuple[object, ...], list[Layer]] = {}
     for layer in layers:
         if layer.is_spectral:
             p = layer.parameter
             key = (layer.lmo.name, layer.blocks, layer.shape, layer.layout, p.dtype, p.device)
             alike.setdefault(key, []).append(layer)
-    return [SpectralNorms(some) for some in alike.values()]
+    return [SpectralNorms(members) for members in alike.values()]
 
 
 def _whole(layer: Layer) -> Tensor:

@@ -1,7 +1,7 @@
-"""Plots, heat maps, tables and text as one self-contained HTML file that opens offline and asks the network nothing.
+"""Plots, heat maps, tables and text as one self-contained HTML file that opens offline and makes no request.
 
-What is shown is a value: blocks in reading order, made of frozen dataclasses. `page.css` and `page.js` draw it with
-plotly.js, which is embedded. Names are data, never markup: JSON with `<`, `>` and `&` escaped, or `html.escape`; and the
+What is shown is a value: blocks in reading order, which are frozen dataclasses. `page.css` and `page.js` draw it with
+plotly.js, which is embedded. Names are data, never markup: JSON with `<`, `>` and `&` escaped, or `html.escape`. The
 content security policy lets only our own scripts run, by their hash.
 """
 

@@ -13,16 +13,19 @@ STYLES = ("line", "dash", "points")
 
 @dataclass(frozen=True, eq=False)
 class Series:
-    """y over x. `toggle` names the run it belongs to: its chip hides it, its colour is the run's.
+    """y over x.
 
-    `error` (one standard error, say) is a bar on points and a band around a line.
+    Attributes:
+        error: For example one standard error: a bar on points, a band around a line.
+        style: One of STYLES.
+        toggle: The run it belongs to, whose chip hides it and whose colour it has.
     """
 
     name: str
     x: Numbers
     y: Numbers
     error: Numbers | None = None
-    style: str = "line"  # of STYLES
+    style: str = "line"
     toggle: str = ""
 
 
@@ -42,7 +45,7 @@ class Plot:
 
 @dataclass(frozen=True, eq=False)
 class HeatMap:
-    """z[row, column] over names y and numbers x, in colours that part at `middle`; low and high are where they end."""
+    """z[row, column] over names y and numbers x, in colours that diverge from `middle` and end at `low` and `high`."""
 
     title: str
     x_label: str
@@ -59,7 +62,7 @@ class HeatMap:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a header. A cell that is the name of a run shows its colour; `folded` hides the rows until asked."""
+    """Rows under a header. A cell that is the name of a run shows its colour; `folded` hides the rows at first."""
 
     title: str
     header: Sequence[str]
@@ -70,7 +73,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Text:
-    """A heading and paragraphs; begins a section of the page."""
+    """A heading and paragraphs, which begin a section of the page."""
 
     title: str
     paragraphs: Sequence[str] = ()
@@ -81,7 +84,7 @@ Block = Plot | HeatMap | Table | Text
 
 @dataclass(frozen=True, eq=False)
 class Page:
-    """Blocks in reading order, and files the reader can save, by name."""
+    """Blocks in reading order, and the files that the reader can save, by name."""
 
     title: str
     subtitle: str

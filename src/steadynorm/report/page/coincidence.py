@@ -1,4 +1,4 @@
-"""Which lines of a plot lie under others, so that they can be drawn wider and still be seen."""
+"""Find lines of a plot that lie under others, so that they can be drawn wider and remain visible."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from steadynorm.report.page.blocks import Series
 
-_MOST = 12  # lines of a plot that are compared; more are told apart by hiding runs
+_MOST = 12  # lines of a plot that are compared; with more, the reader hides runs
 _CLOSE = 0.005  # of the plot's height
 _SHARE = 0.9  # of the points
 
@@ -14,23 +14,23 @@ _SHARE = 0.9  # of the points
 def covering(series: Sequence[Series], *, log: bool = False) -> list[int]:
     """Return for each series how many later ones of its style coincide with it nearly everywhere.
 
-    log: on a logarithmic axis.
+    With `log`, they are compared on a logarithmic axis.
 
     >>> x = [1, 2, 3, 4]
     >>> covering([Series("a", x, [1, 2, 3, 4]), Series("b", x, [1, 2, 3, 4]), Series("c", x, [4, 3, 2, 1])])
     [1, 0, 0]
     """
-    curves = [_finite(each, log) for each in series]
+    curves = [_finite(line, log) for line in series]
     values = np.concatenate([y for _, y in curves] or [np.zeros(0)])
     if len(series) > _MOST or not len(values):
         return [0] * len(series)
     close = _CLOSE * float(np.ptp(values))
     return [
         sum(
-            later.style == each.style != "points" and _coincide(curves[k], curves[k + 1 + j], close)
+            later.style == line.style != "points" and _coincide(curves[k], curves[k + 1 + j], close)
             for j, later in enumerate(series[k + 1 :])
         )
-        for k, each in enumerate(series)
+        for k, line in enumerate(series)
     ]
 
 

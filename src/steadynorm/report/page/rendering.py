@@ -1,4 +1,4 @@
-"""Blocks to HTML: the data as escaped JSON, scripts allowed by their hash alone."""
+"""Blocks to HTML: data as escaped JSON, and scripts allowed only by their hash."""
 
 import base64
 import hashlib
@@ -31,7 +31,7 @@ _EARLY = """{
 
 
 def write(page: Page, path: str | Path) -> Path:
-    """Write the page as one HTML file, whole or not at all; returns its path."""
+    """Write the page as one HTML file, entirely or not at all, and return its path."""
     path = Path(path)
     text = render(page)
     make_folder(path.parent)
@@ -41,9 +41,9 @@ def write(page: Page, path: str | Path) -> Path:
 
 
 def render(page: Page) -> str:
-    """The page as HTML text."""
-    made = _Body(_toggles(page.blocks))
-    body = made.blocks(page.blocks)
+    """Return the page as HTML text."""
+    body = _Body(_toggles(page.blocks))
+    main = body.blocks(page.blocks)
     asset = files("steadynorm.report.page").joinpath
     scripts = [_EARLY, _script(asset("page.js").read_text("utf-8")), plotly := _plotly()]
     hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
@@ -77,12 +77,12 @@ def render(page: Page) -> str:
 <body>
 <header><div><h1>{title}</h1><p>{subtitle}</p></div><div class="saves">{saved}</div></header>
 <noscript><p>The plots need JavaScript; everything they need is inside this file.</p></noscript>
-{_toolbar(made.toggles, page.blocks)}
+{_toolbar(body.toggles, page.blocks)}
 <main>
-{body}
+{main}
 </main>
 <footer>Made by steadynorm. Drag across a plot to zoom all plots, double-click to see everything again.</footer>
-<script type="application/json" id="data">{_json({"toggles": made.toggles, "x": made.shared, "plots": made.plots})}</script>
+<script type="application/json" id="data">{_json({"toggles": body.toggles, "x": body.shared, "plots": body.plots})}</script>
 {stored}
 <script type="text/plain" id="plotly">{_packed(plotly)}</script>
 <script>{scripts[1]}</script>
@@ -92,7 +92,7 @@ def render(page: Page) -> str:
 
 
 class _Body:
-    """Blocks as HTML, and beside it the data that page.js draws."""
+    """Renders blocks as HTML, and collects the data that page.js draws."""
 
     def __init__(self, toggles: list[str]):
         self.toggles = toggles
@@ -101,7 +101,7 @@ class _Body:
         self._seen: dict[tuple[Any, ...], int] = {}
 
     def blocks(self, blocks: Sequence[Block]) -> str:
-        """Figures that follow each other share a grid."""
+        """Return blocks as HTML; consecutive figures share a grid."""
         out, figures = [], []
         for block in [*blocks, None]:
             if isinstance(block, Plot | HeatMap):
@@ -111,7 +111,7 @@ class _Body:
                 out.append(f'<div class="grid">{"".join(figures)}</div>')
                 figures = []
             if isinstance(block, Text):
-                paragraphs = "".join(f"<p>{escape(each)}</p>" for each in block.paragraphs)
+                paragraphs = "".join(f"<p>{escape(paragraph)}</p>" for paragraph in block.paragraphs)
                 out.append(f'<section class="text"><h2>{escape(block.title)}</h2>{paragraphs}</section>')
             elif block is not None:
                 out.append(self._table(block))
@@ -119,23 +119,23 @@ class _Body:
 
     def _plot(self, plot: Plot) -> str:
         series, keys, own = [], {}, len(self.toggles)
-        bearers = Counter(name for name, _ in {(each.name, each.toggle) for each in plot.series})
-        for each in plot.series:
-            where = f"plot {plot.title!r}, series {each.name!r}"
-            x, y, error = _columns(each, where)
-            if each.style not in STYLES:
-                raise ValueError(f"{where}: style={each.style!r} is unknown; choose one of {', '.join(STYLES)}")
-            colour = self.toggles.index(each.toggle) if each.toggle else own
-            own += not each.toggle
-            if each.name != each.toggle:  # what several runs share is neutral; a run by itself has its chip
-                keys.setdefault((each.name, each.style, -1 if bearers[each.name] > 1 else colour), None)
-            entry = {"name": each.name, "x": self._share(x), "y": rounded(y), "style": each.style, "colour": colour}
+        bearers = Counter(name for name, _ in {(line.name, line.toggle) for line in plot.series})
+        for line in plot.series:
+            where = f"plot {plot.title!r}, series {line.name!r}"
+            x, y, error = _columns(line, where)
+            if line.style not in STYLES:
+                raise ValueError(f"{where}: style={line.style!r} is unknown; choose one of {', '.join(STYLES)}")
+            colour = self.toggles.index(line.toggle) if line.toggle else own
+            own += not line.toggle
+            if line.name != line.toggle:  # a name that several runs share is neutral; a run by itself has its chip
+                keys.setdefault((line.name, line.style, -1 if bearers[line.name] > 1 else colour), None)
+            entry = {"name": line.name, "x": self._share(x), "y": rounded(y), "style": line.style, "colour": colour}
             entry |= {"error": rounded(error)} if error is not None else {}
-            entry |= {"run": colour} if each.toggle else {}
+            entry |= {"run": colour} if line.toggle else {}
             series.append(entry)
         for entry, under in zip(series, covering(plot.series, log=plot.log_y), strict=True):
             entry |= {"under": under} if under else {}
-        values = np.concatenate([np.asarray(each.y, float).ravel() for each in plot.series] or [np.zeros(0)])
+        values = np.concatenate([np.asarray(line.y, float).ravel() for line in plot.series] or [np.zeros(0)])
         positive = bool((values > 0).any() and not (values < 0).any())
         number = self._add(plot, series=series, logX=plot.log_x, logY=plot.log_y and positive, positive=positive)
         self.plots[number]["zero"] = plot.zero
@@ -161,13 +161,13 @@ class _Body:
             self.plots[number]["run"] = self.toggles.index(plot.toggle)
         return self._card(number, plot, "", "")
 
-    def _add(self, plot: Plot | HeatMap, **drawn: Any) -> int:
-        taken = {each["id"] for each in self.plots}
+    def _add(self, plot: Plot | HeatMap, **data: Any) -> int:
+        taken = {drawn["id"] for drawn in self.plots}
         name = re.sub(r"[^a-z0-9]+", "-", plot.title.lower()).strip("-")[:40] or "plot"
         choices = [name, *(f"{name}-{count}" for count in range(2, len(taken) + 2))]
-        identity = next(each for each in choices if each not in taken)
+        identity = next(choice for choice in choices if choice not in taken)
         labels = {"id": identity, "title": plot.title, "xLabel": plot.x_label, "yLabel": plot.y_label}
-        self.plots.append(labels | {"kind": "heat" if isinstance(plot, HeatMap) else "plot"} | drawn)
+        self.plots.append(labels | {"kind": "heat" if isinstance(plot, HeatMap) else "plot"} | data)
         return len(self.plots) - 1
 
     def _card(self, number: int, plot: Plot | HeatMap, keys: str, log: str) -> str:
@@ -189,9 +189,9 @@ class _Body:
                     f"table {table.title!r}: a row has {len(row)} cells under {len(table.header)} headings"
                 )
         head = "".join(
-            f'<th scope="col"><button type="button">{self._name(each)}</button></th>' for each in table.header
+            f'<th scope="col"><button type="button">{self._name(title)}</button></th>' for title in table.header
         )
-        rows = "".join(f"<tr{self._of(row)}>{''.join(self._cell(each) for each in row)}</tr>" for row in table.rows)
+        rows = "".join(f"<tr{self._of(row)}>{''.join(map(self._cell, row))}</tr>" for row in table.rows)
         caption = f'<p class="caption">{escape(table.caption)}</p>' if table.caption else ""
         inner = (
             f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}"><table>'
@@ -224,9 +224,9 @@ class _Body:
 
 
 def shown(value: float | int | None) -> str:
-    """A number as a table shows it.
+    """Return a number as a table shows it.
 
-    >>> [shown(each) for each in (None, float("nan"), 12345, 0.0123456, 98765.4, 2.9)]
+    >>> [shown(value) for value in (None, float("nan"), 12345, 0.0123456, 98765.4, 2.9)]
     ['—', '—', '12,345', '0.01235', '98,765', '2.900']
     """
     if value is None or not math.isfinite(value):
@@ -237,7 +237,7 @@ def shown(value: float | int | None) -> str:
 
 
 def _columns(series: Series, where: str) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """x, y and error as arrays of one length, where x is finite."""
+    """Return x, y and error as arrays of equal length, where x is finite."""
     x, y = np.asarray(series.x), np.asarray(series.y, float)
     error = None if series.error is None else np.asarray(series.error, float)
     if x.ndim != 1 or x.shape != y.shape or (error is not None and error.shape != x.shape):
@@ -250,23 +250,23 @@ def _columns(series: Series, where: str) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def rounded(values: np.ndarray, digits: int = 6) -> list[float | None]:
-    """Numbers as a page stores them: to so many digits, None where not finite."""
+    """Return numbers as a page stores them: rounded to `digits` digits, None where not finite."""
     return [float(f"{v:.{digits}g}") if math.isfinite(v) else None for v in values.tolist()]
 
 
 def _toggles(blocks: Sequence[Block]) -> list[str]:
-    """Names of runs, in order of appearance."""
+    """Return the names of runs in order of appearance."""
     names = {}
     for block in blocks:
         if isinstance(block, HeatMap):
             names[block.toggle] = None
         elif isinstance(block, Plot):
-            names |= {each.toggle: None for each in block.series}
+            names |= {line.toggle: None for line in block.series}
     return [name for name in names if name]
 
 
 def _swatch(colour: int, style: str) -> str:
-    """A short piece of a series' line; colour -1 is neutral."""
+    """Return a short piece of a series' line; colour -1 is neutral."""
     stroke = "currentColor" if colour < 0 else f"var(--c{colour % _COLOURS})"
     dash = "5 3" if style == "dash" else _DASHES[max(colour, 0) // _COLOURS % len(_DASHES)]
     mark = (
@@ -288,19 +288,19 @@ def _toolbar(toggles: Sequence[str], blocks: Sequence[Block]) -> str:
     log = '<button type="button" id="log" aria-pressed="false">log y</button>'
     sections = "".join(
         f'<button type="button" data-section="{index}">{escape(block.title)}</button>'
-        for index, block in enumerate(each for each in blocks if isinstance(each, Text))
+        for index, block in enumerate(block for block in blocks if isinstance(block, Text))
     )
     return (
         f'<nav class="sections" aria-label="sections">{sections}</nav>'
         f'<div class="toolbar" role="toolbar" aria-label="runs and scales">{many if len(toggles) > 12 else ""}'
         f'<div class="chips">{chips}</div><div class="tools">{every if len(toggles) > 2 else ""}'
-        f"{log if any(isinstance(each, Plot) for each in blocks) else ''}"
+        f"{log if any(isinstance(block, Plot) for block in blocks) else ''}"
         '<button type="button" id="theme" aria-pressed="false">dark</button></div></div>'
     )
 
 
 def _json(value: Any) -> str:
-    """JSON that may stand inside a script element.
+    """Return JSON that is safe inside a script element.
 
     >>> _json(["</script>", "a & b"])
     '["\\\\u003c/script\\\\u003e","a \\\\u0026 b"]'
@@ -310,12 +310,12 @@ def _json(value: Any) -> str:
 
 
 def _packed(content: str) -> str:
-    """Compressed, as base64; page.js unpacks it. plotly.js takes 2 MB so, instead of 5."""
+    """Compress to base64, which page.js unpacks; plotly.js takes 2 MB instead of 5 this way."""
     return base64.b64encode(zlib.compress(content.encode("utf-8", "replace"), 9)).decode()
 
 
 def _script(code: str) -> str:
-    """Code that may stand inside a script element, with the line ends an HTML parser makes of it."""
+    """Return code that is safe inside a script element, with the line ends that an HTML parser turns it into."""
     code = code.replace("\r\n", "\n").replace("\r", "\n").replace("<!--", "<\\!--")
     return re.sub(r"</(?=script)", r"<\\/", code, flags=re.IGNORECASE)
 
