@@ -13,9 +13,10 @@ import torch
 
 from steadynorm import lmo as lmos
 from steadynorm.optim.buckets import Bucket
-from steadynorm.optim.scion import SCION_PARTS, ScionSettings
-from steadynorm.optim.sharding import exchange as distributed
+from steadynorm.optim.scion import SCION_RULE, ScionSettings
 from steadynorm.optim.sharding.layout import Box, Layout
+from steadynorm.optim.sharding.ownership import layout_in, plan_exchange
+from steadynorm.optim.sharding.strategy import takes_two_hops
 from steadynorm.polar import Polar
 
 Shape = tuple[int, ...]
@@ -67,12 +68,11 @@ def cost(model: Model, ranks: int, *, replicated: bool, steps: int = 5, wire: in
     """replicated: DDP with mesh=; else FSDP2 (rows sharded)."""
     loads, sent = [0.0] * ranks, [0.0] * ranks
     settings = ScionSettings(lmos.get("spectral"), 1, False, Polar("express", steps))
-    for bucket in distributed.planned(_buckets(model.hidden, ranks, replicated, settings), SCION_PARTS, False):
-        layout, operations = bucket.layout, SCION_PARTS.cost(bucket.shape, settings)
-        assert layout is not None
+    for bucket in plan_exchange(_buckets(model.hidden, ranks, replicated, settings), SCION_RULE, False):
+        layout, operations = layout_in(bucket), SCION_RULE.cost(bucket.shape, settings)
         for which, counts in bucket.plan:
             count = which.stop - which.start
-            twice = distributed.takes_two_hops(layout, counts)
+            twice = takes_two_hops(layout, counts)
             for rank, own in enumerate(counts):
                 loads[rank] += own * operations
                 mine, whole = layout.boxes[rank].numel, layout.whole.numel
@@ -103,7 +103,7 @@ def _buckets(shapes: tuple[Shape, ...], ranks: int, replicated: bool, settings: 
     for shape in shapes:
         whole = Box((0,) * len(shape), shape)
         layout = Layout("model", 0, tuple(_boxes(shape, ranks)), whole, replicated)
-        bucket = found.setdefault(shape, Bucket(0, shape, False, settings, [], layout))
+        bucket = found.setdefault(shape, Bucket(0, shape, False, settings, [], shard=layout))
         bucket.params.append(torch.empty(shape, device="meta"))
     return list(found.values())
 

@@ -7,8 +7,8 @@ from benchmarks import cost_model
 from steadynorm import lmo as lmos
 from steadynorm.cli import main
 from steadynorm.lab import bench
-from steadynorm.optim.scion import SCION_PARTS, ScionSettings
-from steadynorm.optim.sharding import exchange as distributed
+from steadynorm.optim.scion import SCION_RULE, ScionSettings
+from steadynorm.optim.sharding.ownership import plan_exchange
 from steadynorm.polar import Polar
 
 
@@ -70,7 +70,7 @@ def test_matrices_are_put_in_the_order_of_their_owners():
     shapes = ((9, 8), (8, 8), (8, 8), (8, 8))
     found = cost_model._buckets(shapes, 2, False, settings)
     before = {bucket.shape: bucket.params for bucket in found}
-    planned = {bucket.shape: bucket for bucket in distributed.planned(found, SCION_PARTS, False)}
+    planned = {bucket.shape: bucket for bucket in plan_exchange(found, SCION_RULE, False)}
     assert planned[8, 8].plan == ((slice(0, 3), (1, 2)),)
     one, two, three = before[8, 8]
     assert all(p is q for p, q in zip(planned[8, 8].params, (three, one, two), strict=True))

@@ -72,13 +72,13 @@ def test_piece_to_a_core_equals_one_core(two_threads):
 
 def test_cores_are_used_and_the_thread_setting_comes_back(two_threads, monkeypatch):
     seen = set()
-    original = buckets._run_piece
+    original = buckets._run_chunk
 
     def spy(piece, scratch):
         seen.add(torch.get_num_threads())
         original(piece, scratch)
 
-    monkeypatch.setattr(buckets, "_run_piece", spy)
+    monkeypatch.setattr(buckets, "_run_chunk", spy)
     train(parameters(), steps=1)
     assert seen == {1}
     assert torch.get_num_threads() == 2
@@ -88,7 +88,7 @@ def test_error_in_a_piece_is_raised_and_the_thread_setting_comes_back(two_thread
     def broken(piece, scratch):
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr(buckets, "_run_piece", broken)
+    monkeypatch.setattr(buckets, "_run_chunk", broken)
     with pytest.raises(RuntimeError, match="out of luck"):
         train(parameters(), steps=1)
     assert torch.get_num_threads() == 2
@@ -119,7 +119,7 @@ def test_steps_hold_no_memory_of_their_own():
         "skipped",
     }
     copied = copy.deepcopy(optimizer)
-    assert copied._settled._made == {}
+    assert copied._cache._values == {}
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])

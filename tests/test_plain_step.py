@@ -3,8 +3,6 @@
 import subprocess
 import sys
 
-import pytest
-
 STEP = """
 import torch, steadynorm as sn
 model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
@@ -33,11 +31,9 @@ def run(code: str) -> str:
     return finished.stdout.strip()
 
 
-@pytest.mark.xfail(strict=True, reason="core's placement strategy")
 def test_plain_step_runs_where_sharding_cannot_be_imported():
     run(BLOCKED)
 
 
-@pytest.mark.xfail(strict=True, reason="core's placement strategy")
 def test_plain_step_loads_no_sharding_code():
     assert run(LOADED) == ""

@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 from steadynorm import lmo as lmos
 from steadynorm.groups.roles import BLOCKED, ROLES, find_outputs, param_sites, role_of, row_blocks
 from steadynorm.optim.base import SteadyOptimizer
-from steadynorm.optim.sharding.layout import Layout, layout_of, local
+from steadynorm.optim.placement import local
+from steadynorm.optim.sharding.layout import Layout, layout_of
 
 PEAK_LMOS = ("sign", "embedding")  # their norm is a multiple of the largest entry
 # What records call the roles of `roles.ROLES`, and those of an lmo where neither group nor model says more.

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from steadynorm.monitor.layers import Layer
-from steadynorm.optim.sharding.exchange import local_gradient
 from steadynorm.optim.sharding.layout import Layout
+from steadynorm.optim.sharding.strategy import local_gradient
 
 _SQUARABLE = 1e-14  # above it, the squares of all elements that matter are fp32 numbers
 
@@ -48,7 +48,7 @@ def totals(values: Tensor, layouts: Sequence[Layout | None]) -> Tensor:
     for which in together.values():
         layout = layouts[which[0]]
         assert layout is not None
-        summed = layout.total(torch.stack([columns[k] for k in which]))
+        summed = layout.sum_over_shards(torch.stack([columns[k] for k in which]))
         for k, column in zip(which, summed.unbind(0), strict=True):
             columns[k] = column
     return torch.stack(columns, dim=-1) if together else values
@@ -71,5 +71,5 @@ def peak(layer: Layer) -> Tensor:
     low, high = torch.aminmax(part) if part.numel() else (part.new_zeros(()), part.new_zeros(()))
     largest = torch.maximum(-low, high).float()
     if layer.layout is not None:
-        largest = layer.layout.largest(largest)
+        largest = layer.layout.max_over_shards(largest)
     return largest * layer.shape[-1] if layer.lmo.name == "sign" else largest

@@ -14,7 +14,8 @@ from steadynorm.monitor.record import ALONG, BEFORE, SKIPS, UPDATE, WAITED
 from steadynorm.monitor.spectral import SpectralNorms, spectral_norms
 from steadynorm.monitor.transfer import Row
 from steadynorm.optim.base import SteadyOptimizer
-from steadynorm.optim.sharding.layout import layout_of, local
+from steadynorm.optim.placement import local
+from steadynorm.optim.sharding.layout import layout_of
 
 
 class Probe:

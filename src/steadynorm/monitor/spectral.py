@@ -203,7 +203,7 @@ class SpectralNorms:
                 size = _length(w).double()
                 into[k, :-1], into[k, -1] = torch.mv(rows[at:end].t(), _unit(w)) * size, size.square().squeeze(-1)
                 at = end
-        summed = layout.total(sums).flatten(0, 1)
+        summed = layout.sum_over_shards(sums).flatten(0, 1)
         size = summed[:, -1:].sqrt()
         return torch.where(size == 0, 0.0, summed[:, :-1] / size).to(self.dtype), size.to(self.dtype)
 

@@ -1,8 +1,7 @@
-"""The imperative shell all own optimizers share: checks, state at construction, buckets, the step, checkpoints."""
+"""The imperative shell that all own optimizers share: checks, state at construction, buckets, the step, checkpoints."""
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,21 +11,19 @@ from torch.optim.optimizer import ParamsT
 
 from steadynorm.decay.rule import Group, group_label
 from steadynorm.groups.builder import fill_unset
-from steadynorm.optim.buckets import Bucket, Parts, Rule, Work, finite_gradients, no_products, run
+from steadynorm.optim.buckets import Bucket, BucketStep, Rule, SplitRule, finite_gradients, unmeasured_products
 from steadynorm.optim.idle import WHOLE, Slices, extremes
-from steadynorm.optim.loading import load_exactly
-from steadynorm.optim.parameters import check_parameter, check_unchanged, name_of
-from steadynorm.optim.settling import Settled, checked_state, settle_state
-from steadynorm.optim.sharding import exchange as distributed
-from steadynorm.optim.sharding.consensus import Member
-from steadynorm.optim.sharding.layout import is_dtensor, layout_of
-from steadynorm.optim.sharding.placement import checked_mesh, sharded_zeros
+from steadynorm.optim.placement import Local, is_dtensor
+from steadynorm.optim.state import DerivedCache, checked_state, ensure_state, load_exactly, no_skips
 from steadynorm.optim.validation import (
     NonFiniteGradientError,
     check_dense_gradients,
     check_lr,
     check_one,
+    check_parameter,
+    check_unchanged,
     explain_group_errors,
+    name_of,
     refuse_unused,
 )
 
@@ -34,40 +31,54 @@ from steadynorm.optim.validation import (
 class SteadyOptimizer(Optimizer, ABC):
     """Base class: a subclass says what state it keeps, what its scalars are this step, and its Rule.
 
-    All of it that a resumed run needs is in the groups and the state; buckets are a cache, rebuilt when missing.
+    Everything that a resumed run needs is in the groups and the state; buckets are a cache, rebuilt when missing.
+
+    Attributes:
+        rule: The arithmetic of a step.
+        split_rule: The Rule in parts, where it needs whole parameters or takes a mesh.
+        is_elementwise: Whether elements do not see each other, so that any shard can be updated by itself.
+        normalizes: Whether an update has full size however small the momentum, and so must fade without gradients.
+        mesh: What the state of plain parameters is sharded over.
+        state_keys: The keys of `fresh_state`.
+        signature_keys: Group keys without which a checkpoint belongs to another optimizer.
+        setting_keys: Group keys that `settings` reads.
+        group_kind: The kind of `param_groups` that it takes.
+        corrects_itself: Whether `correct` must refuse it, because it knows its own decay.
+        observing: Set by a monitor before a step, to have products in `observed` after it.
+        observed: Parameters, and <theta, u>, |u|^2, |theta|^2 of each, (3, parameters).
     """
 
-    rule: Rule  # set by each subclass
-    parts: Parts | None = None  # the Rule in parts, where it needs whole parameters or takes a mesh
-    elementwise = False  # elements do not see each other: any shard can be updated by itself
-    normalizes = False  # an update has full size however small the momentum: without gradients it must fade
-    mesh: Any = None  # over which the state of plain parameters is sharded
-    state_keys: tuple[str, ...]  # of `fresh_state`; set by each subclass
-    mark_keys: tuple[str, ...]  # group keys without which a checkpoint is another optimizer's; set by each subclass
-    setting_keys: tuple[str, ...] = ()  # group keys that `settings` reads
-    group_kind = "adam"  # which groups of `param_groups` it takes
-    corrects_itself = True  # correct() refuses these: they know their own decay
-    observing = False  # a monitor sets it before a step, to have products in `observed` after it
-    observed: Sequence[tuple[list[Tensor], Tensor]] = ()  # parameters, (3, parameters): <theta, u>, |u|^2, |theta|^2
+    rule: Rule
+    split_rule: SplitRule | None = None
+    is_elementwise = False
+    normalizes = False
+    mesh: Any = None
+    state_keys: tuple[str, ...]
+    signature_keys: tuple[str, ...]
+    setting_keys: tuple[str, ...] = ()
+    group_kind = "adam"
+    corrects_itself = True
+    observing = False
+    observed: Sequence[tuple[list[Tensor], Tensor]] = ()
 
     def __init__(self, params: ParamsT, defaults: Group, mesh: Any = None):
-        self.mesh, params = checked_mesh(mesh), fill_unset(params, defaults, type(self).__name__, self.group_kind)
+        self.mesh, params = _check_mesh(mesh), fill_unset(params, defaults, type(self).__name__, self.group_kind)
         refuse_unused(type(self), params, defaults)
-        self._settled: Settled[list[Bucket]] = Settled()
+        self._cache: DerivedCache[list[Bucket]] = DerivedCache()
         super().__init__(params, defaults)
 
     # --- what a subclass fills in
 
     @abstractmethod
     def fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
-        """Zero state of one parameter, made at construction so that every rank and checkpoint has the same keys."""
+        """Return zero state of one parameter, made at construction so that every rank and checkpoint has the same keys."""
 
     @abstractmethod
     def settings(self, group: Group, p: Tensor) -> tuple[Any, bool]:
-        """What the Rule needs of group and shape, hashable; and whether p may be cut by rows."""
+        """Return what the Rule needs of group and shape, hashable; and whether p may be cut by rows."""
 
     def slices(self, group: Group, p: Tensor) -> Slices:
-        """Which parts of p wait or fade while their gradient is zero; by default all of it fades."""
+        """Return which parts of p wait or fade while their gradient is zero; by default all of it fades."""
         return WHOLE
 
     def any_waiting(self, group: Group, p: Tensor, grad: Tensor) -> Tensor:
@@ -76,18 +87,18 @@ class SteadyOptimizer(Optimizer, ABC):
 
     @abstractmethod
     def scalars(self, group: Group, bucket: Bucket) -> dict[str, float]:
-        """This step's numbers; raises ValueError where one is out of range."""
+        """Return this step's numbers; raise ValueError if one is out of range."""
 
     @abstractmethod
     def check_group(self, group: Group) -> None:
-        """Raise ValueError where a setting makes no sense; called when a group is added or would be loaded."""
+        """Raise ValueError if a setting makes no sense; called when a group is added or would be loaded."""
 
-    def adopted(self, saved: Group, group: Group) -> Group:
-        """What of a saved group is loaded in place of `group`; by default all of it."""
+    def merge_saved_group(self, saved: Group, group: Group) -> Group:
+        """Return what of a saved group is loaded in place of `group`; by default all of it."""
         return saved
 
     def before_step(self) -> None:
-        """Runs on the host before a step's scalars are read; by default nothing."""
+        """Run on the host before a step's scalars are read; by default do nothing."""
 
     # --- torch's interface
 
@@ -116,11 +127,11 @@ class SteadyOptimizer(Optimizer, ABC):
             self.settings(group, p)
 
     def _forget(self) -> None:
-        """Drop what is worked out from groups and state."""
-        self._settled = Settled()
+        """Drop what is derived from groups and state."""
+        self._cache = DerivedCache()
 
-    def _settle_state(self) -> None:
-        settle_state(self, lambda group: self._own_keys, self._all_state)
+    def _ensure_state(self) -> None:
+        ensure_state(self, lambda group: self._own_keys, self._all_state)
 
     @property
     def _own_keys(self) -> tuple[str, ...]:
@@ -128,98 +139,66 @@ class SteadyOptimizer(Optimizer, ABC):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """One update of every parameter that has a gradient; returns the closure's loss."""
+        """Update every parameter that has a gradient; return the closure's loss."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        here, exchanging = self._prepare()  # pyright: ignore[reportAttributeAccessIssue]
-        run(here)
-        if exchanging:
-            distributed.run_exchanging(exchanging, type(self).parts)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        placement, steps = self._prepare()  # pyright: ignore[reportAttributeAccessIssue]
+        placement.run(steps, type(self).split_rule)
         return loss
 
     @torch._disable_dynamo
-    def _prepare(self) -> tuple[list[Work], list[Work]]:
-        """The host's part: checks and numbers first, so that an error leaves weights and state as they were.
-
-        Returned: what each process does by itself, and what they do together.
-        """
+    def _prepare(self) -> tuple[Local, list[BucketStep]]:
+        """Do the host's part: checks and numbers first, so that an error leaves weights and state as they were."""
         self.before_step()
         observing, self.observing, self.observed = self.observing, False, ()
-        works = []
-        for bucket in self._current_buckets():
-            group = self.param_groups[bucket.group]
-            try:
-                numbers = self.scalars(group, bucket)
-            except ValueError as error:
-                raise ValueError(f"{type(self).__name__}, {group_label(bucket.group, group)}: {error}") from None
-            grads = self._gradients(bucket)
-            state = self._states(bucket)
-            skipped, left = state.pop("skipped"), state.pop("momentum_left", None)
-            scalars = {key: torch.tensor(value, dtype=torch.float64) for key, value in numbers.items()}
-            products = no_products(bucket) if observing else None
-            maximize = bool(group["maximize"])
-            works.append(Work(type(self).rule, bucket, grads, state, skipped, scalars, maximize, products, left))
-        works = self._agreed(works)
-        self._check_finite(works)
-        self.observed = [(work.bucket.params, work.products) for work in works if work.products is not None]
-        for work in works:
-            if work.finite is not None:
-                torch._foreach_add_(work.skipped, list(work.finite.logical_not().long().unbind(0)))
-        works = [distributed.localised(work) for work in works]
-        here = [
-            work for work in works if not work.bucket.plan and (math.prod(work.bucket.shape) or not work.bucket.by_rows)
-        ]
-        return here, [work for work in works if work.bucket.plan]
+        buckets = self._cache.get(self, self.setting_keys, self._make_buckets)
+        placement = self._cache.placement(self)
+        steps = [self._bucket_step(bucket, placement, observing) for bucket in buckets]
+        steps = placement.agree(self, steps)
+        self._check_finite(steps)
+        self.observed = [(step.bucket.params, step.products) for step in steps if step.products is not None]
+        return placement, placement.localize(steps)
+
+    def _bucket_step(self, bucket: Bucket, placement: Local, observing: bool) -> BucketStep:
+        group = self.param_groups[bucket.group]
+        label = f"{type(self).__name__}, {group_label(bucket.group, group)}"
+        try:
+            numbers = self.scalars(group, bucket)
+        except ValueError as error:
+            raise ValueError(f"{label}: {error}") from None
+        try:
+            grads = placement.gradients(bucket)
+        except ValueError as error:
+            raise ValueError(f"{label}: a parameter {error}") from None
+        state = self._states(bucket)
+        return BucketStep(
+            type(self).rule,
+            bucket,
+            grads,
+            {key: state[key] for key in self.state_keys},
+            state["skipped"],
+            {key: torch.tensor(value, dtype=torch.float64) for key, value in numbers.items()},
+            bool(group["maximize"]),
+            state.get("momentum_left"),
+            unmeasured_products(bucket) if observing else None,
+        )
 
     def _states(self, bucket: Bucket) -> dict[str, list[Tensor]]:
-        """The state of a bucket's parameters, ours alone: others may keep theirs beside it. Made anew where cleared."""
+        """Return the state of a bucket's parameters, ours only: others may keep theirs beside it."""
         try:
             return {key: [self.state[p][key] for p in bucket.params] for key in self._own_keys}
-        except KeyError:
-            self._settle_state()
+        except KeyError:  # it was cleared
+            self._ensure_state()
         return {key: [self.state[p][key] for p in bucket.params] for key in self._own_keys}
 
-    def _gradients(self, bucket: Bucket) -> list[Tensor]:
-        if bucket.layout is None:
-            return [p.grad for p in bucket.params if p.grad is not None]
-        try:
-            return [distributed.local_gradient(p, bucket.layout) for p in bucket.params]
-        except ValueError as error:
-            group = self.param_groups[bucket.group]
-            raise ValueError(
-                f"{type(self).__name__}, {group_label(bucket.group, group)}: a parameter {error}"
-            ) from None
-
-    def _agreed(self, works: list[Work]) -> list[Work]:
-        """With all ranks: which parameters to skip. ValueError on all of them where they do not have the same ones."""
-        agreement = self._settled.agreement
-        if agreement.members is None:
-            blocks = {id(p): self.slices(group, p).blocks for group in self.param_groups for p in group["params"]}
-            agreement.set_members(list(members(self, self.state_keys, self.setting_keys)), blocks)
-        if not agreement.members:
-            return works
-        flags: dict[int, Tensor] = {}
-        for work in works:
-            if work.bucket.layout is not None and work.bucket.layout.group is not None:
-                found = distributed.shard_flags(work.grads, work.bucket)
-                flags |= {id(p): flag for p, flag in zip(work.bucket.params, found, strict=True)}
-        agreed = agreement.least(flags)
-        done = []
-        for work in works:
-            known = [agreed[id(p)] for p in work.bucket.params if id(p) in agreed]
-            done.append(distributed.with_flags(work, torch.stack(known)) if known else work)
-        return done
-
-    def _current_buckets(self) -> list[Bucket]:
-        """Buckets of the parameters that have a gradient now; cached by which ones these are and the settings."""
-        return self._settled.get(self, self.setting_keys, self._make_buckets)
-
     def _make_buckets(self) -> list[Bucket]:
+        """Return buckets of the parameters that have a gradient now."""
         check_dense_gradients(self)
-        self._settle_state()
-        found: dict[Any, Bucket] = {}
+        self._ensure_state()
+        buckets: dict[Any, Bucket] = {}
+        placement = self._cache.placement(self)
         for index, group in enumerate(self.param_groups):
             for k, p in enumerate(group["params"]):
                 if p.grad is None or p.numel() == 0:
@@ -227,37 +206,36 @@ class SteadyOptimizer(Optimizer, ABC):
                 check_unchanged(self, index, k, p, self.state_keys)
                 shape, state = tuple(p.shape), {name: self.state[p][name] for name in self.state_keys}
                 try:
-                    (settings, by_rows), layout = self.settings(group, p), layout_of(p, state)
+                    (settings, row_separable), shard = self.settings(group, p), placement.shard_of(p, state)
                 except ValueError as error:
                     label = f"{type(self).__name__}, {group_label(index, group)}: {name_of(group, k)}"
                     raise ValueError(f"{label}: {error}") from None
-                key = (index, shape, p.dtype, p.device, settings, layout)
+                key = (index, shape, p.dtype, p.device, settings, shard)
                 slices = self.slices(group, p)
-                bucket = Bucket(index, shape, by_rows and p.ndim > 0, settings, [], layout, slices=slices)
-                found.setdefault(key, bucket).params.append(p)
-        return distributed.planned(list(found.values()), type(self).parts, self.elementwise)
+                bucket = Bucket(index, shape, row_separable and p.ndim > 0, settings, [], slices, shard)
+                buckets.setdefault(key, bucket).params.append(p)
+        return placement.plan(list(buckets.values()), type(self).split_rule, self.is_elementwise)
 
-    def _check_finite(self, works: list[Work]) -> None:
-        """check_finite=True: raise before anything is written, naming the parameter. Waits for the device."""
-        for work in works:
-            group = self.param_groups[work.bucket.group]
+    def _check_finite(self, steps: list[BucketStep]) -> None:
+        """With check_finite=True, raise before anything is written, naming the parameter. Forces a device sync."""
+        for step in steps:
+            group = self.param_groups[step.bucket.group]
             if not group["check_finite"]:
                 continue
-            flags = finite_gradients(work) if work.finite is None else work.finite
-            for p, finite in zip(work.bucket.params, flags.tolist(), strict=True):
-                if not finite:
+            for p, is_finite in zip(step.bucket.params, finite_gradients(step).tolist(), strict=True):
+                if not is_finite:
                     k = next(k for k, q in enumerate(group["params"]) if q is p)
-                    raise NonFiniteGradientError(type(self).__name__, work.bucket.group, group, k)
+                    raise NonFiniteGradientError(type(self).__name__, step.bucket.group, group, k)
 
     def skipped_steps(self) -> Tensor:
-        """How many parameter updates were left out because of a non-finite gradient: a 0-d tensor, on the device."""
-        self._settle_state()
+        """Return how many parameter updates a non-finite gradient has skipped: a 0-d tensor, on the device."""
+        self._ensure_state()
         counts = [self.state[p]["skipped"] for group in self.param_groups for p in group["params"]]
         return torch.stack(counts).sum()
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's, with state of every parameter that the groups have now."""
-        self._settle_state()
+        """Return torch's state_dict, with state of every parameter that the groups have now."""
+        self._ensure_state()
         return super().state_dict()
 
     @torch._disable_dynamo
@@ -271,8 +249,8 @@ class SteadyOptimizer(Optimizer, ABC):
             super().load_state_dict,
             state_dict,
             self._all_state,
-            self.mark_keys,
-            self.adopted,
+            self.signature_keys,
+            self.merge_saved_group,
             self._check_whole_group,
         )
         self._forget()
@@ -292,25 +270,9 @@ class SteadyOptimizer(Optimizer, ABC):
                 self.mesh = getattr(values.get(key), "device_mesh", self.mesh)
 
 
-def members(optimizer: Optimizer, state_keys: Sequence[str], setting_keys: Sequence[str] = ()) -> Iterator[Member]:
-    """The parameters of an optimizer that are sharded, or whose state is."""
-    for index, group in enumerate(optimizer.param_groups):
-        settings = {key: group[key] for key in setting_keys}
-        for k, p in enumerate(group["params"]):
-            layout = layout_of(p, {key: optimizer.state[p][key] for key in state_keys})
-            if layout is not None and layout.group is not None and p.numel():
-                label = f"{type(optimizer).__name__}, {group_label(index, group)}: {name_of(group, k)}"
-                yield Member(p, layout, label, f"of shape {tuple(p.shape)}, {p.dtype}, {settings}")
+def _check_mesh(mesh: Any) -> Any:
+    if mesh is None:
+        return None
+    from steadynorm.optim.sharding.mesh import check_mesh
 
-
-def no_skips(p: Tensor) -> Tensor:
-    """A counter of skipped updates, at zero."""
-    return torch.zeros((), dtype=torch.int64, device=p.device)
-
-
-def full_precision(p: Tensor, mesh: Any = None) -> Tensor:
-    """A zero buffer of p's shape in at least fp32; sharded as p is, or over the mesh."""
-    dtype = torch.float64 if p.dtype == torch.float64 else torch.float32
-    if mesh is not None:
-        return sharded_zeros(p, dtype, mesh)
-    return torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
+    return check_mesh(mesh)

@@ -1,25 +1,26 @@
 """LionC: Lion with corrected decay."""
 
 import math
-from typing import Any, Never
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from steadynorm.decay.families import LION
-from steadynorm.optim.base import Group, full_precision
-from steadynorm.optim.buckets import Batch, Bucket, Parts, Scalars
-from steadynorm.optim.peak_relative import RelativelyCorrected
-from steadynorm.optim.validation import check_betas, check_lr, check_range, refuse_unknown
+from steadynorm.decay.rule import Group
+from steadynorm.optim.buckets import Batch, Bucket, Scalars, SplitRule
+from steadynorm.optim.peak_relative import PeakRelativeOptimizer
+from steadynorm.optim.state import zeros_like
+from steadynorm.optim.validation import check_betas, check_group_numbers, check_lr, refuse_momentum
 from steadynorm.theory.equilibrium import eta_of
 
 
-def _direction(batch: Batch, scalars: Scalars, settings: Any) -> Tensor:
+def _accumulate(batch: Batch, scalars: Scalars, settings: Any) -> Tensor:
     """x = b1 m + (1-b1) g;  m_t = b2 m + (1-b2) g."""
-    m, grad, ones = batch.wide_state()["momentum_buffer"], batch.grad(), batch.live.new_ones(())
+    m, grad, ones = batch.wide_state()["momentum_buffer"], batch.grad(), batch.active.new_ones(())
     x = torch.lerp(grad, m, scalars["beta1"] * ones)
-    m.lerp_(grad, (1 - scalars["beta2"]) * batch.live)
+    m.lerp_(grad, (1 - scalars["beta2"]) * batch.active)
     return x
 
 
@@ -28,34 +29,39 @@ def _sign(x: Tensor, settings: Any, out: Tensor | None) -> Tensor:
     return x.sign_()
 
 
-LION_PARTS = Parts(_direction, _sign, lambda shape, settings: float(math.prod(shape)), lambda *_: 1.0)
+LION_RULE = SplitRule(_accumulate, _sign, lambda shape, settings: float(math.prod(shape)), lambda *_: 1.0)
 
 
-class LionC(RelativelyCorrected):
+class LionC(PeakRelativeOptimizer):
     """Lion with corrected decay.
 
         lambda_t = lambda (gamma_t / gamma_peak) G(betas_t)/G(betas_0),   or the decay that reaches `steady_norm_sq`
 
-    Arguments:
-        lr: gamma. betas: of the update and of the buffer. weight_decay: lambda at the peak lr.
-        peak_lr: the schedule's maximum; default the lr given here (or `max_lr`, `initial_lr` in the group).
-        steady_norm_sq: an absolute target, the mean square of an element, in place of the relative rule.
-        check_finite, maximize, mesh: as in Scion.
-
     A group with `corrected=False` keeps constant decay (the output layer).
 
-    Examples:
-        >>> p = torch.nn.Parameter(torch.ones(3)); optimizer = LionC([p], lr=1e-3, weight_decay=0.5)
-        >>> p.grad = torch.tensor([1.0, -1.0, 0.0]); optimizer.step()
-        >>> p.data
-        tensor([0.9985, 1.0005, 0.9995])
+    Args:
+        params: The parameters or groups, for instance from `param_groups(model, kind="adam")`.
+        lr: gamma.
+        betas: The weights of the momentum in the update and in the buffer.
+        weight_decay: lambda at the peak lr.
+        peak_lr: The schedule's maximum. Default: the lr given here (or `max_lr`, `initial_lr` in the group).
+        steady_norm_sq: An absolute target, the mean square of an element, in place of the relative rule.
+        check_finite: Whether to raise on a non-finite gradient, as in Scion.
+        maximize: Whether to ascend.
+        mesh: The DeviceMesh or ProcessGroup of replicated parameters, as in Scion.
+        momentum: Refused, as in Scion.
+
+    >>> p = torch.nn.Parameter(torch.ones(3)); optimizer = LionC([p], lr=1e-3, weight_decay=0.5)
+    >>> p.grad = torch.tensor([1.0, -1.0, 0.0]); optimizer.step()
+    >>> p.data
+    tensor([0.9985, 1.0005, 0.9995])
     """
 
-    rule = staticmethod(LION_PARTS.rule)
-    parts = LION_PARTS
+    rule = staticmethod(LION_RULE.rule)
+    split_rule = LION_RULE
     state_keys = ("momentum_buffer",)
-    mark_keys = ("betas",)
-    elementwise = True
+    signature_keys = ("betas",)
+    is_elementwise = True
     normalizes = True
     family = LION
 
@@ -71,9 +77,9 @@ class LionC(RelativelyCorrected):
         check_finite: bool = False,
         maximize: bool = False,
         mesh: Any = None,
-        **unknown: Never,
+        momentum: None = None,
     ):
-        refuse_unknown(type(self), unknown)
+        refuse_momentum(type(self), momentum)
         defaults: Group = {
             "lr": lr,
             "betas": betas,
@@ -86,7 +92,7 @@ class LionC(RelativelyCorrected):
         super().__init__(params, defaults, mesh)
 
     def fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
-        return {"momentum_buffer": full_precision(p, self.mesh)}
+        return {"momentum_buffer": zeros_like(p, self.mesh)}
 
     def check_group(self, group: Group) -> None:
         check_betas(group["betas"])
@@ -95,7 +101,6 @@ class LionC(RelativelyCorrected):
     def scalars(self, group: Group, bucket: Bucket) -> dict[str, float]:
         lr, (beta1, beta2) = float(group["lr"]), group["betas"]
         check_lr(lr)
-        check_betas(group["betas"])
-        check_range("weight_decay", group["weight_decay"], closed=True)
+        check_group_numbers(group, "betas", "weight_decay")
         eta = eta_of(lr, group["weight_decay"])
         return {"gamma": lr, "eta": eta, "beta1": float(beta1), "beta2": float(beta2), "keep": float(beta2)}

@@ -11,12 +11,12 @@ from torch.optim.optimizer import ParamsT
 from steadynorm.decay.correction import own_correction
 from steadynorm.decay.families import Family
 from steadynorm.decay.peak import LARGEST, watch
-from steadynorm.decay.rule import correction_keys, refuse_idle_target, refuse_scion_groups
-from steadynorm.optim.base import Group, SteadyOptimizer
+from steadynorm.decay.rule import Group, correction_keys, refuse_idle_target, refuse_scion_groups
+from steadynorm.optim.base import SteadyOptimizer
 from steadynorm.optim.validation import check_range
 
 
-class RelativelyCorrected(SteadyOptimizer):
+class PeakRelativeOptimizer(SteadyOptimizer):
     """Writes lambda_t into each corrected group before a step; a group with `corrected=False` is left alone."""
 
     family: Family

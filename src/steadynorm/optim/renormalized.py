@@ -1,16 +1,17 @@
 """RenormalizedAdamW: Algorithm 1 of the paper."""
 
 import math
-from typing import Any, Never
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from steadynorm.decay.rule import refuse_scion_groups
-from steadynorm.optim.base import Group, SteadyOptimizer, full_precision
+from steadynorm.decay.rule import Group, refuse_scion_groups
+from steadynorm.optim.base import SteadyOptimizer
 from steadynorm.optim.buckets import Batch, Bucket, Scalars, decay_and_step_
-from steadynorm.optim.validation import check_betas, check_lr, check_range, refuse_unknown
+from steadynorm.optim.state import zeros_like
+from steadynorm.optim.validation import check_group_numbers, check_lr, refuse_momentum
 from steadynorm.theory.equilibrium import eta_of
 
 
@@ -19,13 +20,13 @@ def renormalized_rule(batch: Batch, scalars: Scalars, settings: Any) -> None:
 
     |theta_t| = | |theta_{t-1}| - gamma u_par |,   u_par = <theta_{t-1}, u_t> / |theta_{t-1}|,  theta_{t-1} decayed
     """
-    theta, grad, state, live = batch.theta, _squarable(batch.grad()), batch.wide_state(), batch.live
-    eps, gamma, eta = scalars["eps"], scalars["gamma"] * live, scalars["eta"] * live
-    state["step"] += live.flatten()  # (batch,)
+    theta, grad, state, active = batch.theta, _squarable(batch.grad()), batch.wide_state(), batch.active
+    eps, gamma, eta = scalars["eps"], scalars["gamma"] * active, scalars["eta"] * active
+    state["step"] += active.flatten()  # (batch,)
     moments = []
     for key, value, beta in (("exp_avg", grad, scalars["beta1"]), ("exp_avg_sq", grad * grad, scalars["beta2"])):
-        state[key].lerp_(value, (1 - beta) * live)
-        bias = -torch.expm1(state["step"] * beta.log()).view(live.shape)  # 1 - beta^t; 0 before the first update
+        state[key].lerp_(value, (1 - beta) * active)
+        bias = -torch.expm1(state["step"] * beta.log()).view(active.shape)  # 1 - beta^t; 0 before the first update
         moments.append(state[key] / torch.where(bias > 0, bias, 1.0))
     u = moments[0] / (moments[1].sqrt() + eps)
     unit = _unit(batch, theta)
@@ -33,7 +34,7 @@ def renormalized_rule(batch: Batch, scalars: Scalars, settings: Any) -> None:
     square, along = _layer_sums(batch, decayed * decayed, decayed * u)
     size = square.sqrt()
     along, size = along / torch.where(size > 0, size, 1.0), size * unit
-    decay_and_step_(theta, u, eta, scalars["gamma"], live, batch.products)
+    decay_and_step_(theta, u, eta, scalars["gamma"], active, batch.products)
     (after,) = _layer_sums(batch, (theta / unit).square())
     scale = (size - gamma * along).abs() / (after.sqrt() * unit + eps)
     theta.mul_(torch.where((size >= eps) & (gamma > 0), scale, 1.0))  # lr = 0: not one bit, for all eps
@@ -49,16 +50,16 @@ def _unit(batch: Batch, theta: Tensor) -> Tensor:
     """A power of two, 1 or more, near the layer's largest weight, (batch, 1, ...): over it, squares do not overflow."""
     largest = theta.reshape(len(theta), math.prod(theta.shape[1:])).abs()
     largest = largest.amax(1) if largest.shape[1] else largest.new_zeros(len(theta))
-    largest = largest if batch.most is None else batch.most(largest)
+    largest = largest if batch.max_over_shards is None else batch.max_over_shards(largest)
     exponent = torch.frexp(largest).exponent.clamp(min=0).to(theta.dtype)
-    return torch.exp2(exponent - 1).clamp(min=1.0).view(batch.live.shape)
+    return torch.exp2(exponent - 1).clamp(min=1.0).view(batch.active.shape)
 
 
 def _layer_sums(batch: Batch, *values: Tensor) -> Tensor:
     """Sum over each parameter of a stack, all of its shards, (values, batch, 1, ...)."""
     sums = torch.stack([x.reshape(len(x), math.prod(x.shape[1:])).sum(1) for x in values])
-    sums = sums if batch.total is None else batch.total(sums)
-    return sums.view(len(values), *batch.live.shape)
+    sums = sums if batch.sum_over_shards is None else batch.sum_over_shards(sums)
+    return sums.view(len(values), *batch.active.shape)
 
 
 class RenormalizedAdamW(SteadyOptimizer):
@@ -68,8 +69,14 @@ class RenormalizedAdamW(SteadyOptimizer):
 
         | |theta'| - gamma <theta', u> / |theta'| |,        theta' = (1 - gamma lambda) theta
 
-    Arguments as torch's AdamW; eps is both Adam's and the algorithm's. Decay is constant, as in the paper.
-    State: two fp32 buffers and a step count per parameter.
+    Decay is constant, as in the paper. The state is two fp32 buffers and a step count per parameter.
+
+    Args:
+        params: The parameters or groups.
+        lr, betas, weight_decay, maximize: As in torch's AdamW.
+        eps: Both Adam's and the algorithm's.
+        check_finite: Whether to raise on a non-finite gradient, as in Scion.
+        momentum: Refused, as in Scion.
 
     Examples:
         >>> p = torch.nn.Parameter(torch.tensor([3.0, 4.0])); optimizer = RenormalizedAdamW([p], weight_decay=0.0)
@@ -80,7 +87,7 @@ class RenormalizedAdamW(SteadyOptimizer):
 
     rule = staticmethod(renormalized_rule)
     state_keys = ("step", "exp_avg", "exp_avg_sq")
-    mark_keys = ("betas",)
+    signature_keys = ("betas",)
     corrects_itself = False
 
     def __init__(
@@ -93,9 +100,9 @@ class RenormalizedAdamW(SteadyOptimizer):
         *,
         check_finite: bool = False,
         maximize: bool = False,
-        **unknown: Never,
+        momentum: None = None,
     ):
-        refuse_unknown(type(self), unknown)
+        refuse_momentum(type(self), momentum)
         defaults: Group = {
             "lr": lr,
             "betas": betas,
@@ -108,22 +115,18 @@ class RenormalizedAdamW(SteadyOptimizer):
 
     def fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
         step = torch.zeros((), dtype=torch.float32, device=p.device)
-        return {"step": step, "exp_avg": full_precision(p), "exp_avg_sq": full_precision(p)}
+        return {"step": step, "exp_avg": zeros_like(p), "exp_avg_sq": zeros_like(p)}
 
     def settings(self, group: Group, p: Tensor) -> tuple[None, bool]:
         return None, False  # norms are of the whole parameter
 
     def check_group(self, group: Group) -> None:
         refuse_scion_groups(group)
-        check_betas(group["betas"])
-        check_range("eps", group["eps"], closed=True)
-        check_range("weight_decay", group["weight_decay"], closed=True)
+        check_group_numbers(group, "betas", "eps", "weight_decay")
 
     def scalars(self, group: Group, bucket: Bucket) -> dict[str, float]:
         lr, (beta1, beta2) = float(group["lr"]), group["betas"]
         check_lr(lr)
-        check_betas(group["betas"])
-        check_range("eps", group["eps"], closed=True)
-        check_range("weight_decay", group["weight_decay"], closed=True)
+        check_group_numbers(group, "betas", "eps", "weight_decay")
         eta = eta_of(lr, group["weight_decay"])
         return {"gamma": lr, "eta": eta, "eps": float(group["eps"]), "beta1": float(beta1), "beta2": float(beta2)}

@@ -1,9 +1,9 @@
 """Scion and ScionC (Algorithm 2 of the paper)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Never
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,14 +12,14 @@ from torch.optim.optimizer import ParamsT
 from steadynorm import lmo as lmos
 from steadynorm import theory
 from steadynorm.decay.families import SCION
-from steadynorm.decay.rule import OVERLAPS, Constant, decay_rule, group_label, weight_decay_now
+from steadynorm.decay.rule import OVERLAPS, Constant, Group, decay_rule, group_label, weight_decay_now
 from steadynorm.groups.builder import ParamGroups
 from steadynorm.groups.roles import check_block_count
-from steadynorm.optim.base import Group, SteadyOptimizer, full_precision
-from steadynorm.optim.buckets import Batch, Bucket, Parts, Scalars, most_elements
+from steadynorm.optim.base import SteadyOptimizer
+from steadynorm.optim.buckets import Batch, Bucket, Scalars, SplitRule, max_elements
 from steadynorm.optim.idle import Slices
-from steadynorm.optim.parameters import find_parameter
-from steadynorm.optim.validation import check_lr, check_range, refuse_unknown
+from steadynorm.optim.state import zeros_like
+from steadynorm.optim.validation import check_group_numbers, check_lr, check_range, find_parameter, refuse_momentum
 from steadynorm.polar import Polar
 from steadynorm.theory.equilibrium import eta_of
 
@@ -40,9 +40,9 @@ class ScionSettings:
         return self.lmo.numbers.length_share(shape, self.blocks, self.polar.method, self.polar.steps)
 
 
-def _direction(batch: Batch, scalars: Scalars, settings: ScionSettings) -> Tensor:
+def _accumulate(batch: Batch, scalars: Scalars, settings: ScionSettings) -> Tensor:
     """m_t = (1-a) m + a g;  x = m_t, Nesterov (1-a) m_t + a g."""
-    alpha, m = scalars["alpha"] * batch.live, batch.state["momentum_buffer"]
+    alpha, m = scalars["alpha"] * batch.active, batch.state["momentum_buffer"]
     grad = batch.grad()
     if m.dtype != grad.dtype:
         return _from_kept(m, grad, alpha, settings.nesterov)
@@ -53,7 +53,7 @@ def _direction(batch: Batch, scalars: Scalars, settings: ScionSettings) -> Tenso
 def _from_kept(m: Tensor, grad: Tensor, alpha: Tensor, nesterov: bool) -> Tensor:
     """The same with momentum kept in another dtype: x in place of grad, by rows, so that m is never there twice."""
     along = min(1, grad.ndim - 1)  # a stack of 0-d parameters has no rows
-    rows = max(1, most_elements(grad.device) * grad.shape[along] // max(1, grad.numel()))
+    rows = max(1, max_elements(grad.device) * grad.shape[along] // max(1, grad.numel()))
     alphas = alpha.expand(*alpha.shape[:along], grad.shape[along], *alpha.shape[along + 1 :]).split(rows, along)
     for kept, x, a in zip(m.split(rows, along), grad.split(rows, along), alphas, strict=True):
         wide = kept.to(x.dtype).lerp_(x, a)
@@ -61,7 +61,7 @@ def _from_kept(m: Tensor, grad: Tensor, alpha: Tensor, nesterov: bool) -> Tensor
     return grad
 
 
-def _update(x: Tensor, settings: ScionSettings, out: Tensor | None) -> Tensor:
+def _normalize(x: Tensor, settings: ScionSettings, out: Tensor | None) -> Tensor:
     """theta_t = (1-eta) theta + gamma lmo(x)."""
     return settings.lmo.update(x, blocks=settings.blocks, polar=settings.polar, batch_ndim=1, out=out)
 
@@ -86,7 +86,7 @@ def bf16_scale(
     return math.sqrt(rows / columns) / lmo.view.divisor(shape)
 
 
-SCION_PARTS = Parts(_direction, _update, _cost, bf16_scale)
+SCION_RULE = SplitRule(_accumulate, _normalize, _cost, bf16_scale)
 
 
 class Scion(SteadyOptimizer):
@@ -95,23 +95,28 @@ class Scion(SteadyOptimizer):
         m_t = (1 - alpha) m_{t-1} + alpha g_t
         theta_t = (1 - gamma lambda) theta_{t-1} + gamma lmo(m_t)
 
-    Arguments:
-        params: groups from `steadynorm.param_groups(model)`, or your own with an lmo each.
-        lr: gamma. alpha: the weight of the new gradient, in (0, 1]. weight_decay: lambda.
+    Args:
+        params: Groups from `steadynorm.param_groups(model)`, or your own with an lmo each.
+        lr: gamma.
+        alpha: The weight of the new gradient, in (0, 1].
         lmo: "spectral", "spectral-transposed" (weights stored d_in x d_out), "sign", "embedding", "bias", "row",
             "column", "conv", "conv-tap", or "by-shape".
-        nesterov: the lmo sees (1 - alpha) m_t + alpha g_t.
-        blocks: row blocks that are matrices of their own (fused QKV: 3).
-        polar, polar_steps: "express", "newton-schulz" (Muon's own iteration, whose updates are up to 7 % shorter) or
-            "svd", and how many steps (4: a fifth faster, at the error of five steps elsewhere).
-        momentum_dtype: "bfloat16" halves the state; default fp32 (fp64 for fp64 parameters).
-        own_time: rows of embeddings and matrices of stacks (experts) without a gradient in a step stand still, so that
-            rare ones settle where frequent ones do. False: they keep moving along what is left of their momentum.
-        check_finite: raise on a non-finite gradient (waits for the device). Default: such a parameter is left as it
-            was and its `skipped` counter goes up.
-        maximize: ascend.
-        mesh: a DeviceMesh or ProcessGroup of processes with equal parameters and gradients (DDP): they share the work,
-            and each keeps 1/W of the momentum. DTensor parameters (FSDP2, tensor parallel) need no option.
+        weight_decay: lambda.
+        nesterov: Whether the lmo sees (1 - alpha) m_t + alpha g_t.
+        blocks: How many row blocks are matrices of their own (fused QKV: 3).
+        polar: "express", "newton-schulz" (Muon's own iteration, whose updates are up to 7 % shorter) or "svd".
+        polar_steps: How many steps; 4 is a fifth faster, at the error that others have with five.
+        momentum_dtype: "bfloat16" halves the state. Default: fp32 (fp64 for fp64 parameters).
+        own_time: Whether rows of embeddings and matrices of stacks (experts) stand still in steps without a gradient,
+            so that rare ones settle where frequent ones do. If False, they keep moving along what is left of their
+            momentum.
+        check_finite: Whether to raise on a non-finite gradient, which forces a device sync. By default such a parameter
+            is left as it was, and its `skipped` counter goes up.
+        maximize: Whether to ascend.
+        mesh: The DeviceMesh or ProcessGroup of processes with equal parameters and gradients (DDP), which then share
+            the work, and of which each keeps 1/W of the momentum. DTensor parameters (FSDP2, tensor parallel) need no
+            option.
+        momentum: Refused, because it means opposite things to Scion and to torch; use `alpha`.
 
     Examples:
         >>> model = torch.nn.Linear(4, 2, bias=False)
@@ -119,10 +124,10 @@ class Scion(SteadyOptimizer):
         >>> model(torch.ones(1, 4)).sum().backward(); optimizer.step()
     """
 
-    rule = staticmethod(SCION_PARTS.rule)
-    parts = SCION_PARTS
+    rule = staticmethod(SCION_RULE.rule)
+    split_rule = SCION_RULE
     state_keys = ("momentum_buffer",)
-    mark_keys = ("alpha", "lmo")
+    signature_keys = ("alpha", "lmo")
     setting_keys = ("lmo", "blocks", "nesterov", "polar", "polar_steps", "own_time")
     normalizes = True
     group_kind = "scion"
@@ -145,16 +150,12 @@ class Scion(SteadyOptimizer):
         check_finite: bool = False,
         maximize: bool = False,
         mesh: Any = None,
-        **unknown: Never,
+        momentum: None = None,
     ):
-        refuse_unknown(type(self), unknown)
-        defaults = _defaults(
-            lr, alpha, lmo, nesterov, blocks, polar, polar_steps, momentum_dtype, own_time, check_finite, maximize
-        )
-        super().__init__(params, defaults | {"weight_decay": weight_decay}, mesh)
+        super().__init__(params, _group_defaults(type(self), locals()), mesh)
 
     def fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
-        m = full_precision(p, self.mesh)
+        m = zeros_like(p, self.mesh)
         return {"momentum_buffer": m if group["momentum_dtype"] is None else m.to(_DTYPES[group["momentum_dtype"]])}
 
     @staticmethod
@@ -178,15 +179,14 @@ class Scion(SteadyOptimizer):
         return Slices(waiting, settings.blocks, settings.lmo.view.blocks_dim)
 
     def check_group(self, group: Group) -> None:
-        if "momentum" in group:
-            refuse_unknown(type(self), {"momentum": group["momentum"]})
+        refuse_momentum(type(self), group.get("momentum"))
         if group["lmo"] is None:
             raise ValueError(
                 "no lmo; use steadynorm.param_groups(model), which picks one per role, or put one in the group: "
                 f'{{"params": [...], "lmo": "spectral"}}, or {", ".join(name for name in lmos.LMOS if name != "spectral")}. '
                 "'by-shape' goes by shape alone and sends embeddings to spectral"
             )
-        check_range("alpha", group["alpha"], most=1.0)
+        check_group_numbers(group, "alpha")
         check_block_count("blocks", group["blocks"])
         if group["momentum_dtype"] is not None and group["momentum_dtype"] not in _DTYPES:
             raise ValueError(
@@ -207,7 +207,7 @@ class Scion(SteadyOptimizer):
     def scalars(self, group: Group, bucket: Bucket) -> dict[str, float]:
         lr, alpha = float(group["lr"]), float(group["alpha"])
         check_lr(lr)
-        check_range("alpha", alpha, most=1.0)
+        check_group_numbers(group, "alpha")
         decay = self._weight_decay(group, bucket.settings, bucket.shape)
         check_range("weight_decay", decay, closed=True)
         return {"gamma": lr, "alpha": alpha, "eta": eta_of(lr, decay), "keep": 1 - alpha}
@@ -218,16 +218,22 @@ class ScionC(Scion):
 
         lambda_t = (2 - alpha_t) / (2 alpha_t C_t^2) gamma_t        (Nesterov: over 1 + 4a - 6a^2 + 2a^3)
 
-    Arguments as Scion's, and:
-        steady_norm_sq: C^2, the weight norm squared over the update norm squared to settle at.
-        weight_decay: set in a group, it is a constant lambda there (the output layer), which has no steady_norm_sq.
-            As an argument it is refused, unless it is 0: it would switch the correction off for every group.
-        overlap: "linear", the paper's formula, or "exact": the decay that reaches C^2 given the overlap kernel of each
-            parameter's lmo and shape, at finite eta.
+    lr, alpha and steady_norm_sq are read from the group at every step, so you can schedule any of them. Keep weights in
+    fp32 (with autocast or FSDP2's mixed precision): written to bf16, small updates and the decay are rounded away; at lr
+    1e-4 a step changes 2 % of the weights.
 
-    lr, alpha and steady_norm_sq are read from the group at every step: schedule any of them. Keep weights in fp32 (with
-    autocast or FSDP2's mixed precision): written to bf16, small updates and the decay are rounded away; at lr 1e-4 a
-    step changes 2 % of the weights.
+    Args:
+        params: Groups from `steadynorm.param_groups(model)`, or your own with an lmo each.
+        lr: gamma.
+        alpha: The weight of the new gradient, in (0, 1].
+        lmo: The lmo of groups that have none, as in Scion.
+        steady_norm_sq: C^2, the weight norm squared over the update norm squared at which the weights settle.
+        weight_decay: Set it in a group to have a constant lambda there (the output layer), without steady_norm_sq. As
+            an argument it is refused unless it is 0, because it would turn the correction off for every group.
+        overlap: "linear", the paper's formula, or "exact", the decay that reaches C^2 given the overlap kernel of each
+            parameter's lmo and shape, at finite eta.
+        nesterov, blocks, polar, polar_steps, momentum_dtype, own_time, check_finite, maximize, mesh: As in Scion.
+        momentum: Refused, as in Scion.
 
     Examples:
         >>> model = torch.nn.Linear(4, 4, bias=False)
@@ -257,12 +263,9 @@ class ScionC(Scion):
         check_finite: bool = False,
         maximize: bool = False,
         mesh: Any = None,
-        **unknown: Never,
+        momentum: None = None,
     ):
-        refuse_unknown(type(self), unknown)
-        defaults = _defaults(
-            lr, alpha, lmo, nesterov, blocks, polar, polar_steps, momentum_dtype, own_time, check_finite, maximize
-        )
+        defaults = _group_defaults(type(self), locals())
         if weight_decay:
             raise ValueError(_constant_for_all(weight_decay, float(lr), alpha, nesterov))
         if isinstance(params, ParamGroups) and all(
@@ -272,7 +275,6 @@ class ScionC(Scion):
                 f"{type(self).__name__}: every group has a constant weight_decay, so nothing would be corrected; leave "
                 "weight_decay out of param_groups, or use Scion"
             )
-        defaults |= {"weight_decay": weight_decay, "steady_norm_sq": steady_norm_sq, "overlap": overlap}
         SteadyOptimizer.__init__(self, params, defaults, mesh)
 
     def add_param_group(self, param_group: Group) -> None:
@@ -297,7 +299,7 @@ class ScionC(Scion):
             if p.numel():
                 self._weight_decay(group, self.settings(group, p)[0], tuple(p.shape))
 
-    def adopted(self, saved: Group, group: Group) -> Group:
+    def merge_saved_group(self, saved: Group, group: Group) -> Group:
         """A checkpoint of Scion has constant decay only: a corrected group stays corrected."""
         plain = "steady_norm_sq" not in saved and group["weight_decay"] is None
         return {**saved, "weight_decay": None} if plain else saved
@@ -320,29 +322,8 @@ def _constant_for_all(weight_decay: float, lr: float, alpha: float, nesterov: bo
     )
 
 
-def _defaults(
-    lr: float | Tensor,
-    alpha: float,
-    lmo: str | None,
-    nesterov: bool,
-    blocks: int,
-    polar: str,
-    polar_steps: int,
-    momentum_dtype: str | None,
-    own_time: bool,
-    check_finite: bool,
-    maximize: bool,
-) -> dict[str, Any]:
-    return {
-        "lr": lr,
-        "alpha": alpha,
-        "lmo": lmo,
-        "nesterov": nesterov,
-        "blocks": blocks,
-        "polar": polar,
-        "polar_steps": polar_steps,
-        "momentum_dtype": momentum_dtype,
-        "own_time": own_time,
-        "check_finite": check_finite,
-        "maximize": maximize,
-    }
+def _group_defaults(optimizer: type[SteadyOptimizer], arguments: Mapping[str, Any]) -> Group:
+    """Return the arguments of a constructor, given as its locals(), that are settings of a group."""
+    refuse_momentum(optimizer, arguments["momentum"])
+    others = ("self", "params", "mesh", "momentum", "__class__")
+    return {name: value for name, value in arguments.items() if name not in others}

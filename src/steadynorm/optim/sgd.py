@@ -1,15 +1,16 @@
 """SGDC: SGD with momentum and corrected decoupled decay."""
 
-from typing import NamedTuple, Never
+from typing import NamedTuple
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from steadynorm.decay.families import SGD
-from steadynorm.optim.base import Group, full_precision
+from steadynorm.decay.rule import Group
 from steadynorm.optim.buckets import Batch, Bucket, Scalars
-from steadynorm.optim.peak_relative import RelativelyCorrected
-from steadynorm.optim.validation import check_lr, check_range, refuse_unknown
+from steadynorm.optim.peak_relative import PeakRelativeOptimizer
+from steadynorm.optim.state import zeros_like
+from steadynorm.optim.validation import check_group_numbers, check_lr, refuse_momentum
 from steadynorm.theory.equilibrium import eta_of
 
 
@@ -22,23 +23,30 @@ class SGDSettings(NamedTuple):
 
 def sgd_rule(batch: Batch, scalars: Scalars, settings: SGDSettings) -> None:
     """m_t = (1-a) m + a g, trace: (1-a) m + g;  u = m_t, Nesterov: (1-a) m_t + the same share of g."""
-    alpha, m = scalars["alpha"] * batch.live, batch.wide_state()["momentum_buffer"]
-    share = batch.grad().mul_(batch.live if settings.trace else alpha)
+    alpha, m = scalars["alpha"] * batch.active, batch.wide_state()["momentum_buffer"]
+    share = batch.grad().mul_(batch.active if settings.trace else alpha)
     m.mul_(1 - alpha).add_(share)
     u = share.addcmul_(m, 1 - alpha) if settings.nesterov else m
     batch.descend(u, scalars)
 
 
-class SGDC(RelativelyCorrected):
+class SGDC(PeakRelativeOptimizer):
     """SGD with decoupled decay that follows the lr, and the momentum where that changes the step size.
 
         m_t = (1 - alpha) m_{t-1} + alpha g_t      (trace: m_t = (1 - alpha) m_{t-1} + g_t)
         lambda_t = lambda (gamma_t / gamma_peak),  with trace times (alpha_0 / alpha_t)^2
 
-    Arguments:
-        lr: gamma. alpha: the weight of the new gradient; torch's momentum is 1 - alpha. weight_decay: lambda at peak.
-        nesterov: the update is (1 - alpha) m_t + alpha g_t (trace: + g_t). trace: torch's SGD convention.
-        peak_lr, check_finite, maximize: as in LionC.
+    Args:
+        params: The parameters or groups, for instance from `param_groups(model, kind="adam")`.
+        lr: gamma.
+        alpha: The weight of the new gradient; torch's momentum is 1 - alpha.
+        weight_decay: lambda at the peak lr.
+        nesterov: Whether the update is (1 - alpha) m_t + alpha g_t (trace: + g_t).
+        trace: Whether momentum follows torch's SGD convention.
+        peak_lr: The schedule's maximum, as in LionC.
+        check_finite: Whether to raise on a non-finite gradient, as in Scion.
+        maximize: Whether to ascend.
+        momentum: Refused; use `alpha`.
 
     Examples:
         >>> import torch
@@ -49,10 +57,10 @@ class SGDC(RelativelyCorrected):
 
     rule = staticmethod(sgd_rule)
     state_keys = ("momentum_buffer",)
-    mark_keys = ("alpha", "trace")
+    signature_keys = ("alpha", "trace")
     setting_keys = ("nesterov", "trace")
     family = SGD
-    elementwise = True
+    is_elementwise = True
 
     def __init__(
         self,
@@ -66,9 +74,9 @@ class SGDC(RelativelyCorrected):
         peak_lr: float | None = None,
         check_finite: bool = False,
         maximize: bool = False,
-        **unknown: Never,
+        momentum: None = None,
     ):
-        refuse_unknown(type(self), unknown)
+        refuse_momentum(type(self), momentum)
         defaults: Group = {
             "lr": lr,
             "alpha": alpha,
@@ -82,20 +90,18 @@ class SGDC(RelativelyCorrected):
         super().__init__(params, defaults)
 
     def fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
-        return {"momentum_buffer": full_precision(p)}
+        return {"momentum_buffer": zeros_like(p)}
 
     def settings(self, group: Group, p: Tensor) -> tuple[SGDSettings, bool]:
         return SGDSettings(bool(group["nesterov"]), bool(group["trace"])), True
 
     def check_group(self, group: Group) -> None:
-        if "momentum" in group:
-            refuse_unknown(type(self), {"momentum": group["momentum"]})
-        check_range("alpha", group["alpha"], most=1.0)
+        refuse_momentum(type(self), group.get("momentum"))
+        check_group_numbers(group, "alpha")
         super().check_group(group)
 
     def scalars(self, group: Group, bucket: Bucket) -> dict[str, float]:
         lr, alpha = float(group["lr"]), float(group["alpha"])
         check_lr(lr)
-        check_range("alpha", alpha, most=1.0)
-        check_range("weight_decay", group["weight_decay"], closed=True)
+        check_group_numbers(group, "alpha", "weight_decay")
         return {"gamma": lr, "eta": eta_of(lr, group["weight_decay"]), "alpha": alpha}

@@ -1,24 +1,25 @@
-"""What the optimizers refuse, and how they say it: optimizer, group, parameter."""
+"""Everything that the optimizers refuse, named by optimizer, group and parameter; and how errors name a parameter."""
 
 import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Real
-from typing import Any, Never
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from steadynorm.decay.rule import Group, group_label
 from steadynorm.groups.builder import ParamGroups
-from steadynorm.optim.parameters import name_of
+from steadynorm.groups.roles import TRAINABLE
 from steadynorm.suggestions import suggest
 
 
 def check_dense_gradients(optimizer: Optimizer) -> None:
-    """ValueError naming the first parameter whose gradient is sparse."""
+    """Raise ValueError naming the first parameter whose gradient is sparse."""
     for index, group in enumerate(optimizer.param_groups):
         for k, p in enumerate(group["params"]):
             if p.grad is not None and p.grad.layout is not torch.strided:
@@ -29,7 +30,7 @@ def check_dense_gradients(optimizer: Optimizer) -> None:
 
 
 class NonFiniteGradientError(ValueError):
-    """check_finite=True met a gradient with a NaN or an infinity; nothing was written."""
+    """Raised with check_finite=True for a gradient with a NaN or an infinity; nothing was written."""
 
     def __init__(self, optimizer: str, index: int, group: Group, k: int):
         super().__init__(
@@ -38,22 +39,18 @@ class NonFiniteGradientError(ValueError):
         )
 
 
-def refuse_unknown(optimizer: type[Optimizer], unknown: dict[str, Never]) -> None:
-    """Raise TypeError for a keyword that does not exist, with those that are like it; for `momentum`, with the reason."""
-    if "momentum" in unknown:
+def refuse_momentum(optimizer: type[Optimizer], momentum: Any) -> None:
+    """Raise TypeError if `momentum` was passed: Scion's and torch's mean opposite things."""
+    if momentum is not None:
         raise TypeError(
             f"{optimizer.__name__} has no momentum=: Scion's and torch's mean opposite things; "
             "pass alpha=<weight of the new gradient>, that is 1 - torch's momentum"
         )
-    if unknown:
-        name = next(iter(unknown))
-        near = suggest(name, inspect.signature(optimizer).parameters, least=0.6)
-        raise TypeError(f"{optimizer.__name__} got an unexpected keyword argument {name!r}" + (near and f"; {near}"))
 
 
 @contextmanager
 def explain_group_errors(optimizer: Optimizer, group: Any) -> Iterator[None]:
-    """Around torch's `add_param_group`: say what to write where it is no group, or named as the others are not."""
+    """Explain what to write if torch's `add_param_group` gets no group, or one named unlike the others."""
     where = f"{type(optimizer).__name__}.add_param_group"
     if not isinstance(group, dict):
         raise TypeError(f'{where} takes a dict, not {type(group).__name__}; pass {{"params": [...]}} with its settings')
@@ -69,10 +66,11 @@ def explain_group_errors(optimizer: Optimizer, group: Any) -> Iterator[None]:
 
 
 def refuse_unused(optimizer: type[Optimizer], params: Any, given: Mapping[str, Any]) -> None:
-    """ValueError for a setting that would change nothing, because the groups all bring their own.
+    """Raise ValueError for a setting that would change nothing, because the groups all bring their own.
 
-    Of Scion's groups in a plain list (of `param_groups`, or made by hand) the lr alone; of others none, as in torch,
-    where an lr for groups to come is usual beside layer-wise ones."""
+    For Scion's groups in a plain list only the lr is checked, for others nothing: as in torch, an lr for groups to come
+    is common beside layer-wise ones.
+    """
     if not isinstance(params, ParamGroups):
         groups = params if isinstance(params, list | tuple) else []
         if not all(isinstance(group, dict) and {"lr", "lmo"} <= group.keys() for group in groups) or "lr" not in given:
@@ -90,19 +88,19 @@ def refuse_unused(optimizer: type[Optimizer], params: Any, given: Mapping[str, A
 
 
 def check_one(lr: float | Tensor) -> None:
-    """A tensor lr must have one element; in torch's words."""
+    """Raise ValueError, in torch's words, unless a tensor lr has one element."""
     if isinstance(lr, Tensor) and lr.numel() != 1:
         raise ValueError("Tensor lr must be 1-element")
 
 
 def check_lr(lr: float) -> None:
-    """lr must be finite and not negative."""
+    """Raise ValueError unless lr is finite and not negative."""
     if not (lr >= 0 and math.isfinite(lr)):
         raise ValueError(f"lr={lr} must be finite and not negative")
 
 
 def check_range(name: str, value: float, *, above: float = 0.0, most: float = math.inf, closed: bool = False) -> None:
-    """`above` < value <= most (closed: `above` allowed), and finite."""
+    """Raise ValueError unless `above` < value <= most (closed: `above` allowed), and finite."""
     if not isinstance(value, Real | Tensor):
         raise ValueError(f"{name}={value!r} must be a number")
     low = value >= above if closed else value > above
@@ -111,14 +109,88 @@ def check_range(name: str, value: float, *, above: float = 0.0, most: float = ma
 
 
 def is_known(value: float | Tensor) -> bool:
-    """Whether a number can be read without waiting for a device."""
+    """Return whether a number can be read without a device sync."""
     return not isinstance(value, Tensor) or value.device.type == "cpu"
 
 
 def check_betas(betas: tuple[float | Tensor, float | Tensor]) -> None:
-    """There must be two, both in [0, 1); AdamC's may be tensors, on a device unread."""
+    """Raise ValueError unless there are two betas in [0, 1); tensors on a device are not read."""
     if not isinstance(betas, Sequence) or len(betas) != 2:
         raise ValueError(f"betas={betas} must be two numbers")
     for k, beta in enumerate(betas):
         if is_known(beta) and not 0 <= beta < 1:
             raise ValueError(f"betas[{k}]={float(beta)} is outside [0, 1)")
+
+
+def check_group_numbers(group: Group, *names: str) -> None:
+    """Raise ValueError if one of a group's numbers is out of range; `weight_decay` must be a number here."""
+    for name in names:
+        if name == "betas":
+            check_betas(group["betas"])
+        elif name == "alpha":
+            check_range("alpha", group["alpha"], most=1.0)
+        else:
+            check_range(name, group[name], closed=name in ("eps", "weight_decay"))
+
+
+# --- parameters
+
+
+def check_parameter(p: Tensor, name: str) -> None:
+    """Raise ValueError if a parameter cannot be trained."""
+    if is_lazy(p):
+        raise ValueError(f"{name} has no shape yet (a lazy module); run the model once, then make the optimizer")
+    if p.layout is not torch.strided:
+        raise ValueError(f"{name} is sparse; only dense parameters are supported")
+    if p.dtype not in TRAINABLE:
+        raise ValueError(
+            f"{name} is of {p.dtype}; only real floating-point parameters of 16 bits or more are supported: freeze it "
+            "and leave it out, or train a wider copy"
+        )
+
+
+def check_unchanged(
+    optimizer: Optimizer, index: int, k: int, p: Tensor, keys: Sequence[str], *, dtype: bool = False
+) -> None:
+    """Raise ValueError if a parameter no longer fits its state under these keys.
+
+    It has another shape or device (dtype=True: or dtype) than when the optimizer was made.
+    """
+    for key in keys:
+        value = optimizer.state[p][key]
+        if value.ndim == 0:  # counters
+            continue
+        if value.shape != p.shape or value.device != p.device or (dtype and value.dtype != p.dtype):
+            group = optimizer.param_groups[index]
+            raise ValueError(
+                f"{type(optimizer).__name__}, {group_label(index, group)}: {name_of(group, k)} is {_described(p)}, but "
+                f"its {key} is {_described(value)}: the model was changed after the optimizer was made; change it first"
+            )
+
+
+def _described(x: Tensor) -> str:
+    return f"{tuple(x.shape)} {x.dtype} on {x.device}"
+
+
+def find_parameter(optimizer: Optimizer, wanted: Tensor | str, method: str) -> tuple[Group, Tensor]:
+    """Return a parameter, given itself or by its name, with its group; raise ValueError if no group has it."""
+    names: list[str] = []
+    for group in optimizer.param_groups:
+        own = group.get("param_names") or [None] * len(group["params"])
+        for name, p in zip(own, group["params"], strict=True):
+            if p is wanted or (isinstance(wanted, str) and name == wanted):
+                return group, p
+        names += filter(None, own)
+    what, remedy = f"this {type(wanted).__name__}", "pass one of the optimizer's parameters, or its name"
+    if isinstance(wanted, str):
+        what = f"a parameter named {wanted!r}"
+        remedy = suggest(wanted, names) or "their parameters have no names; pass the parameter itself"
+    elif isinstance(wanted, Tensor):
+        what = f"this parameter of shape {tuple(wanted.shape)}"
+    raise ValueError(f"{type(optimizer).__name__}.{method}: no group has {what}; {remedy}")
+
+
+def name_of(group: Group, k: int) -> str:
+    """Return how errors name a group's k-th parameter."""
+    names, p = group.get("param_names"), group["params"][k]
+    return repr(names[k]) if names else f"parameter {k}" + ("" if is_lazy(p) else f" (shape {tuple(p.shape)})")

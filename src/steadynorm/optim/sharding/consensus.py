@@ -1,13 +1,16 @@
-"""What ranks must agree on before a step: which parameters have a gradient, whether it is finite, and where it is zero."""
+"""What ranks agree on before a step: which parameters have a gradient, whether it is finite, and where it is zero."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.optim import Optimizer
 
-from steadynorm.optim.sharding.layout import Layout, process_group
+from steadynorm.decay.rule import group_label
+from steadynorm.optim.sharding.layout import Layout, layout_of, process_group
+from steadynorm.optim.validation import name_of
 
 
 class Member(NamedTuple):
@@ -19,12 +22,12 @@ class Member(NamedTuple):
     traits: str  # what must be the same on every rank
 
 
-class Agreement:
-    """One small all-reduce a step and process group; its length does not depend on which gradients exist.
+class Consensus:
+    """One small all-reduce per step and process group; its length does not depend on which gradients exist.
 
-    So a gradient that is missing on one rank is found there, on all ranks, instead of hanging a later collective. On
-    an accelerator, where looking at the result would wait for the device, a rank looks at its first step and
-    whenever its own set of gradients has changed.
+    A gradient that is missing on one rank is therefore reported on all ranks, instead of hanging a later collective. On
+    an accelerator, where reading the result forces a sync, a rank reads it at its first step and whenever its own set
+    of gradients has changed.
     """
 
     def __init__(self) -> None:
@@ -33,9 +36,11 @@ class Agreement:
         self._constants: dict[tuple[Any, ...], Tensor] = {}
 
     def set_members(self, members: Sequence[Member], blocks: Mapping[int, int] | None = None) -> None:
-        """All sharded parameters of the optimizer, in its order. Ranks compare theirs: collective.
+        """Set the sharded parameters of the optimizer, in its order, and compare them with the other ranks'.
 
-        blocks: how many flags each parameter (by id) has beside the one that says whether it is finite; default 0.
+        Args:
+            members: The parameters.
+            blocks: How many flags each parameter (by id) has beside the one that says whether it is finite.
         """
         self.members, self.flags = {}, {id_: 1 + count for id_, count in (blocks or {}).items()}
         for member in members:
@@ -44,23 +49,23 @@ class Agreement:
         for group, mine in self.members.items():
             _compare(group, mine)
 
-    def least(self, found: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """id of a parameter with a gradient -> flags of its shard; returned: the least of all its shards' flags."""
+    def min_over_shards(self, own: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """Return, for each parameter by id, the minimum of its shards' flags, given those of this rank's shards."""
         assert self.members is not None
         agreed: dict[int, Tensor] = {}
         for group, members in self.members.items():
-            has = tuple(id(member.p) in found for member in members)
+            has = tuple(id(member.p) in own for member in members)
             constants = self._constants.get((group, has))
             new = constants is None
             if constants is None:
                 if len(self._constants) > 64:
                     self._constants.clear()
-                values = [*map(int, has), *(-int(each) for each in has), 1]
+                values = [*map(int, has), *(-int(flag) for flag in has), 1]
                 constants = torch.tensor(values, device=members[0].p.device)
                 self._constants[group, has] = constants
             sizes = [self.flags.get(id(member.p), 1) for member in members]
             flags = [
-                found[id(member.p)].to(constants.dtype) if id(member.p) in found else constants[-1:].expand(size)
+                own[id(member.p)].to(constants.dtype) if id(member.p) in own else constants[-1:].expand(size)
                 for member, size in zip(members, sizes, strict=True)
             ]
             vector = torch.cat([*flags, constants])
@@ -82,7 +87,7 @@ def _check_gradients(members: list[Member], differs: list[bool]) -> None:
 
 
 def _compare(name: str, members: list[Member]) -> None:
-    """ValueError on every rank, naming the first parameter that is not the same everywhere."""
+    """Raise ValueError on every rank, naming the first parameter that is not the same everywhere."""
     group = process_group(name)
     lists: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(lists, [(member.label, member.traits) for member in members], group=group)  # noqa: TID251
@@ -94,3 +99,14 @@ def _compare(name: str, members: list[Member]) -> None:
                     f"sharded parameter {k} is {' '.join(first)} on rank 0 of its group and {' '.join(second)} on rank "
                     f"{rank}; give every rank the same parameters in the same order"
                 )
+
+
+def members(optimizer: Optimizer, state_keys: Sequence[str], setting_keys: Sequence[str] = ()) -> Iterator[Member]:
+    """Yield the parameters of an optimizer that are sharded, or whose state is."""
+    for index, group in enumerate(optimizer.param_groups):
+        settings = {key: group[key] for key in setting_keys}
+        for k, p in enumerate(group["params"]):
+            layout = layout_of(p, {key: optimizer.state[p][key] for key in state_keys})
+            if layout is not None and layout.group is not None and p.numel():
+                label = f"{type(optimizer).__name__}, {group_label(index, group)}: {name_of(group, k)}"
+                yield Member(p, layout, label, f"of shape {tuple(p.shape)}, {p.dtype}, {settings}")

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from steadynorm.optim.placement import is_dtensor, local
+
 Shape: TypeAlias = tuple[int, ...]
 
 
@@ -27,8 +29,8 @@ class Box(NamedTuple):
     def numel(self) -> int:
         return math.prod(self.size)
 
-    def of(self, x: Tensor) -> Tensor:
-        """This part of each tensor of a stack x (batch, *shape), or of one (*shape): a view."""
+    def slice(self, x: Tensor) -> Tensor:
+        """Return a view of this part of each tensor of a stack x (batch, *shape), or of one (*shape)."""
         extra = x.ndim - len(self.size)
         for dim, (low, length) in enumerate(zip(self.start, self.size, strict=True)):
             x = x.narrow(dim + extra, low, length)
@@ -37,13 +39,22 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """How parameters of one shape are spread over the ranks of a group. None as group: nothing is to be moved."""
+    """How parameters of one shape are spread over the ranks of a group.
 
-    group: str | None  # a process group's name: the group itself, kept alive, would end its threads too late
-    rank: int  # in the group
-    boxes: tuple[Box, ...]  # by rank of the group
+    Attributes:
+        group: The process group's name, None if nothing has to move. (The group itself, kept alive, would end its
+            threads too late.)
+        rank: This process's rank in the group.
+        boxes: The part of each rank of the group.
+        whole: The whole tensor as a box.
+        replicated: Whether the weights are whole on every rank, and only the state is cut.
+    """
+
+    group: str | None
+    rank: int
+    boxes: tuple[Box, ...]
     whole: Box
-    replicated: bool  # the weights themselves are whole on every rank; only the state is cut
+    replicated: bool
 
     @property
     def mine(self) -> Box:
@@ -58,26 +69,43 @@ class Layout:
         """Cut along the first dimension only."""
         return all(box.size[1:] == self.whole.size[1:] for box in self.boxes)
 
-    def total(self, x: Tensor) -> Tensor:
-        """Sum of x over the ranks, in place."""
+    @property
+    def is_empty(self) -> bool:
+        """Whether this rank writes no weights."""
+        return not self.replicated and not self.mine.numel
+
+    def window(self, dim: int) -> tuple[int, int]:
+        """Return this part's first position along a dimension, and the length of the whole."""
+        return self.mine.start[dim], self.whole.size[dim]
+
+    def sum_over_shards(self, x: Tensor) -> Tensor:
+        """Sum x over the ranks, in place."""
         if self.group is not None:
             dist.all_reduce(x, group=process_group(self.group))
         return x
 
-    def largest(self, x: Tensor) -> Tensor:
-        """The largest x of the ranks, in place."""
+    def max_over_shards(self, x: Tensor) -> Tensor:
+        """Take the largest x of the ranks, in place."""
         if self.group is not None:
             dist.all_reduce(x, dist.ReduceOp.MAX, group=process_group(self.group))
         return x
 
 
-class Moving:
-    """A stack on its way: `get()` waits for it and returns it, (batch, *shape), in the order it had."""
+class Transfer:
+    """A stack in transit: `get()` waits for it and returns it, (batch, *shape), in the order it had."""
 
     def __init__(
         self, layout: Layout, send: Tensor, lengths: Sequence[int], arriving: Sequence[tuple[int, Box]], to: Box
     ):
-        """lengths: of what goes to each rank. arriving: from each rank, how many and which part of `to`."""
+        """Start a transfer.
+
+        Args:
+            layout: Who takes part.
+            send: What this rank sends, flat.
+            lengths: How much of it goes to each rank.
+            arriving: How many parameters arrive from each rank, and which part of `to`.
+            to: What is assembled here.
+        """
         self.arriving, self.to = arriving, to
         expected = [count * box.numel for count, box in arriving]
         self.send, self.received = send, send.new_empty(sum(expected))  # kept until it has arrived
@@ -86,7 +114,11 @@ class Moving:
         self.handle = dist.all_to_all_single(self.received, send, expected, list(lengths), group=group, async_op=True)
 
     def get(self, *, stacked: bool) -> Tensor:
-        """stacked: each rank sent other parameters; else each sent another part of the same ones."""
+        """Wait, then return what arrived.
+
+        Args:
+            stacked: Whether each rank sent other parameters, rather than another part of the same ones.
+        """
         if self.handle is not None:
             self.handle.wait()
         self.handle = None
@@ -96,47 +128,47 @@ class Moving:
         whole = self.received.new_empty(count, *self.to.size)
         parts = self.received.split([n * box.numel for n, box in self.arriving])
         for part, (_, box) in zip(parts, self.arriving, strict=True):
-            box.of(whole).copy_(part.view(count, *box.size))
+            box.slice(whole).copy_(part.view(count, *box.size))
         return whole
 
     def _empty(self) -> Tensor:
         return self.received.new_empty(sum(count for count, _ in self.arriving), *self.to.size)
 
 
-def to_owners(x: Tensor, layout: Layout, counts: Sequence[int]) -> Moving:
-    """From cut to whole: x (batch, *my box), in the order of owners, `counts` of them for each rank."""
+def to_owners(x: Tensor, layout: Layout, counts: Sequence[int]) -> Transfer:
+    """Send parts to owners: x (batch, *my box) in the order of owners, `counts` of them per rank."""
     lengths = [count * layout.mine.numel for count in counts]
     arriving = [(counts[layout.rank], box) for box in layout.boxes]
-    return Moving(layout, x.reshape(-1), lengths, arriving, layout.whole)
+    return Transfer(layout, x.reshape(-1), lengths, arriving, layout.whole)
 
 
-def from_owners(u: Tensor, layout: Layout, counts: Sequence[int], *, whole: bool) -> Moving:
-    """From whole to everything on every rank, or to its box. u: (my own count, *shape)."""
+def from_owners(u: Tensor, layout: Layout, counts: Sequence[int], *, whole: bool) -> Transfer:
+    """Send what this rank owns, u (count, *shape), to every rank: all of it, or the rank's box."""
     targets = [layout.whole] * layout.ranks if whole else layout.boxes
-    send = torch.cat([box.of(u).reshape(-1) for box in targets])
+    send = torch.cat([box.slice(u).reshape(-1) for box in targets])
     mine = targets[layout.rank]
-    return Moving(layout, send, [len(u) * box.numel for box in targets], [(count, mine) for count in counts], mine)
+    return Transfer(layout, send, [len(u) * box.numel for box in targets], [(count, mine) for count in counts], mine)
 
 
-def to_all(u: Tensor, layout: Layout) -> Moving:
-    """From cut to whole on every rank. u: (batch, *my box)."""
+def to_all(u: Tensor, layout: Layout) -> Transfer:
+    """Send this rank's parts, u (batch, *my box), to every rank, which assembles the whole."""
     send = u.reshape(-1).repeat(layout.ranks)
     arriving = [(len(u), box) for box in layout.boxes]
-    return Moving(layout, send, [u.numel()] * layout.ranks, arriving, layout.whole)
+    return Transfer(layout, send, [u.numel()] * layout.ranks, arriving, layout.whole)
 
 
 def layout_of(p: Tensor, state: dict[str, Tensor]) -> Layout | None:
-    """The layout of a DTensor parameter, or of a plain one with DTensor state; None for a plain one."""
+    """Return the layout of a DTensor parameter, or of a plain one with DTensor state; None for a plain one."""
     cut: Any = p if is_dtensor(p) else next((value for value in state.values() if is_dtensor(value)), None)
     if cut is None:
         return None
-    found = _layout(cut.device_mesh, tuple(cut.placements), tuple(p.shape), not is_dtensor(p))
-    if found.mine.size != tuple(local(cut).shape):
+    layout = _layout(cut.device_mesh, tuple(cut.placements), tuple(p.shape), not is_dtensor(p))
+    if layout.mine.size != tuple(local(cut).shape):
         raise ValueError(
             f"placements {cut.placements} of shape {tuple(p.shape)} give this rank {tuple(local(cut).shape)}, not "
-            f"the expected {found.mine.size}; shard it with Shard(dim) over the mesh's dimensions"
+            f"the expected {layout.mine.size}; shard it with Shard(dim) over the mesh's dimensions"
         )
-    return found
+    return layout
 
 
 @functools.lru_cache(maxsize=4096)
@@ -153,12 +185,12 @@ def _layout(mesh: Any, placements: tuple[Any, ...], shape: Shape, replicated: bo
 
 
 def process_group(name: str) -> Any:
-    """The process group of this name."""
+    """Return the process group of this name."""
     return dist.distributed_c10d._resolve_process_group(name)  # pyright: ignore[reportArgumentType]
 
 
 def _group(mesh: Any, dims: tuple[int, ...]) -> Any:
-    """The ranks among which this rank's tensors are cut: those along these dimensions of the mesh."""
+    """Return the ranks among which this rank's tensors are cut: those along these dimensions of the mesh."""
     dims = tuple(dim for dim in dims if mesh.size(dim) > 1)
     if not dims:
         return None
@@ -172,7 +204,7 @@ def _group(mesh: Any, dims: tuple[int, ...]) -> Any:
 
 
 def _box(shape: Shape, mesh_shape: Sequence[int], at: Sequence[int], placements: Sequence[Any]) -> Box:
-    """DTensor's rule: chunks, mesh dimension by mesh dimension; strided shards (FSDP2 over tensor parallel) last.
+    """Apply DTensor's rule: chunks, mesh dimension by mesh dimension; strided shards (FSDP2 over tensor parallel) last.
 
     >>> from torch.distributed.tensor import Shard
     >>> _box((5, 3), (4,), (1,), [Shard(0)]), _box((5, 3), (4,), (3,), [Shard(0)])
@@ -188,15 +220,3 @@ def _box(shape: Shape, mesh_shape: Sequence[int], at: Sequence[int], placements:
         low = min(size[dim], chunk * at[k])
         start[dim], size[dim] = start[dim] + low, min(chunk, size[dim] - low)
     return Box(tuple(start), tuple(size))
-
-
-def is_dtensor(x: Any) -> bool:
-    return hasattr(x, "device_mesh") and hasattr(x, "placements")  # no import: plain users need none of it
-
-
-def local(x: Any) -> Tensor:
-    """This rank's part of a tensor: of a DTensor its shard, of a plain one all of it."""
-    if not is_dtensor(x):
-        return x
-    part = x._local_tensor  # what to_local() returns without autograd
-    return part.wait() if hasattr(part, "wait") and hasattr(part, "completed") else part

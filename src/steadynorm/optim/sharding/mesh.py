@@ -1,4 +1,4 @@
-"""State of a replicated parameter, sharded by rows over a mesh; and state of any placement loaded into any other."""
+"""Shard the state of replicated parameters over a mesh, and load state of any placement into any other."""
 
 import functools
 from typing import Any, NamedTuple
@@ -7,14 +7,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from steadynorm.optim.sharding.layout import is_dtensor, layout_of, local, process_group
+from steadynorm.optim.placement import is_dtensor, local
+from steadynorm.optim.sharding.layout import layout_of, process_group
 
 
 def sharded_zeros(p: Tensor, dtype: torch.dtype, mesh: Any) -> Tensor:
-    """Zeros like a plain p: a DTensor cut by rows over the mesh, ~1/W of it here. A scalar is whole on every rank.
-
-    mesh: as checked_mesh gives it.
-    """
+    """Return zeros like a plain p: a DTensor cut by rows over a mesh from `check_mesh`. A scalar is whole everywhere."""
     from torch.distributed.tensor import Replicate, Shard, zeros
 
     mesh, device = _as_mesh(mesh, p.device.type), p.device
@@ -26,7 +24,7 @@ def sharded_zeros(p: Tensor, dtype: torch.dtype, mesh: Any) -> Tensor:
 
 
 def _as_mesh(mesh: Any, device_type: str) -> Any:
-    return _mesh_of_group(*mesh, device_type) if isinstance(mesh, Named) else mesh
+    return _mesh_of_group(*mesh, device_type) if isinstance(mesh, NamedGroup) else mesh
 
 
 @functools.lru_cache(maxsize=64)
@@ -36,22 +34,22 @@ def _mesh_of_group(name: str, size: int, device_type: str) -> Any:
     return DeviceMesh.from_group(process_group(name), device_type)
 
 
-class Named(NamedTuple):
-    """A process group by name: kept itself, it would end its threads too late."""
+class NamedGroup(NamedTuple):
+    """A process group by name: the group itself, kept alive, would end its threads too late."""
 
     name: str
     size: int
 
 
-def checked_mesh(mesh: Any) -> Any:
-    """The mesh as an optimizer keeps it.
+def check_mesh(mesh: Any) -> Any:
+    """Return the mesh as an optimizer keeps it.
 
-    TypeError or ValueError unless it is None, a ProcessGroup, or a DeviceMesh of one dimension with this rank in it.
+    Raises:
+        TypeError: If it is neither a ProcessGroup nor a DeviceMesh.
+        ValueError: If it has several dimensions, or this rank is not in it.
     """
-    if mesh is None:
-        return None
     if dist.is_available() and isinstance(mesh, dist.ProcessGroup):
-        return Named(mesh.group_name, mesh.size())
+        return NamedGroup(mesh.group_name, mesh.size())
     if not hasattr(mesh, "get_coordinate"):
         raise TypeError(f"mesh={mesh!r} must be a DeviceMesh or a ProcessGroup")
     if mesh.ndim != 1:
@@ -63,21 +61,21 @@ def checked_mesh(mesh: Any) -> Any:
     return mesh
 
 
-def placed_like(value: Tensor, fresh: Tensor) -> Tensor:
-    """A copy of `value` with the dtype, device and placement of `fresh`, which it may overwrite.
+def place_like(value: Tensor, fresh: Tensor) -> Tensor:
+    """Return a copy of `value` with the dtype, device and placement of `fresh`, which it may overwrite.
 
-    Only one DTensor into another placement takes collectives; then all ranks must load.
+    Loading one DTensor into another placement takes collectives; then all ranks must load.
     """
-    given: Any = value
+    source: Any = value
     sharded: Any = fresh
     if not is_dtensor(fresh):
-        return (given.full_tensor() if is_dtensor(value) else value).to(fresh, copy=True)
+        return (source.full_tensor() if is_dtensor(value) else value).to(fresh, copy=True)
     if is_dtensor(value):
-        if given.device_mesh == sharded.device_mesh and given.placements == sharded.placements:
+        if source.device_mesh == sharded.device_mesh and source.placements == sharded.placements:
             local(fresh).copy_(local(value))
             return fresh
-        value = given.full_tensor()
+        value = source.full_tensor()
     layout = layout_of(fresh, {})
     assert layout is not None
-    local(fresh).copy_(layout.mine.of(value))
+    local(fresh).copy_(layout.mine.slice(value))
     return fresh
