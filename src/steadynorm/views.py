@@ -7,7 +7,7 @@ handled by their own methods, so `theory` and `predict` can use views as well.
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -133,3 +133,12 @@ class _Vector(_Flattened):
 
 
 MATRIX, TRANSPOSED, FLATTENED, PER_TAP, VECTOR = MatrixView(), _Transposed(), _Flattened(), _PerTap(), _Vector()
+
+
+def check_block_count(where: str, count: Any) -> None:
+    """Raise ValueError unless `count` is a number of equal blocks."""
+    if type(count) is not int or count < 1:
+        raise ValueError(
+            f"{where}={count!r}: pass the number of equal blocks of the outputs as an int (fused q, k, v: 3); "
+            "blocks of different sizes are not supported: leave 1, or make each block its own parameter"
+        )

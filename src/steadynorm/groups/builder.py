@@ -43,16 +43,29 @@ class ParamGroups(list[dict[str, Any]]):
     rebuild: functools.partial["ParamGroups"]
     explicit: frozenset[str]
 
-    def fill_unset(self, settings: Mapping[str, Any]) -> "ParamGroups":
-        """Fill settings left unset in `param_groups`; what you have changed in a group since then stays.
+    def fill_unset(self, settings: Mapping[str, Any], optimizer: str, kind: str) -> "ParamGroups":
+        """Fill settings left unset in `param_groups` from an optimizer's; what you changed in a group since then stays.
+
+        Raises:
+            ValueError: If the groups were made for another kind of optimizer.
 
         >>> groups = param_groups(nn.Linear(4, 4, bias=False), output=False)
-        >>> groups.fill_unset({"lr": 0.02})[0]["lr"]
+        >>> groups.fill_unset({"lr": 0.02}, "ScionC", "scion")[0]["lr"]
         0.02
         """
-        changes = {key: value for key, value in settings.items() if key not in self.explicit and value is not None}
-        if self.rebuild.keywords["kind"] == "scion" and not changes.get("weight_decay"):
+        if self.rebuild.keywords["kind"] != kind:
+            raise ValueError(
+                f"{optimizer}: these groups are for {'Adam' if kind == 'scion' else 'Scion'}; "
+                f"use param_groups(model, kind={kind!r})"
+            )
+        values = {key: settings.get(key) for key in ("lr", "alpha", "steady_norm_sq", "weight_decay")}
+        changes: dict[str, Any] = {
+            key: float(value) for key, value in values.items() if key not in self.explicit and value is not None
+        }
+        if kind == "scion" and not changes.get("weight_decay"):
             changes.pop("weight_decay", None)  # 0 is Scion's default; pass it to param_groups to mean no decay
+        if kind == "scion" and settings.get("nesterov") and "nesterov" not in self.explicit:
+            changes["nesterov"] = True
         if changes:
             before = {group["name"]: group for group in self.rebuild()}
             after = {group["name"]: group for group in self.rebuild(**changes)}
@@ -162,31 +175,6 @@ def param_groups(
     groups.rebuild = rebuild
     groups.explicit = frozenset(key for key, value in settings.items() if value is not None)
     return groups
-
-
-def fill_unset(params: Any, settings: Mapping[str, Any], optimizer: str, kind: str = "adam") -> Any:
-    """Fill settings left unset in `param_groups` from an optimizer's arguments; return other parameters unchanged.
-
-    Raises:
-        TypeError: If `params` is a model.
-        ValueError: If the groups were made for another kind of optimizer.
-    """
-    if isinstance(params, nn.Module):
-        how = "" if kind == "scion" else f", kind={kind!r}"
-        raise TypeError(
-            f"{optimizer} takes parameters, not the model; pass {optimizer}(param_groups(model{how})), which groups "
-            f"{type(params).__name__}'s by role"
-        )
-    if not isinstance(params, ParamGroups):
-        return params
-    if params.rebuild.keywords["kind"] != kind:
-        raise ValueError(
-            f"{optimizer}: these groups are for {'Adam' if kind == 'scion' else 'Scion'}; "
-            f"use param_groups(model, kind={kind!r})"
-        )
-    values = {key: settings.get(key) for key in ("lr", "alpha", "steady_norm_sq", "weight_decay")}
-    numbers = {key: None if value is None else float(value) for key, value in values.items()}
-    return params.fill_unset(numbers | {"nesterov": True if kind == "scion" and settings.get("nesterov") else None})
 
 
 def _gather(decided: list[tuple[ParamSite, str, str]], rules: Rules, blocks: dict[str, tuple[int, str]]) -> ParamGroups:

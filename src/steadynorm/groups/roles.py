@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from steadynorm.suggestions import suggest
+from steadynorm.views import check_block_count
 
 # role: (lmo, least dimensions, most dimensions)
 ROLES = {
@@ -25,7 +26,6 @@ ROLES = {
     "output": ("sign", 2, 2),
     "output-bias": ("bias", 0, 1),
 }
-TRAINABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 BLOCKED = ("spectral", "spectral-transposed", "conv")  # lmos whose parameters may hold several matrices
 _HEADS = ("lm_head", "classifier", "score", "qa_outputs")  # Hugging Face's names for an output layer
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -279,21 +279,13 @@ def check_patterns(
             raise ValueError(f"{option}[{pattern!r}] matches no {what}; {remedy}")
 
 
-def check_block_count(where: str, count: Any) -> None:
-    if type(count) is not int or count < 1:
-        raise ValueError(
-            f"{where}={count!r}: pass the number of equal blocks of the outputs as an int (fused q, k, v: 3); "
-            "blocks of different sizes are not supported: leave 1, or make each block its own parameter"
-        )
-
-
 def check_supported(site: ParamSite) -> None:
     parameter = site.parameter
     if is_lazy(parameter):
         raise ValueError(f"{site.name} has no shape yet; run the model once before grouping")
     if parameter.is_complex():
         raise ValueError(f"{site.name} is complex; make its real and imaginary parts two parameters")
-    if parameter.dtype not in TRAINABLE:
+    if not (parameter.is_floating_point() and parameter.element_size() >= 2):
         raise ValueError(
             f"{site.name} has dtype {parameter.dtype}; freeze it (requires_grad=False) or train a wider copy"
         )

@@ -11,7 +11,6 @@ from steadynorm.decay.correction import drop_capturable, own_correction
 from steadynorm.decay.families import ADAM
 from steadynorm.decay.peak import watch
 from steadynorm.decay.rule import Group, correction_keys, group_label, refuse_idle_target, refuse_scion_groups
-from steadynorm.groups.builder import fill_unset
 from steadynorm.optim.base import SteadyOptimizer
 from steadynorm.optim.finite_guard import NonFiniteSkipper
 from steadynorm.optim.peak_relative import loading
@@ -27,7 +26,7 @@ from steadynorm.optim.validation import (
     is_known,
     name_of,
     refuse_momentum,
-    refuse_unused,
+    take_params,
 )
 from steadynorm.theory.equilibrium import eta_of
 
@@ -86,8 +85,7 @@ class AdamC(NonFiniteSkipper, torch.optim.AdamW):
     ):
         refuse_momentum(type(self), momentum)
         own = {"lr": lr, "weight_decay": weight_decay}
-        params = fill_unset(params, own, type(self).__name__)
-        refuse_unused(type(self), params, own)
+        params = take_params(params, own, type(self))
         self._extra_defaults = {"peak_lr": peak_lr, "steady_norm_sq": steady_norm_sq, "check_finite": check_finite}
         super().__init__(
             params,

@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from steadynorm.decay.rule import Group, group_label
-from steadynorm.groups.builder import fill_unset
 from steadynorm.optim.buckets import Bucket, BucketStep, Rule, SplitRule, finite_gradients, unmeasured_products
 from steadynorm.optim.idle import WHOLE, Slices, extremes
 from steadynorm.optim.placement import Local, is_dtensor
@@ -24,7 +23,7 @@ from steadynorm.optim.validation import (
     check_unchanged,
     explain_group_errors,
     name_of,
-    refuse_unused,
+    take_params,
 )
 
 
@@ -62,8 +61,7 @@ class SteadyOptimizer(Optimizer, ABC):
     observed: Sequence[tuple[list[Tensor], Tensor]] = ()
 
     def __init__(self, params: ParamsT, defaults: Group, mesh: Any = None):
-        self.mesh, params = _check_mesh(mesh), fill_unset(params, defaults, type(self).__name__, self.group_kind)
-        refuse_unused(type(self), params, defaults)
+        self.mesh, params = _check_mesh(mesh), take_params(params, defaults, type(self), self.group_kind)
         self._cache: DerivedCache[list[Bucket]] = DerivedCache()
         super().__init__(params, defaults)
 

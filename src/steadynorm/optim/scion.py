@@ -13,15 +13,21 @@ from steadynorm import lmo as lmos
 from steadynorm import theory
 from steadynorm.decay.families import SCION
 from steadynorm.decay.rule import OVERLAPS, Constant, Group, decay_rule, group_label, weight_decay_now
-from steadynorm.groups.builder import ParamGroups
-from steadynorm.groups.roles import check_block_count
 from steadynorm.optim.base import SteadyOptimizer
 from steadynorm.optim.buckets import Batch, Bucket, Scalars, SplitRule, max_elements
 from steadynorm.optim.idle import Slices
 from steadynorm.optim.state import zeros_like
-from steadynorm.optim.validation import check_group_numbers, check_lr, check_range, find_parameter, refuse_momentum
+from steadynorm.optim.validation import (
+    check_group_numbers,
+    check_lr,
+    check_range,
+    find_parameter,
+    is_param_groups,
+    refuse_momentum,
+)
 from steadynorm.polar import Polar
 from steadynorm.theory.equilibrium import eta_of
+from steadynorm.views import check_block_count
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -268,9 +274,7 @@ class ScionC(Scion):
         defaults = _group_defaults(type(self), locals())
         if weight_decay:
             raise ValueError(_constant_for_all(weight_decay, float(lr), alpha, nesterov))
-        if isinstance(params, ParamGroups) and all(
-            "lmo" in group and group["weight_decay"] is not None for group in params
-        ):
+        if is_param_groups(params) and all("lmo" in group and group["weight_decay"] is not None for group in params):
             raise ValueError(
                 f"{type(self).__name__}: every group has a constant weight_decay, so nothing would be corrected; leave "
                 "weight_decay out of param_groups, or use Scion"

@@ -8,13 +8,11 @@ from numbers import Real
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from steadynorm.decay.rule import Group, group_label
-from steadynorm.groups.builder import ParamGroups
-from steadynorm.groups.roles import TRAINABLE
 from steadynorm.suggestions import suggest
 
 
@@ -65,13 +63,38 @@ def explain_group_errors(optimizer: Optimizer, group: Any) -> Iterator[None]:
         raise ValueError(f"{where}: {error}; {how}") from None  # in torch's words, which its tests look for
 
 
+def is_param_groups(params: Any) -> bool:
+    """Return whether `params` was made by `steadynorm.param_groups`."""
+    return hasattr(params, "fill_unset")
+
+
+def take_params(params: Any, settings: Mapping[str, Any], optimizer: type[Optimizer], kind: str = "adam") -> Any:
+    """Return what torch takes as parameters, with settings left unset in `param_groups` filled from the optimizer's.
+
+    Raises:
+        TypeError: If `params` is a model.
+        ValueError: If the groups were made for another kind of optimizer, or a setting would not be used.
+    """
+    if isinstance(params, nn.Module):
+        how = "" if kind == "scion" else f", kind={kind!r}"
+        name = optimizer.__name__
+        raise TypeError(
+            f"{name} takes parameters, not the model; pass {name}(param_groups(model{how})), which groups "
+            f"{type(params).__name__}'s by role"
+        )
+    if is_param_groups(params):
+        params = params.fill_unset(settings, optimizer.__name__, kind)
+    refuse_unused(optimizer, params, settings)
+    return params
+
+
 def refuse_unused(optimizer: type[Optimizer], params: Any, given: Mapping[str, Any]) -> None:
     """Raise ValueError for a setting that would change nothing, because the groups all bring their own.
 
     For Scion's groups in a plain list only the lr is checked, for others nothing: as in torch, an lr for groups to come
     is common beside layer-wise ones.
     """
-    if not isinstance(params, ParamGroups):
+    if not is_param_groups(params):
         groups = params if isinstance(params, list | tuple) else []
         if not all(isinstance(group, dict) and {"lr", "lmo"} <= group.keys() for group in groups) or "lr" not in given:
             return
@@ -142,7 +165,7 @@ def check_parameter(p: Tensor, name: str) -> None:
         raise ValueError(f"{name} has no shape yet (a lazy module); run the model once, then make the optimizer")
     if p.layout is not torch.strided:
         raise ValueError(f"{name} is sparse; only dense parameters are supported")
-    if p.dtype not in TRAINABLE:
+    if not (p.is_floating_point() and p.element_size() >= 2):
         raise ValueError(
             f"{name} is of {p.dtype}; only real floating-point parameters of 16 bits or more are supported: freeze it "
             "and leave it out, or train a wider copy"
