@@ -61,7 +61,7 @@ def hidden_matrices(rounds: int) -> dict[str, Any]:
 
 def frobenius_express(x: torch.Tensor) -> torch.Tensor:
     """Run PolarExpress as published: scaled by the Frobenius norm, lower bound 1e-3, in the dtype of this machine."""
-    from steadynorm.polar import _compose
+    from steadynorm.polar.coefficients import _compose
 
     tall = x.shape[-2] > x.shape[-1]
     y = (x.mT if tall else x) / (1.01 * x.norm())

@@ -14,11 +14,13 @@ correction = in_module("decay.correction", "test_decay.py", "test_decay_checkpoi
 rule = in_module("decay.rule", "test_decay.py", "test_decay_checkpoints.py")
 foreign = in_module("decay.foreign", "test_decay_refusals.py", "test_decay_copies.py")
 skip = in_module("decay.skip", "test_decay_skip.py")
+recognition = in_module("decay.recognition", "test_decay_refusals.py", "test_decay_choices.py")
 families = in_module("decay.families", "test_decay.py", "test_decay_refusals.py", "test_decay_choices.py")
 lmo = in_module("lmo", "test_lmo.py")
 idle = in_module("optim.idle", "test_idle.py")
 updates = in_module("theory.updates", "test_lmo.py")
-polar = in_module("polar", "test_polar.py")
+coefficients = in_module("polar.coefficients", "test_polar.py")
+polar = in_module("polar.iteration", "test_polar.py")
 TWIN = "test_optim_twins.py::test_scion_equals_its_twin"
 buckets = in_module("optim.buckets", TWIN)
 scion = in_module("optim.scion", TWIN)
@@ -98,10 +100,10 @@ MUTANTS = (
     families("Family.factor", "momentum factor upside down", 'self.gain(now, group) / self.gain(group["initial_momentum"], group)', 'self.gain(group["initial_momentum"], group) / self.gain(now, group)'),
     families("_SGD.gain", "trace SGD's factor not squared", "check_alpha(momentum) ** -2", "check_alpha(momentum) ** -1", "test_optim_decay.py::test_trace_decay_goes_with_the_square_of_alpha"),
     families("_Muon.alpha", "Muon's momentum taken for alpha", '1 - float(group.get("momentum", 0.0))', 'float(group.get("momentum", 0.0))'),
-    families("flag_against", "decay that a flag makes coupled is accepted", "group.get(flag) is False", "False"),
-    families("flag_against", "decay that does not scale with lr is accepted", 'group.get("fixed_decay")', "False"),
-    families("flag_against", "decay that is corrected already is corrected twice", 'group.get("corrected_weight_decay")', "False"),
-    families("_refusal_reason", "coupled decay accepted", "any(name in _COUPLED for name in names)", "False"),
+    recognition("flag_against", "decay that a flag makes coupled is accepted", "group.get(flag) is False", "False"),
+    recognition("flag_against", "decay that does not scale with lr is accepted", 'group.get("fixed_decay")', "False"),
+    recognition("flag_against", "decay that is corrected already is corrected twice", 'group.get("corrected_weight_decay")', "False"),
+    recognition("_refusal_reason", "coupled decay accepted", "any(name in _COUPLED for name in names)", "False"),
     # lmo
     updates("_polar_row", "U^2 of spectral", "m / n * min(m, n)", "float(min(m, n))"),
     updates("UPDATES", "U^2 of sign", '_element_row("sign", lambda m, n: m / n)', '_element_row("sign", lambda m, n: float(m * n))'),
@@ -136,7 +138,7 @@ MUTANTS = (
     polar("_factor", "Newton-Schulz scaled by Schatten-8", "_frobenius if published else _schatten8", "_schatten8 if published else _schatten8"),
     polar("_scaled", "denormals scaled by one factor", "(x * first).to(working).mul_(second.to(working))", "x.to(working, copy=True).mul_((first * second).to(working))"),
     polar("_first_polynomial", "cubic term scaled wrongly", "inverse**3", "inverse**2"),
-    polar("_compose", "intervals of the composition not followed", "2 - low", "1.0"),
+    coefficients("_compose", "intervals of the composition not followed", "2 - low", "1.0"),
     polar("_symmetric", "half of a symmetric product not mirrored", "out[low:high, :low].mT", "0"),
     polar("_svd", "directions of no size get one", "u * rank.unsqueeze(-2)", "u"),
     polar("_first_polynomial", "fifth power scaled as the fourth", "inverse**5", "inverse**4"),

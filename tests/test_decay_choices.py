@@ -28,7 +28,7 @@ from torch.optim import Optimizer, lr_scheduler
 import steadynorm as sn
 from steadynorm import correct, theory, uncorrect
 from steadynorm.decay import peak
-from steadynorm.decay.families import is_decoupled
+from steadynorm.decay.recognition import is_decoupled
 
 
 class Muon(Stranger):

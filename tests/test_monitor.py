@@ -16,7 +16,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import steadynorm as sn
-from steadynorm.decay.families import forecast_family
+from steadynorm.decay.recognition import forecast_family
 from steadynorm.monitor import group_values, log_records, transfer
 from steadynorm.optim import buckets
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-import steadynorm.polar as module
-from steadynorm.polar import METHODS, Polar, polar
+from steadynorm.polar import METHODS, Polar, coefficients, iteration, polar_factor
 
 SHAPES = [(64, 64), (32, 128), (128, 32), (17, 40), (40, 17), (1, 9), (9, 1), (1, 1), (2, 3)]
 
@@ -32,20 +31,20 @@ def spectrum(rows: int, columns: int, low: float, seed: int = 0) -> torch.Tensor
 def test_svd_is_exact(shape, dtype):
     x = torch.randn(3, *shape, dtype=torch.float64).to(dtype)
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 4e-3}[dtype]
-    assert polar(x, method="svd").dtype == dtype
-    assert all(error(a, b) < tolerance for a, b in zip(x, polar(x, method="svd"), strict=True))
+    assert polar_factor(x, method="svd").dtype == dtype
+    assert all(error(a, b) < tolerance for a, b in zip(x, polar_factor(x, method="svd"), strict=True))
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (32, 128), (128, 32), (17, 40)])
 def test_express_is_closer_than_newton_schulz_at_the_same_cost(shape):
     x = torch.randn(*shape, generator=torch.Generator().manual_seed(1))
-    assert error(x, polar(x)) < 0.75 * error(x, polar(x, method="newton-schulz"))
+    assert error(x, polar_factor(x)) < 0.75 * error(x, polar_factor(x, method="newton-schulz"))
 
 
 @pytest.mark.parametrize("shape", [(48, 48), (24, 96)])
 def test_more_steps_converge_to_the_exact_factor_in_fp64(shape):
     x = spectrum(*shape, low=1e-3)
-    errors = [error(x, polar(x, steps=steps)) for steps in (3, 5, 7, 9)]
+    errors = [error(x, polar_factor(x, steps=steps)) for steps in (3, 5, 7, 9)]
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < 1e-9
 
@@ -55,9 +54,9 @@ def test_more_steps_converge_to_the_exact_factor_in_fp64(shape):
 def test_scale_of_the_input_does_not_matter(method, shape):
     x = torch.randn(2, *shape, generator=torch.Generator().manual_seed(2))
     for power in (-100, 100):
-        assert torch.equal(polar(x * 2.0**power, method=method), polar(x, method=method))
+        assert torch.equal(polar_factor(x * 2.0**power, method=method), polar_factor(x, method=method))
     for scale in (1e-30, 1e30, 1e-37):
-        wrong = [error(a, b) for a, b in zip(x, polar(x * scale, method=method), strict=True)]
+        wrong = [error(a, b) for a, b in zip(x, polar_factor(x * scale, method=method), strict=True)]
         assert max(wrong) < {"svd": 1e-5, "express": 0.15, "newton-schulz": 0.35}[method]
 
 
@@ -65,21 +64,23 @@ def test_scale_of_the_input_does_not_matter(method, shape):
 @pytest.mark.parametrize("power", [-1000, -500, -130, 130, 500, 1000])
 def test_scale_of_an_fp64_input_does_not_matter_at_all(method, power):
     x = torch.randn(2, 5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    assert torch.allclose(polar(x * 2.0**power, method=method), polar(x, method=method), rtol=0, atol=1e-12)
+    assert torch.allclose(
+        polar_factor(x * 2.0**power, method=method), polar_factor(x, method=method), rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_transpose_of_a_matrix_gives_the_transpose(method):
     x = torch.randn(3, 10, 24, dtype=torch.float64)
-    assert torch.allclose(polar(x.mT, method=method), polar(x, method=method).mT, atol=1e-12)
+    assert torch.allclose(polar_factor(x.mT, method=method), polar_factor(x, method=method).mT, atol=1e-12)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_zero_and_missing_rank_stay_zero(method):
-    assert not polar(torch.zeros(2, 5, 7), method=method).any()
+    assert not polar_factor(torch.zeros(2, 5, 7), method=method).any()
     x = torch.zeros(6, 8, dtype=torch.float64)
     x[0, 0], x[1, 1] = 3.0, -2.0
-    y = polar(x, method=method, steps=12)
+    y = polar_factor(x, method=method, steps=12)
     assert y[2:].abs().max() < 1e-12
     assert y[:, 2:].abs().max() < 1e-12
     assert abs(y[0, 0] - 1) < 0.35  # newton-schulz hovers around 1
@@ -89,37 +90,37 @@ def test_zero_and_missing_rank_stay_zero(method):
 @pytest.mark.parametrize("method", METHODS)
 def test_bad_matrix_leaves_its_neighbours_alone(method):
     x = torch.randn(4, 8, 16)
-    alone = polar(x, method=method)
+    alone = polar_factor(x, method=method)
     x[1, 2, 3] = float("nan")
     x[2] = float("inf")
-    together = polar(x, method=method)
+    together = polar_factor(x, method=method)
     assert torch.equal(together[[0, 3]], alone[[0, 3]])
     assert together[1].isnan().all()
     assert not together[2].isfinite().all()
 
 
 def test_batch_dimensions_are_kept_and_empty_ones_pass():
-    assert polar(torch.randn(2, 3, 4, 5)).shape == (2, 3, 4, 5)
-    assert polar(torch.empty(0, 4, 5)).shape == (0, 4, 5)
-    assert polar(torch.empty(3, 0, 5)).shape == (3, 0, 5)
+    assert polar_factor(torch.randn(2, 3, 4, 5)).shape == (2, 3, 4, 5)
+    assert polar_factor(torch.empty(0, 4, 5)).shape == (0, 4, 5)
+    assert polar_factor(torch.empty(3, 0, 5)).shape == (3, 0, 5)
 
 
 def test_fp64_never_goes_through_bf16():
     x = spectrum(16, 16, low=0.9)
-    assert error(x, polar(x, steps=9)) < 1e-12
+    assert error(x, polar_factor(x, steps=9)) < 1e-12
 
 
 def test_single_row_is_a_normalised_vector_in_every_method():
     x = torch.randn(1, 300)
     for method in METHODS:
-        assert torch.allclose(polar(x, method=method), x / x.norm(), atol=1e-6)
+        assert torch.allclose(polar_factor(x, method=method), x / x.norm(), atol=1e-6)
 
 
 @pytest.mark.parametrize("steps", [3, 4, 5])
 def test_express_beats_every_perturbed_composition_on_its_interval(steps, monkeypatch):
     """The composed polynomial's worst error over the interval rises when a coefficient of its last step is nudged."""
-    monkeypatch.setattr(module, "_SAFETY", 1.0)
-    lower = module._lower_bound(steps)
+    monkeypatch.setattr(coefficients, "_SAFETY", 1.0)
+    lower = coefficients._lower_bound(steps)
     s = np.geomspace(lower, 1, 20_000)
 
     def worst(quintics):
@@ -128,8 +129,8 @@ def test_express_beats_every_perturbed_composition_on_its_interval(steps, monkey
             y = a * y + b * y**3 + c * y**5
         return np.abs(1 - y).max()
 
-    quintics, bound = module._compose(steps, lower)
-    assert worst(quintics) == pytest.approx(bound, rel=1e-4) == pytest.approx(module._WORST, rel=1e-4)
+    quintics, bound = coefficients._compose(steps, lower)
+    assert worst(quintics) == pytest.approx(bound, rel=1e-4) == pytest.approx(coefficients._MAX_ERROR, rel=1e-4)
     for k in range(3):
         for factor in (0.98, 1.02):
             nudged = list(quintics[-1])
@@ -138,13 +139,13 @@ def test_express_beats_every_perturbed_composition_on_its_interval(steps, monkey
 
 
 def test_more_steps_reach_smaller_singular_values():
-    bounds = [module._lower_bound(steps) for steps in range(1, 8)]
+    bounds = [coefficients._lower_bound(steps) for steps in range(1, 8)]
     assert bounds[:5] == sorted(bounds[:5], reverse=True)
-    assert bounds[5:] == [module._LOWER] * 2
+    assert bounds[5:] == [coefficients._LOWER] * 2
 
 
 def test_best_quintic_equioscillates():
-    a, b, c = module._best_quintic(0.1, 1.0)
+    a, b, c = coefficients._best_quintic(0.1, 1.0)
     s = np.linspace(0.1, 1, 20001)
     miss = 1 - (a * s + b * s**3 + c * s**5)
     turns = [miss[0], *miss[1:-1][np.diff(np.sign(np.diff(miss))) != 0], miss[-1]]
@@ -159,7 +160,7 @@ def test_best_quintic_equioscillates():
         (lambda: Polar("qr"), "polar='qr'.*express"),
         (lambda: Polar(steps=0), "polar_steps=0"),
         (lambda: Polar(steps=2.5), "polar_steps=2.5"),  # type: ignore[arg-type]
-        (lambda: polar(torch.ones(3)), r"needs matrices.*\(3,\)"),
+        (lambda: polar_factor(torch.ones(3)), r"needs matrices.*\(3,\)"),
     ],
 )
 def test_errors_quote_what_was_passed(call, message):
@@ -173,7 +174,7 @@ def test_errors_quote_what_was_passed(call, message):
 def frobenius_express(x, steps=5, lower=1e-3):
     """What peers do at best: PolarExpress after scaling by the Frobenius norm, in bf16."""
     y = (x / (1.01 * x.norm(dim=(-2, -1), keepdim=True))).bfloat16()
-    for a, b, c in module._compose(steps, lower)[0]:
+    for a, b, c in coefficients._compose(steps, lower)[0]:
         gram = y @ y.mT
         y = a * y + (b * gram + c * (gram @ gram)) @ y
     return y
@@ -188,7 +189,7 @@ def test_four_steps_are_no_worse_than_five_of_the_peers(shape, kind):
         if kind == "gaussian"
         else torch.stack([spectrum(*shape, 1e-3, k).float() for k in range(1)])
     )
-    ours = np.mean([error(x, polar(x, steps=4)) for x in xs])
+    ours = np.mean([error(x, polar_factor(x, steps=4)) for x in xs])
     assert ours <= np.mean([error(x, frobenius_express(x)) for x in xs])
 
 
@@ -198,23 +199,23 @@ def test_gram_form_equals_direct_form_in_fp64(shape, steps):
     x = torch.randn(3, *shape, dtype=torch.float64)
     quintics = Polar(steps=steps).quintics
     for tall in (False, True):
-        wanted = module._steps_on_x(x, quintics, tall, module._schatten8)
+        wanted = iteration._steps_on_x(x, quintics, tall, iteration._schatten8)
         assert wanted.shape == (x.mT.shape if tall else x.shape)
-        assert torch.allclose(module._steps_on_gram(x, quintics, tall), wanted, atol=1e-9)
+        assert torch.allclose(iteration._steps_on_gram(x, quintics, tall), wanted, atol=1e-9)
 
 
 def test_gram_form_without_its_restart_diverges_in_bf16(monkeypatch):
     """Why the restart is there: on a hard spectrum R's small eigenvalues drown in rounding."""
     x = spectrum(96, 384, 1e-3).float().bfloat16().unsqueeze(0)
     quintics = Polar(steps=6).quintics
-    gram = module._symmetric(x, x.mT)
-    total = module._first_polynomial(gram, quintics[0], module._schatten8)
+    gram = iteration._symmetric(x, x.mT)
+    total = iteration._first_polynomial(gram, quintics[0], iteration._schatten8)
     gram = total @ gram @ total
     for quintic in quintics[1:]:
-        step = module._polynomial(gram, quintic)
+        step = iteration._polynomial(gram, quintic)
         total, gram = step @ total, step @ gram @ step
     assert not error(x[0], (total @ x)[0]) < 1
-    assert error(x[0], module._steps_on_gram(x, quintics, False)[0]) < 0.3
+    assert error(x[0], iteration._steps_on_gram(x, quintics, False)[0]) < 0.3
 
 
 @pytest.mark.parametrize("steps", [3, 4, 5, 6, 7])
@@ -222,33 +223,33 @@ def test_gram_form_without_its_restart_diverges_in_bf16(monkeypatch):
 def test_no_direction_is_enlarged_in_the_gram_form(shape, steps):
     """In fp64 at most by 1.11. Bfloat16 adds 0.03, as long as an odd step does not come last: then 0.15."""
     for x in (torch.randn(shape, generator=torch.Generator().manual_seed(4)), spectrum(*shape, 1e-3).float()):
-        assert torch.linalg.matrix_norm(polar(x, steps=steps), 2) < 1.11 + 0.04
+        assert torch.linalg.matrix_norm(polar_factor(x, steps=steps), 2) < 1.11 + 0.04
 
 
 @pytest.mark.parametrize("side", [3, 7, 96, 100])
 def test_symmetric_product_by_blocks_equals_the_whole(side, monkeypatch):
-    monkeypatch.setattr(module, "_ALONE", 1)
-    monkeypatch.setattr(module, "_FP32_SIZES", module.Sizes(gram_rows=32, cached=1000, block=32))
+    monkeypatch.setattr(iteration, "_SINGLE_MIN_ROWS", 1)
+    monkeypatch.setattr(iteration, "_FP32_SIZES", iteration.Sizes(gram_rows=32, batch_max_elements=1000, block=32))
     x = torch.randn(side, 50, dtype=torch.float64)
-    assert torch.allclose(module._symmetric(x, x.mT), x @ x.mT, atol=1e-12)
+    assert torch.allclose(iteration._symmetric(x, x.mT), x @ x.mT, atol=1e-12)
 
 
 @pytest.mark.parametrize("shape", [(5, 24, 24), (5, 24, 60), (5, 60, 24)])
 def test_taken_alone_in_groups_or_together_a_matrix_has_one_factor(shape, monkeypatch):
     x = torch.randn(shape, dtype=torch.float64)
-    together = polar(x)
+    together = polar_factor(x)
     for alone, cached in ((8, 10), (512, 10), (512, 2500)):
-        monkeypatch.setattr(module, "_ALONE", alone)
-        monkeypatch.setattr(module, "_FP32_SIZES", module.Sizes(gram_rows=16, cached=cached, block=9))
-        assert torch.allclose(polar(x), together, atol=1e-9)
+        monkeypatch.setattr(iteration, "_SINGLE_MIN_ROWS", alone)
+        monkeypatch.setattr(iteration, "_FP32_SIZES", iteration.Sizes(gram_rows=16, batch_max_elements=cached, block=9))
+        assert torch.allclose(polar_factor(x), together, atol=1e-9)
 
 
 def test_fp32_stands_in_where_bf16_is_not_native(monkeypatch):
     x = spectrum(24, 24, 0.05).float()
     monkeypatch.setenv("STEADYNORM_NATIVE_BF16", "0")
-    assert error(x, polar(x, steps=7)) < 1e-4
+    assert error(x, polar_factor(x, steps=7)) < 1e-4
     monkeypatch.setenv("STEADYNORM_NATIVE_BF16", "1")
-    assert error(x, polar(x, steps=7)) > 1e-4
+    assert error(x, polar_factor(x, steps=7)) > 1e-4
 
 
 DENORMAL = {torch.float64: 5e-324, torch.float32: 1e-45, torch.bfloat16: 9.2e-41, torch.float16: 6e-8}
@@ -263,7 +264,7 @@ def test_denormal_matrices_have_finite_factors_of_full_size(shape, method, dtype
     signs = torch.randn(shape, generator=torch.Generator().manual_seed(0)).sign()
     for multiple in (1, 3, 50, 10**4):
         x = (signs.double() * multiple * DENORMAL[dtype]).to(dtype)
-        largest = torch.linalg.matrix_norm(polar(x, method=method).double(), 2)
+        largest = torch.linalg.matrix_norm(polar_factor(x, method=method).double(), 2)
         assert ((largest > 0.6) & (largest < 1.3)).all()
 
 
@@ -278,7 +279,7 @@ def test_newton_schulz_takes_the_published_steps(shape, monkeypatch):
         gram = y @ y.mT
         y = 3.4445 * y + (-4.7750 * gram + 2.0315 * gram @ gram) @ y
     published = y.mT if shape[-2] > shape[-1] else y
-    assert torch.allclose(polar(x, method="newton-schulz"), published, atol=1e-5)
+    assert torch.allclose(polar_factor(x, method="newton-schulz"), published, atol=1e-5)
 
 
 @pytest.mark.parametrize("steps", [4, 5, 6])
@@ -294,8 +295,8 @@ def test_no_singular_value_is_thrown_far_above_one(d: int, n: int, count: int, s
     spread = -4 * torch.rand(count, 1, generator=generator)
     sigma = 10 ** (spread * torch.rand(count, d, generator=generator))
     x = (u * sigma.unsqueeze(-2)) @ v.mT
-    assert torch.linalg.matrix_norm(polar(x, steps=steps), 2).max() < 1.4
-    assert torch.linalg.matrix_norm(polar(x.mT, steps=steps), 2).max() < 1.4
+    assert torch.linalg.matrix_norm(polar_factor(x, steps=steps), 2).max() < 1.4
+    assert torch.linalg.matrix_norm(polar_factor(x.mT, steps=steps), 2).max() < 1.4
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -304,7 +305,7 @@ def test_autocast_changes_nothing(method, shape):
     """Its products would be rounded to bf16."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = polar(x, method=method)
+        inside = polar_factor(x, method=method)
         assert torch.is_autocast_enabled("cpu")
     assert inside.dtype == torch.float32
-    assert torch.equal(inside, polar(x, method=method))
+    assert torch.equal(inside, polar_factor(x, method=method))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import steadynorm as sn
-from steadynorm.decay.families import unwrap
+from steadynorm.decay.recognition import unwrap
 
 LR, ALPHA, TARGET, DECAY = 0.05, 0.1, 1.1875, 0.2
 

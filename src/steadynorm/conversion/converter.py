@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from steadynorm import theory
 from steadynorm.conversion.source import MOMENTUM, SCHEDULED, Group, Source, sources_of
-from steadynorm.decay.families import unwrap
+from steadynorm.decay.recognition import unwrap
 from steadynorm.decay.rule import KEYS, UNCORRECTED, is_skipped
 from steadynorm.groups.builder import Output, param_groups
 from steadynorm.groups.explanation import format_table

@@ -10,8 +10,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from steadynorm.decay.correction import Correction, exact_kernel
-from steadynorm.decay.families import FAMILIES, Family, family_of, unwrap
+from steadynorm.decay.families import FAMILIES, Family
 from steadynorm.decay.peak import LARGEST, watch
+from steadynorm.decay.recognition import family_of, unwrap
 from steadynorm.decay.rule import (
     KEYS,
     OVERLAPS,

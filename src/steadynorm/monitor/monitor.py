@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from steadynorm.decay.families import forecast_family, unwrap
+from steadynorm.decay.recognition import forecast_family, unwrap
 from steadynorm.monitor.forecasts import Forecasts
 from steadynorm.monitor.group_values import group_labels, read_group_values
 from steadynorm.monitor.layers import Layer, find_layers

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from steadynorm.decay.families import is_decoupled
+from steadynorm.decay.recognition import is_decoupled
 from steadynorm.decay.rule import applied_weight_decay
 from steadynorm.monitor.layers import PEAK_LMOS, Layer
 from steadynorm.monitor.norms import gradient, l2_norms, peak, totals

@@ -274,7 +274,8 @@ class ScionC(Scion):
         defaults = _group_defaults(type(self), locals())
         if weight_decay:
             raise ValueError(_constant_for_all(weight_decay, float(lr), alpha, nesterov))
-        if is_param_groups(params) and all("lmo" in group and group["weight_decay"] is not None for group in params):
+        groups: Any = params if is_param_groups(params) else ()
+        if groups and all("lmo" in group and group["weight_decay"] is not None for group in groups):
             raise ValueError(
                 f"{type(self).__name__}: every group has a constant weight_decay, so nothing would be corrected; leave "
                 "weight_decay out of param_groups, or use Scion"

@@ -1,51 +1,18 @@
-"""Polar factor of a batch of matrices: U V^T of the reduced SVD, without the SVD.
+"""The polar iteration on a CPU or an accelerator, on x or on its Gram matrix; see the package for what makes it fast."""
 
-    polar(x) = U V^T,   x = U diag(sigma) V^T
-
-"express" is PolarExpress: odd quintics composed so that the worst error over [lower, 1] is least; "newton-schulz" is
-the iteration of Muon and the published Scion, one fixed quintic after division by the Frobenius norm; "svd" is exact. Directions with no singular value (zero matrices, missing
-rank) stay zero; a matrix with a NaN stays NaN and leaves its neighbours alone.
-
-What makes it fast at a small error, each measured on two CPU cores with native bf16:
-
-| choice | instead of | gain |
-|---|---|---|
-| scale by the Schatten-8 norm, given away by the first step: |(x x^T)^2|_F^(1/4) | Frobenius norm | one step less at the same error |
-| sides 1:1.5 and flatter, from 192 rows: iterate on the small Gram matrix, multiply into x every second step | on x | 1.3x at 1:4 |
-| symmetric products by row blocks, from 320 rows: little more than half of the work | whole products | 1.1x at 384, 1.4x at 768 |
-| below that a few matrices at a time, so that they stay in cache | one by one, or all at once | 1.5x at 256 |
-| one matrix to a core (optim/buckets.py) | two cores to a product | 1.2x at 384 |
-
-On a CPU without bf16 instructions the working dtype is fp32, with sizes of its own (`Sizes`).
-
-Tried and left: symmetric products of batches (blocks of a batch are copied first: slower), degree-9 polynomials (as many
-products for the same reach), a last step by least squares instead of minimax (no gain), fp32 where bf16 is
-native (2x slower).
-"""
-
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from steadynorm.machine import matmul_dtype
-from steadynorm.theory.updates import NEWTON_SCHULZ
+from steadynorm.polar.coefficients import Quintic, find_quintics
 
-METHODS = ("express", "newton-schulz", "svd")
-
-Quintic: TypeAlias = tuple[float, float, float]  # p(s) = a s + b s^3 + c s^5
-
-_LOWER = 1e-3  # the composition need not be optimal for smaller relative singular values than this
-_WORST = 0.11  # nor for so small ones that the worst error would exceed this (measured: best for 4 and 5 steps)
-_SAFETY = 1.01  # room for bf16 rounding above 1
-_CUSHION = 0.024  # keeps the early polynomials from being too steep for bf16
-_FLAT = 1.5  # d_in/d_out from which iterating on the Gram matrix takes fewer operations
-_ALONE = 320  # rows from which a CPU takes matrices one by one
+_GRAM_MIN_ASPECT = 1.5  # d_in/d_out from which iterating on the Gram matrix takes fewer operations
+_SINGLE_MIN_ROWS = 320  # rows from which a CPU takes matrices one by one
 
 
 @dataclass(frozen=True)
@@ -53,14 +20,14 @@ class Sizes:
     """The sizes at which one way of computing overtakes another on a CPU, in one working dtype."""
 
     gram_rows: int  # rows from which the Gram form is used
-    cached: int  # elements of small matrices that are taken together
+    batch_max_elements: int  # elements of small matrices that are taken together
     block: int  # rows of a block in a symmetric product; half of the matrix at most
 
 
 # In bf16 the Gram form diverges below 192 rows: the rounding of so few does not average out.
-_BF16_SIZES = Sizes(gram_rows=192, cached=600_000, block=128)
+_BF16_SIZES = Sizes(gram_rows=192, batch_max_elements=600_000, block=128)
 # Measured with AVX2: the Gram form wins from 32 rows at 1:4, and four blocks beat two at 384 rows.
-_FP32_SIZES = Sizes(gram_rows=32, cached=300_000, block=96)
+_FP32_SIZES = Sizes(gram_rows=32, batch_max_elements=300_000, block=96)
 
 
 def _sizes(dtype: torch.dtype) -> Sizes:
@@ -84,7 +51,7 @@ class Polar:
     quintics: tuple[Quintic, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "quintics", coefficients(self.method, self.steps, self.lower))
+        object.__setattr__(self, "quintics", find_quintics(self.method, self.steps, self.lower))
 
     def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Polar factor of each matrix of x (..., d_out, d_in), tall or wide, in x's dtype.
@@ -108,11 +75,11 @@ class Polar:
         return matmul_dtype(device) if self.quintics and min(shape[-2:]) > 1 else torch.float32
 
 
-def polar(x: Tensor, *, method: str = "express", steps: int = 5) -> Tensor:
+def polar_factor(x: Tensor, *, method: str = "express", steps: int = 5) -> Tensor:
     """Polar factor of each matrix of x (..., d_out, d_in), tall or wide, in x's dtype.
 
     >>> x = torch.tensor([[3.0, 0.0], [0.0, -1e-20]], dtype=torch.float64)
-    >>> polar(x, method="svd")[0, 0].item()
+    >>> polar_factor(x, method="svd")[0, 0].item()
     1.0
     """
     return Polar(method, steps)(x)
@@ -152,7 +119,9 @@ def _groups(x: Tensor, working: torch.dtype, *, svd: bool) -> list[tuple[int, in
     count, rows, columns = x.shape
     if svd or x.device.type != "cpu":
         return [(0, count)]
-    together = 1 if min(rows, columns) >= _ALONE else max(2, _sizes(working).cached // (rows * columns))
+    together = (
+        1 if min(rows, columns) >= _SINGLE_MIN_ROWS else max(2, _sizes(working).batch_max_elements // (rows * columns))
+    )
     return [(low, min(low + together, count)) for low in range(0, count, together)]
 
 
@@ -167,7 +136,7 @@ def _factor(x: Tensor, polar: Polar) -> Tensor:
         return _svd(x)
     if len(y) == 1 and not torch.compiler.is_compiling():  # inductor (2.13) gets NaN out of the two-dimensional form
         y = y.squeeze(0)  # two dimensions: their products need no copies
-    flat = y.shape[-2] >= _sizes(y.dtype).gram_rows and y.shape[-1] >= _FLAT * y.shape[-2]
+    flat = y.shape[-2] >= _sizes(y.dtype).gram_rows and y.shape[-1] >= _GRAM_MIN_ASPECT * y.shape[-2]
     if flat and not published:
         return _steps_on_gram(y, quintics, tall).view(x.shape)
     return _steps_on_x(y, quintics, tall, _frobenius if published else _schatten8).view(x.shape)
@@ -256,7 +225,7 @@ def _first_polynomial(gram: Tensor, quintic: Quintic, norm: Norm) -> Tensor:
 def _symmetric(a: Tensor, b: Tensor) -> Tensor:
     """a b where the product is known to be symmetric: for one large matrix only the blocks on and below the diagonal."""
     side = a.shape[-2]
-    if a.ndim > 2 or side < _ALONE or a.device.type != "cpu":
+    if a.ndim > 2 or side < _SINGLE_MIN_ROWS or a.device.type != "cpu":
         return a @ b
     out = a.new_empty(side, side)
     width = _block(side, a.shape[-1], a.dtype)
@@ -274,78 +243,3 @@ def _block(side: int, length: int, dtype: torch.dtype) -> int:
     if dtype != torch.bfloat16:
         return block if side <= 4 * block else 2 * block
     return block if side > 4 * block or length >= 2 * side else (side + 1) // 2
-
-
-@functools.lru_cache(maxsize=64)
-def coefficients(method: str, steps: int, lower: float | None = None) -> tuple[Quintic, ...]:
-    """The quintics of a method; none for svd.
-
-    >>> len(coefficients("express", 4))
-    4
-    """
-    if method not in METHODS:
-        raise ValueError(f"polar={method!r} is unknown; choose one of {', '.join(METHODS)}")
-    if method == "svd":
-        return ()
-    if not (isinstance(steps, int) and 1 <= steps <= 50):
-        raise ValueError(f"polar_steps={steps!r} must be a whole number from 1 to 50")
-    if method == "newton-schulz":
-        return (NEWTON_SCHULZ,) * steps
-    if lower is not None and not 0 < lower < 1:
-        raise ValueError(f"polar: lower={lower} is outside (0, 1)")
-    return _compose(steps, _lower_bound(steps) if lower is None else lower)[0]
-
-
-def _lower_bound(steps: int) -> float:
-    """The smallest lower bound, by bisection, at which so many steps keep the worst error within _WORST.
-
-    Few steps cannot lift tiny singular values to 1; trying would spoil all the others.
-    """
-    low, high = math.log(_LOWER), 0.0
-    if _compose(steps, _LOWER)[1] <= _WORST:
-        return _LOWER
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (low, middle) if _compose(steps, math.exp(middle))[1] <= _WORST else (middle, high)
-    return math.exp(high)
-
-
-def _compose(steps: int, lower: float) -> tuple[tuple[Quintic, ...], float]:
-    """The composition of quintics that is minimax-optimal for singular values in [lower, 1], and its worst error.
-
-    Greedy is optimal (Amsel et al., PolarExpress): each quintic is best for the interval the ones before it leave.
-    """
-    low, high = lower, 1.0
-    found = []
-    for k in range(steps):
-        a, b, c = _best_quintic(max(low, _CUSHION * high), high)
-
-        def p(s: float, a: float = a, b: float = b, c: float = c) -> float:
-            return s * (a + s * s * (b + s * s * c))
-
-        centre = (p(low) + p(high)) / 2 if low < _CUSHION * high else 1.0  # the cushion shifted it
-        a, b, c = a / centre, b / centre, c / centre
-        low = low * (a + low**2 * (b + low**2 * c))
-        high = 2 - low
-        shrink = _SAFETY if k < steps - 1 else 1.0
-        found.append((a / shrink, b / shrink**3, c / shrink**5))
-    return tuple(found), 1 - low
-
-
-def _best_quintic(low: float, high: float) -> Quintic:
-    """argmin over odd quintics of max |1 - p(s)|, s in [low, high]: Remez exchange on four points."""
-    if low / high > 1 - 1e-5:
-        return 15 / 8 / high, -10 / 8 / high**3, 3 / 8 / high**5
-    q, r = (3 * low + high) / 4, (low + 3 * high) / 4
-    a = b = c = 0.0
-    before = math.inf
-    for _ in range(100):
-        points = np.array([low, q, r, high])
-        system = np.stack([points, points**3, points**5, np.array([1.0, -1.0, 1.0, -1.0])], axis=1)
-        a, b, c, error = np.linalg.solve(system, np.ones(4))
-        if abs(error - before) < 1e-15:
-            break
-        before = error
-        root = math.sqrt(9 * b * b - 20 * a * c)
-        q, r = (math.sqrt((-3 * b - sign * root) / (10 * c)) for sign in (1, -1))
-    return float(a), float(b), float(c)
