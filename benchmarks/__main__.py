@@ -36,7 +36,7 @@ def hidden_matrices(rounds: int) -> dict[str, Any]:
         )
         found = []
     contenders = [
-        each for each in bench.own_and_torch() if machine.native_bf16() or each.name != "Muon, corrected"
+        each for each in bench.make_contenders() if machine.native_bf16() or each.name != "Muon, corrected"
     ] + found
     errors = {each.name: bench.polar_errors(each.polar) for each in contenders if each.polar is not None}
     errors |= {"PolarExpress, 5 steps, Frobenius": bench.polar_errors(frobenius_express)}
@@ -118,7 +118,7 @@ def simulating(steps: int) -> dict[str, float]:
 def scaling(rounds: int, widths: tuple[int, ...], layers: tuple[int, ...]) -> dict[str, Any]:
     """Measure cost against width (one layer) and depth (width 384): ScionC with 4 steps and Newton-Schulz in fast products."""
     peer = "torch Muon" if machine.native_bf16() else bench.PLAIN
-    pair = [each for each in bench.own_and_torch() if each.name in (peer, "ScionC, 4 steps")]
+    pair = [each for each in bench.make_contenders() if each.name in (peer, "ScionC, 4 steps")]
 
     def run(shapes: list[bench.Shape]) -> dict[str, float]:
         return bench.step_times(pair, shapes, rounds)

@@ -13,7 +13,7 @@ from steadynorm.polar import Polar
 
 
 def test_every_contender_takes_a_step_and_every_error_is_small(capsys):
-    contenders = bench.own_and_torch()
+    contenders = bench.make_contenders()
     times = bench.step_times(contenders, [(32, 32), (16, 48)], rounds=1)
     errors = {each.name: bench.polar_errors(each.polar, [(48, 48)]) for each in contenders if each.polar is not None}
     text = bench.table(contenders, times, errors)

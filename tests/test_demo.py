@@ -69,7 +69,7 @@ def test_run_that_fails_is_named_with_its_last_words(tmp_path: Path):
 
 
 def test_predictions_shown_first_agree_with_what_is_simulated():
-    for each in demo.settle():
+    for each in demo.compare_systems():
         assert each.exact == pytest.approx(each.simulated.mean, rel=0.03, abs=3 * each.simulated.error)
 
 

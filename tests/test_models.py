@@ -426,7 +426,7 @@ def test_loss_in_pieces_compiles_without_graph_breaks() -> None:
     [
         (lambda: GPTConfig(width=100, heads=6), "heads=6 do not divide width=100"),
         (lambda: GPTConfig(width=18, heads=6), "heads of 3.*even"),
-        (lambda: GPTConfig(layers=0), "layers=0 must be a whole number"),
+        (lambda: GPTConfig(layers=0), "layers=0 must be an int"),
         (lambda: GPTConfig(vocab=2.5), "vocab=2.5 must be"),  # pyright: ignore
         (lambda: ViTConfig(image=225), "patch=16 does not divide image=225; use image=224 or image=240"),
         (lambda: ViTConfig(width=378, heads=6), "width=378 cannot hold sine and cosine"),
@@ -437,7 +437,7 @@ def test_loss_in_pieces_compiles_without_graph_breaks() -> None:
         (lambda: small("gpt")(torch.zeros(5).long()), r"tokens \(5,\): pass \(batch, length\)"),
         (lambda: small("gpt")(batch("gpt"), batch("gpt")[:, 1:]), r"targets \(2, 11\) must have the shape"),
         (lambda: small("adam")(torch.zeros(1, 3, 16, 16)), r"images \(1, 3, 16, 16\): pass \(batch, 3, 12, 12\)"),
-        (lambda: linear_cross_entropy(torch.eye(3), torch.eye(3), torch.arange(2)), "one target for each row"),
+        (lambda: linear_cross_entropy(torch.eye(3), torch.eye(3), torch.arange(2)), "one target per row"),
     ],
 )
 def test_bad_sizes_are_refused_with_the_remedy(make: Any, message: str) -> None:

@@ -19,7 +19,7 @@ from steadynorm.report import page
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not get.here("cifar10"), reason="steadynorm data get cifar10"),
+    pytest.mark.skipif(not get.is_cached("cifar10"), reason="steadynorm data get cifar10"),
 ]
 TRAINED = [each for each in paper.EXPERIMENTS.values() if isinstance(each, TrainedExperiment)]
 

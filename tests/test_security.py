@@ -326,7 +326,7 @@ def test_training_refuses_a_hostile_checkpoint_of_many_processes(tmp_path: Path,
         task, tmp_path / "run", steps=2, batch=2, optim=Optim("adamw", lr=1e-3), bf16=False, tensorboard=False
     )
     loop.train(config, quiet=True)
-    [path] = checkpoint.found(config.out / "checkpoints")
+    [path] = checkpoint.list_checkpoints(config.out / "checkpoints")
     state = path / "state.pt"
     rest = torch.load(state, weights_only=True)
     shutil.rmtree(path)

@@ -112,7 +112,7 @@ def test_bent_lmo_passes_on_its_linear_part_only():
 def test_random_system_settles_where_the_paper_says():
     lr, decay = 1e-3, 1.0
     steps = simulate.half_life_steps(8, lr, decay)
-    seen = simulate.random_system(lr, decay, steps, seeds=4).settled(norm=True)
+    seen = simulate.random_system(lr, decay, steps, seeds=4).late_mean(norm=True)
     assert seen.mean == pytest.approx(math.sqrt(0.5), abs=0.005 + 3 * seen.error)
 
 

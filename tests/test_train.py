@@ -57,7 +57,7 @@ def config(shards: Path, out: Path, **changes: object) -> Config:
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
-    return load_file(checkpoint.found(out / "checkpoints")[-1] / "model.safetensors")
+    return load_file(checkpoint.list_checkpoints(out / "checkpoints")[-1] / "model.safetensors")
 
 
 def same(one: Path, two: Path) -> bool:
@@ -87,7 +87,10 @@ def test_loss_falls_and_everything_is_recorded(unbroken: Path):
     assert run.columns["tokens"][-1] == 24 * 4 * 16
     assert run.config["optim"]["name"] == "scionc"
     assert len(run.layers) == 7
-    assert [path.name for path in checkpoint.found(unbroken / "checkpoints")] == ["step-000020", "step-000024"]
+    assert [path.name for path in checkpoint.list_checkpoints(unbroken / "checkpoints")] == [
+        "step-000020",
+        "step-000024",
+    ]
 
 
 class StopHereError(Exception):
@@ -174,7 +177,7 @@ def wait_for_step(process: subprocess.Popen[bytes], out: Path, step: int) -> Non
     """Wait until a running process has saved a checkpoint of this step or a later one."""
     deadline = time.monotonic() + 600
     while time.monotonic() < deadline and process.poll() is None:
-        if any(checkpoint.step_of(path) >= step for path in checkpoint.found(out / "checkpoints")):
+        if any(checkpoint.step_of(path) >= step for path in checkpoint.list_checkpoints(out / "checkpoints")):
             return
         time.sleep(0.01)
     raise AssertionError("the run did not get there")
@@ -212,7 +215,7 @@ def test_sigterm_saves_and_ends_clean(shards: Path, tmp_path: Path, unbroken: Pa
     out, error = process.communicate(timeout=600)
     assert out.strip() == b"False", error.decode()
     assert process.returncode == 0
-    last = checkpoint.step_of(checkpoint.found(longer.out / "checkpoints")[-1])
+    last = checkpoint.step_of(checkpoint.list_checkpoints(longer.out / "checkpoints")[-1])
     assert records.read(longer.out).steps[-1] == last  # saved where it was stopped, not at the last multiple
     # and in one process: stop after a step, go on, end with the same weights
     made = config(shards, tmp_path / "run")
@@ -311,7 +314,7 @@ def test_two_processes_in_one_folder(shards: Path, tmp_path: Path):
 def test_damaged_checkpoint_is_told_and_the_one_before_used(shards: Path, tmp_path: Path, unbroken: Path):
     out = tmp_path / "run"
     shutil.copytree(unbroken, out)
-    newest = checkpoint.found(out / "checkpoints")[-1] / "state.pt"
+    newest = checkpoint.list_checkpoints(out / "checkpoints")[-1] / "state.pt"
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
     newest.write_bytes(bytes(content))
@@ -359,7 +362,7 @@ def test_loss_that_is_not_finite_stops_and_names_the_last_good_checkpoint(
     monkeypatch.setattr(loop.Trainer, "_update", spoiled)
     with pytest.raises(loop.DivergedError, match=r"step 8 is not finite.*step-000005"):
         loop.train(made, quiet=True)
-    assert [path.name for path in checkpoint.found(made.out / "checkpoints")] == ["step-000005"]
+    assert [path.name for path in checkpoint.list_checkpoints(made.out / "checkpoints")] == ["step-000005"]
     monkeypatch.setattr(loop.Trainer, "_update", original)
     assert loop.train(made, quiet=True).finished
 

@@ -263,7 +263,7 @@ def test_process_killed_in_the_middle_is_restarted_and_the_run_ends_the_same(tmp
     )
     try:
         for _ in range(TIMEOUT * 20):
-            if any(checkpoint.step_of(path) >= 40 for path in checkpoint.found(out / "checkpoints")):
+            if any(checkpoint.step_of(path) >= 40 for path in checkpoint.list_checkpoints(out / "checkpoints")):
                 break
             time.sleep(0.05)
         os.kill(children(process.pid)[-1], signal.SIGKILL)
@@ -281,7 +281,7 @@ def test_process_killed_in_the_middle_is_restarted_and_the_run_ends_the_same(tmp
 
 def last_weights(out: Path, scratch: Path) -> dict[str, torch.Tensor]:
     """Weights of the last checkpoint, whole."""
-    [*_, last] = checkpoint.found(out / "checkpoints")
+    [*_, last] = checkpoint.list_checkpoints(out / "checkpoints")
     dcp_to_torch_save(last / checkpoint.SHARDS, scratch)
     return torch.load(scratch)["model"]
 

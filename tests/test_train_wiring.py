@@ -19,7 +19,7 @@ from steadynorm.lab.train import loop, tasks
 from steadynorm.lab.train.config import Config, Gpt, Optim, Schedule
 from steadynorm.lab.train.optimizers import build
 from steadynorm.lab.train.parallel import Team
-from steadynorm.lab.train.run_state import Parts, Progress, restore, store
+from steadynorm.lab.train.run_state import Progress, RunParts, restore, store
 
 
 class NoData:
@@ -37,7 +37,7 @@ class NoData:
 def test_resumed_run_draws_the_random_numbers_that_the_unbroken_one_draws(tmp_path: Path):
     """Our models draw none while they train, but one with dropout would."""
     task: Any = NoData()
-    parts, alone = Parts(nn.Linear(2, 2), [], [], task), Team(0, 1, torch.device("cpu"))
+    parts, alone = RunParts(nn.Linear(2, 2), [], [], task), Team(0, 1, torch.device("cpu"))
     torch.manual_seed(1)
     task.at = 7
     store(tmp_path, parts, Progress(step=3), alone, keep=1)

@@ -1,4 +1,4 @@
-"""Packages that only parts of steadynorm need, and how to install them."""
+"""Say how to install packages that only parts of steadynorm need."""
 
 _EXTRAS = {
     "tyro": "report,train",
@@ -14,7 +14,7 @@ _EXTRAS = {
 
 
 def remedy(package: str) -> str:
-    """Say which command installs a package that an extra brings.
+    """Return the command that installs a package of an extra.
 
     >>> remedy("safetensors")
     "install it from your checkout of steadynorm: pip install -e '.[train]'"
@@ -23,7 +23,7 @@ def remedy(package: str) -> str:
 
 
 def describe_missing(error: ImportError) -> str:
-    """Return what an ImportError says, and the remedy where an extra brings the module.
+    """Return the message of an ImportError, with the remedy if an extra provides the module.
 
     >>> describe_missing(ModuleNotFoundError("No module named 'PIL'", name="PIL.Image"))
     "PIL is not installed; install it from your checkout of steadynorm: pip install -e '.[train]'"
@@ -31,5 +31,5 @@ def describe_missing(error: ImportError) -> str:
     "cannot import name 'x'"
     """
     package = (error.name or "").partition(".")[0]
-    known = isinstance(error, ModuleNotFoundError) and package in _EXTRAS
-    return f"{package} is not installed; {remedy(package)}" if known else str(error)
+    has_remedy = isinstance(error, ModuleNotFoundError) and package in _EXTRAS
+    return f"{package} is not installed; {remedy(package)}" if has_remedy else str(error)

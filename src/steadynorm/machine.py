@@ -1,12 +1,12 @@
-"""What this machine computes well: the one place that asks the hardware.
+"""Find out what the hardware computes well.
 
-A CPU either has instructions for bf16 products (AVX512-BF16, AMX) or emulates them, some sixty times slower than
-fp32. Everything that picks a dtype or a block size by hardware asks here, so each path can be run on any machine:
+A CPU either has instructions for bf16 products (AVX512-BF16, AMX) or emulates them, some sixty times slower than fp32.
+Everything that picks a dtype or a block size by hardware asks here, so that each path can run on any machine:
 
     STEADYNORM_NATIVE_BF16=0    treat the CPU as one without bf16 instructions (the fp32 path)
-    STEADYNORM_NATIVE_BF16=1    treat it as one that has them (the bf16 path; slow where it is not true)
+    STEADYNORM_NATIVE_BF16=1    treat it as one with them (the bf16 path, slow if they are emulated)
 
-The variable changes which path is taken, never what a path computes. It is read whenever the question is asked.
+The variable selects the path, never what a path computes. It is read at every call.
 """
 
 import functools
@@ -22,7 +22,7 @@ _BF16_INSTRUCTIONS = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_
 
 
 def native_bf16() -> bool:
-    """Return whether products of bf16 matrices are fast on this CPU, or what STEADYNORM_NATIVE_BF16 says instead.
+    """Return whether bf16 products are fast on this CPU, unless STEADYNORM_NATIVE_BF16 says otherwise.
 
     >>> isinstance(native_bf16(), bool)
     True
@@ -39,24 +39,24 @@ def native_bf16() -> bool:
 
 
 def matmul_dtype(device: torch.device) -> torch.dtype:
-    """Return the dtype in which this device multiplies matrices fast: bf16, or fp32 on a CPU without bf16."""
+    """Return the dtype of fast matrix products on this device: bf16, or fp32 on a CPU without bf16."""
     return torch.bfloat16 if device.type != "cpu" or native_bf16() else torch.float32
 
 
 def autocast_bf16(device: torch.device) -> bool:
-    """Return whether bf16 autocast pays on this device: what `--bf16 auto` means."""
+    """Return whether bf16 autocast pays off on this device, for `--bf16 auto`."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return matmul_dtype(device) == torch.bfloat16
 
 
 def kind() -> str:
-    """Return the kind of CPU that figures are kept under: "native-bf16" or "fp32"."""
+    """Return the kind of CPU under which results are kept: "native-bf16" or "fp32"."""
     return "native-bf16" if native_bf16() else "fp32"
 
 
 def describe() -> str:
-    """Return one line for tables and logs: processor, threads, instructions, and the path taken.
+    """Return one line for tables and logs: processor, threads, instructions and path.
 
     >>> "threads" in describe()
     True

@@ -1,4 +1,4 @@
-"""How long something takes: a bar with the time left on a terminal; one line elsewhere, said when the work starts."""
+"""Show how long work takes: a bar with the time left on a terminal, one line at the start elsewhere."""
 
 import sys
 import threading
@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-LONG = 10.0  # seconds; what takes longer says so
-_ENOUGH = 4.0  # seconds of work that tell its pace
+LONG = 10.0  # seconds; longer work is announced
+_ENOUGH = 4.0  # seconds of work after which its pace is known
 
 Say = Callable[[str], object]
 
@@ -31,7 +31,7 @@ def to_stderr(line: str) -> None:
 
 
 def announce(what: str, seconds: float, say: Say = to_stderr) -> None:
-    """Say how long something will take, if that is long. Nothing is said of a time that is not known (nan).
+    """Announce how long something will take, unless that is short or unknown (nan).
 
     >>> announce("training", 250, print)
     training: about 4 minutes
@@ -42,35 +42,38 @@ def announce(what: str, seconds: float, say: Say = to_stderr) -> None:
 
 
 class Pace:
-    """Announces once how long some work takes, when its first seconds have told; safe from several threads.
+    """Announce once how long some work takes, after its first seconds; thread-safe.
 
-    The time before the first amount is not counted: processes start, and what is resumed was done before.
+    Time before the first amount does not count: processes start, and resumed work was done before.
     """
 
     def __init__(self, total: int, label: str, say: Say):
         self._total, self._label, self._say = total, label, say
         self._done, self._lock = 0, threading.Lock()
-        self._first: tuple[float, int] | None = None  # when, and how much was done by then
-        self._known = False
+        self._first: tuple[float, int] | None = None  # time of the first amount, and the amount
+        self._announced = False
 
     def __call__(self, amount: int) -> None:
-        """Be told how much has just been done."""
+        """Add an amount of work that has just been done."""
         with self._lock:
             now, self._done = time.monotonic(), self._done + amount
             if self._first is None and self._done > 0:
                 self._first = now, self._done
-            if self._known or self._first is None:
+            if self._announced or self._first is None:
                 return
-            seconds, seen = now - self._first[0], self._done - self._first[1]
-            self._known = seconds >= _ENOUGH and seen > 0
-        if self._known:
-            announce(self._label, seconds * (self._total - self._first[1]) / seen, self._say)
+            seconds, amount_since = now - self._first[0], self._done - self._first[1]
+            self._announced = seconds >= _ENOUGH and amount_since > 0
+        if self._announced:
+            announce(self._label, seconds * (self._total - self._first[1]) / amount_since, self._say)
 
 
 def bars(*extra: Any, shown: bool = True, size: bool = False) -> Any:
-    """rich's Progress on the terminal of stderr: label, bar, how much, times, and what else is given.
+    """Return rich's Progress on stderr: label, bar, amount, times and further columns.
 
-    size: amounts are bytes. Not shown, or where there is no terminal, it draws nothing.
+    Args:
+        *extra: Further columns.
+        shown: Whether to draw anything; without a terminal nothing is drawn either.
+        size: Whether amounts are bytes.
     """
     from rich import progress
     from rich.console import Console
@@ -87,20 +90,25 @@ def bars(*extra: Any, shown: bool = True, size: bool = False) -> Any:
 def bar(
     total: int, label: str, *, shown: bool = True, size: bool = False, say: Say | None = None
 ) -> Iterator[Callable[[int], object]]:
-    """Give a function to be told how much has just been done; safe from several threads.
+    """Yield a thread-safe function that takes the amount of work that has just been done.
 
-    say: who is told how long it takes, if that is long; by default stderr where no bar is drawn.
+    Args:
+        total: Total amount.
+        label: Name of the work.
+        shown: Whether to show anything.
+        size: Whether amounts are bytes.
+        say: Called with the expected time if that is long; by default it is printed to stderr if no bar is drawn.
 
-    >>> with bar(10, "steps") as tell:
-    ...     tell(10)
+    >>> with bar(10, "steps") as advance:
+    ...     advance(10)
     """
     with bars(shown=shown and total > 0, size=size) as progress:
         task = progress.add_task(label, total=total)
         silent = say is None and (not shown or not progress.disable)
         pace = Pace(total, label, (lambda line: None) if silent else say or to_stderr)
 
-        def tell(done: int) -> None:
-            progress.advance(task, done)
-            pace(done)
+        def advance(amount: int) -> None:
+            progress.advance(task, amount)
+            pace(amount)
 
-        yield tell
+        yield advance

@@ -1,6 +1,6 @@
-"""Worker threads that split the cores among them, and leave the process's own number of threads as it is.
+"""Run small products on worker threads that share the cores, without changing torch's own number of threads.
 
-Small products gain more from one core each than from sharing all cores, one product after another.
+Small products are faster on one core each than one after another on all cores.
 """
 
 import os
@@ -13,12 +13,12 @@ import torch
 
 Item = TypeVar("Item")
 
-_pools: dict[tuple[int, int], ThreadPoolExecutor] = {}  # by torch's threads in all, and how many each worker has
+_pools: dict[tuple[int, int], ThreadPoolExecutor] = {}  # by torch's number of threads and threads per worker
 _lock = Lock()
 
 
 def for_each(action: Callable[[Item], object], items: Sequence[Item]) -> None:
-    """Call `action` with every item on all cores; return when all calls have ended, then raise the first error."""
+    """Call `action` with every item on all cores, wait for all calls, then raise the first error."""
     futures = [pool(len(items)).submit(action, item) for item in items]
     wait(futures)
     for future in futures:
@@ -26,10 +26,10 @@ def for_each(action: Callable[[Item], object], items: Sequence[Item]) -> None:
 
 
 def pool(items: int) -> ThreadPoolExecutor:
-    """Return the pool for this many items: a worker for each core or, where items are fewer, for several cores.
+    """Return the pool for this many items, with one worker per core, or per several cores if there are fewer items.
 
-    A pool is made at its first use and kept. torch holds a number of threads for each thread that computes, and a
-    default for threads to come. A worker sets its own when it starts; the default is put back at once.
+    A pool is created at its first use and kept. torch has a number of threads per computing thread, and a default for
+    new threads. A worker sets its own when it starts; the default is then restored.
 
     >>> before = torch.get_num_threads()
     >>> pool(1000).submit(torch.get_num_threads).result(), torch.get_num_threads() == before
@@ -45,11 +45,11 @@ def pool(items: int) -> ThreadPoolExecutor:
 
 
 def _started(workers: int, threads_each: int) -> ThreadPoolExecutor:
-    """Return a pool whose threads are all running and have set their number."""
+    """Return a pool whose workers are all running and have set their number of threads."""
     barrier = Barrier(workers)
 
     def start() -> None:
-        torch.get_num_threads()  # a thread takes up the default at its first question; a number set before is lost
+        torch.get_num_threads()  # a thread adopts the default at its first query, losing a number set before
         torch.set_num_threads(threads_each)
         barrier.wait()
 
@@ -59,7 +59,7 @@ def _started(workers: int, threads_each: int) -> ThreadPoolExecutor:
 
 
 def _forget() -> None:
-    """Start again in a forked child, which has none of its parent's threads."""
+    """Drop the pools in a forked child, which has none of its parent's threads."""
     global _lock
     _pools.clear()
     _lock = Lock()

@@ -88,7 +88,10 @@ def archive(path: Path) -> Path:
 
 def assert_same_run(out: Path, expected: Path) -> None:
     """Weights to the bit, records, and the names of all files."""
-    one, two = (load_file(checkpoint.found(each / "checkpoints")[-1] / "model.safetensors") for each in (out, expected))
+    one, two = (
+        load_file(checkpoint.list_checkpoints(each / "checkpoints")[-1] / "model.safetensors")
+        for each in (out, expected)
+    )
     assert one.keys() == two.keys()
     assert all(torch.equal(one[key], two[key]) for key in one)
     a, b = (records.read(each) for each in (out, expected))

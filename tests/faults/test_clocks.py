@@ -66,7 +66,8 @@ def test_training_does_not_ask_the_wall_clock(
     monkeypatch.undo()
     assert loop.train(other, quiet=True).finished
     one, two = (
-        load_file(checkpoint.found(each.out / "checkpoints")[-1] / "model.safetensors") for each in (run, other)
+        load_file(checkpoint.list_checkpoints(each.out / "checkpoints")[-1] / "model.safetensors")
+        for each in (run, other)
     )
     assert all(torch.equal(one[key], two[key]) for key in two)
     read = records.read(run.out)

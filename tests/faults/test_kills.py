@@ -64,9 +64,9 @@ def test_saving_a_checkpoint(tmp_path: Path, times: int):
         save_all(folder)
         assert_right(checkpoint.load(folder / "step-000004"))
         assert not list(folder.glob(".*"))
-        assert 2 <= len(checkpoint.found(folder)) <= 3  # a kill before the oldest went
+        assert 2 <= len(checkpoint.list_checkpoints(folder)) <= 3  # a kill before the oldest went
         save_all(folder, 5)
-        assert [path.name for path in checkpoint.found(folder)] == ["step-000004", "step-000005"]
+        assert [path.name for path in checkpoint.list_checkpoints(folder)] == ["step-000004", "step-000005"]
 
 
 @often
@@ -105,7 +105,7 @@ def test_kill_while_an_old_checkpoint_is_removed_leaves_none_that_looks_whole(tm
     injected()
     assert ended(child(save)) == -signal.SIGKILL
     assert len(list(tmp_path.glob(".step-*.tmp"))) == 1
-    for path in checkpoint.found(tmp_path):
+    for path in checkpoint.list_checkpoints(tmp_path):
         assert_right(checkpoint.load(path))
 
 
@@ -114,7 +114,7 @@ def test_kill_while_an_old_checkpoint_is_removed_leaves_none_that_looks_whole(tm
 
 def left_of(made: Config) -> float:
     """The part of a run that is still to be trained."""
-    saved = checkpoint.found(made.out / "checkpoints")
+    saved = checkpoint.list_checkpoints(made.out / "checkpoints")
     return 1 - checkpoint.step_of(saved[-1]) / made.steps if saved else 1.0
 
 

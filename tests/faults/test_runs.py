@@ -69,7 +69,7 @@ def test_disk_that_is_full(disk: Path, data: Path, unbroken: Config, room: int, 
     assert "the disk is full; files already there are untouched" in said
     assert str(run.out) in said
     assert not list(run.out.rglob("*.tmp"))
-    kept = checkpoint.found(run.out / "checkpoints")
+    kept = checkpoint.list_checkpoints(run.out / "checkpoints")
     assert len(kept) == whole
     for path in kept:
         checkpoint.load(path)

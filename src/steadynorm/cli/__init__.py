@@ -1,4 +1,4 @@
-"""The command line: parse, call, print."""
+"""Command line: parse, call, print."""
 
 import io
 import os
@@ -9,16 +9,16 @@ from steadynorm.extras import describe_missing
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `steadynorm`. What the user can mend gives one line and exit code 2, no traceback."""
+    """Run `steadynorm`; errors that the user can fix print one line, without a traceback, and exit with code 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a locale without UTF-8 has no ²: it becomes a question mark
+            stream.reconfigure(errors="replace")  # without UTF-8, characters such as ² become question marks
     argv = sys.argv[1:] if argv is None else list(argv)
     try:
         status = _run(argv)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # `steadynorm ... | head` has seen enough; what is left must not fail at exit
+    except BrokenPipeError:  # `steadynorm ... | head` closed the pipe; flushing the rest at exit must not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt as stop:  # also while packages are imported
@@ -27,8 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         if os.environ.get("STEADYNORM_TRACEBACK"):
             raise
-        said = describe_missing(error) if isinstance(error, ImportError) else error
-        print(f"steadynorm: error: {said}", file=sys.stderr)
+        message = describe_missing(error) if isinstance(error, ImportError) else error
+        print(f"steadynorm: error: {message}", file=sys.stderr)
         return 2
 
 

@@ -1,4 +1,4 @@
-"""python -m steadynorm.cli"""
+"""Run the command line by `python -m steadynorm.cli`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""All commands, as one type for the parser. Only the module of the command that is asked for is imported."""
+"""All commands as one type for the parser; only the module of the requested command is imported."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,14 +30,14 @@ _MODULES = {
 
 
 @dataclass(frozen=True)
-class _Unasked:
-    """Stands for a command that this command line does not ask for."""
+class _NotRequested:
+    """Placeholder for a command that is not requested."""
 
 
 def command_of(argv: Sequence[str]) -> Any:
-    """All commands; `train` has the defaults of the optimizer that argv names."""
-    asked = next((word for word in argv if not word.startswith("-")), None)
-    return one_of({name: _load(name, argv) if name == asked else _Unasked for name in ABOUT}, ABOUT)
+    """Return all commands; `train` gets the defaults of the optimizer that argv names."""
+    requested = next((word for word in argv if not word.startswith("-")), None)
+    return one_of({name: _load(name, argv) if name == requested else _NotRequested for name in ABOUT}, ABOUT)
 
 
 def _load(name: str, argv: Sequence[str]) -> Any:
@@ -45,7 +45,7 @@ def _load(name: str, argv: Sequence[str]) -> Any:
 
 
 def execute(command: Any) -> int | None:
-    """Carry out what was parsed."""
+    """Run a parsed command and return its exit code."""
     if callable(command):
         return cast(Callable[[], int | None], command)()
     from steadynorm.cli.train import run_training

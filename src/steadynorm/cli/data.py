@@ -1,4 +1,4 @@
-"""`steadynorm data`."""
+"""Define `steadynorm data`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from steadynorm.cli.subcommands import one_of
 
 
 def command(_: str, argv: Sequence[str]) -> Any:
-    """`data` as the parser takes it."""
+    """Return `data` in the form that the parser takes."""
     return one_of({"get": DataGet, "tokenize": DataTokenize})
 
 
@@ -20,17 +20,17 @@ class DataGet:
     """Get a data set, verified by checksum: cifar10, sotu or gpt2-bpe."""
 
     name: Positional[str]
-    """Which one."""
+    """Name of the data set."""
     out: Path | None = None
-    """Where to; default: the cache folder."""
+    """Destination; default: the cache folder."""
     source: Path | None = None
-    """A local file or folder that holds it, instead of the network."""
+    """Local file or folder to use instead of the network."""
 
     def __call__(self) -> None:
-        """Get it and say where it is."""
-        from steadynorm.lab.data import datasets as get
+        """Get the data set and print its folder."""
+        from steadynorm.lab.data import datasets
 
-        print(f"{self.name}: {get.get(self.name, self.out, source=self.source)}")
+        print(f"{self.name}: {datasets.get(self.name, self.out, source=self.source)}")
 
 
 @dataclass(frozen=True)
@@ -42,23 +42,23 @@ class DataTokenize:
     out: Path
     """Folder for the shards."""
     tokenizer: str = "gpt2"
-    """gpt2, bytes, bpe (trained on the text; give --vocab-size), or a tokenizer.json."""
+    """gpt2, bytes, bpe (trained on the text; see --vocab-size), or a tokenizer.json."""
     vocab_size: int | None = None
-    """Of a BPE that is trained."""
+    """Number of tokens of a BPE that is trained."""
     shard_tokens: int = 10**8
-    """Tokens a shard."""
+    """Tokens per shard."""
     validation_tokens: int | None = None
-    """Tokens held out, from the beginning; default: one whole shard; 0: none."""
+    """Tokens held out from the beginning for validation; default: one whole shard; 0: none."""
     text_key: str = "text"
-    """Key or column of the text in JSONL and parquet."""
+    """Key (JSONL) or column (parquet) of the text."""
     workers: int | None = None
-    """Processes; default: all cores."""
+    """Number of processes; default: one per core."""
 
     def __call__(self) -> None:
-        """Make them and say how many."""
+        """Make the shards and print how many tokens they hold."""
         from steadynorm.lab.data import tokenize
 
-        made = tokenize.tokenize_files(
+        result = tokenize.tokenize_files(
             self.inputs,
             self.out,
             tokenizer=self.tokenizer,
@@ -68,4 +68,4 @@ class DataTokenize:
             text_key=self.text_key,
             workers=self.workers,
         )
-        print(f"{self.out}: {made.tokens} tokens of {made.documents} documents in {len(made.shards)} shards")
+        print(f"{self.out}: {result.tokens} tokens of {result.documents} documents in {len(result.shards)} shards")

@@ -1,4 +1,4 @@
-"""`steadynorm demo`, `report` and `bench`."""
+"""Define `steadynorm demo`, `report` and `bench`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def command(name: str, argv: Sequence[str]) -> Any:
-    """`demo`, `report` or `bench` as the parser takes it."""
+    """Return `demo`, `report` or `bench` in the form that the parser takes."""
     return {"demo": Demo, "report": Report, "bench": Bench}[name]
 
 
@@ -25,10 +25,10 @@ class Demo:
     out: Path = Path("runs/demo")
     """Folder for the runs and the page."""
     steps: int = 1150
-    """Updates of each run; 1150 are ten half-lives."""
+    """Updates per run; 1150 are ten half-lives."""
 
     def __call__(self) -> None:
-        """Show predictions first, then train."""
+        """Print predictions, then train and print the comparison."""
         from steadynorm import machine
         from steadynorm.lab import demo
 
@@ -36,13 +36,13 @@ class Demo:
         table = Table(title="Random gradients: where does |θ|²/|u|² settle?", title_justify="left")
         for name in ("parameter", "paper", "exact", "simulated"):
             table.add_column(name, justify="left" if name == "parameter" else "right")
-        for each in demo.settle():
-            seen = f"{each.simulated.mean:.3f} ± {each.simulated.error:.3f}"
-            table.add_row(each.label, f"{each.paper:.3f}", f"{each.exact:.3f}", seen)
+        for system in demo.compare_systems():
+            simulated = f"{system.simulated.mean:.3f} ± {system.simulated.error:.3f}"
+            table.add_row(system.label, f"{system.paper:.3f}", f"{system.exact:.3f}", simulated)
         console.print(table)
         console.print("Now training a GPT (4 layers, width 128) on the State of the Union addresses, up to 6 minutes.")
         console.print(f"This machine: {machine.describe()}.")
-        rows, where = demo.run(self.out, self.steps, console.print)
+        rows, page = demo.run(self.out, self.steps, console.print)
         table = Table(title="lr on a cosine to zero", title_justify="left")
         table.add_column("")
         for row in rows:
@@ -50,7 +50,7 @@ class Demo:
         for label, show in _DEMO_ROWS.items():
             table.add_row(label, *(show(row) for row in rows))
         console.print(table)
-        print(f"page: {where}")
+        print(f"page: {page}")
 
 
 _DEMO_ROWS: dict[str, Callable[["Summary"], str]] = {
@@ -72,12 +72,12 @@ class Report:
     runs: Positional[tuple[Path, ...]]
     """Folders of runs, or their records.jsonl."""
     out: Path = Path("report.html")
-    """The page to write."""
+    """Page to write."""
     title: str | None = None
-    """Its title."""
+    """Title of the page."""
 
     def __call__(self) -> None:
-        """Write the page and say where it is."""
+        """Write the page and print its path."""
         from steadynorm.report import content as report
 
         print(f"page: {report.report(self.runs, self.out, title=self.title, progress=True)}")
@@ -90,17 +90,17 @@ class Bench:
     model: str = "vit-s16"
     """vit-s16 or gpt-124m (3 layers)."""
     rounds: int = 10
-    """Rounds of which the median is taken; fewer, but three, for a contender that takes long."""
+    """Number of rounds, of which the median counts; slow contenders get fewer, but at least three."""
 
     def __call__(self) -> None:
-        """Time and print."""
+        """Time the contenders and print a table."""
         from steadynorm import machine
         from steadynorm.lab import bench
 
         if self.model not in bench.MODELS:
             raise ValueError(f"model {self.model!r} is unknown; choose one of {', '.join(bench.MODELS)}")
-        contenders, rounds = bench.own_and_torch(), max(1, self.rounds)
+        contenders, rounds = bench.make_contenders(), max(1, self.rounds)
         print(f"{machine.describe()}\n{self.model}, hidden matrices, median of {rounds} interleaved rounds", flush=True)
         times = bench.step_times(contenders, bench.MODELS[self.model], rounds, lambda line: print(line, flush=True))
-        errors = {each.name: bench.polar_errors(each.polar) for each in contenders if each.polar is not None}
+        errors = {entry.name: bench.polar_errors(entry.polar) for entry in contenders if entry.polar is not None}
         print(f"\n{bench.table(contenders, times, errors)}")

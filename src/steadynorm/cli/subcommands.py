@@ -1,4 +1,4 @@
-"""A choice of commands, in the form that tyro parses."""
+"""Build a choice of commands in the form that tyro parses."""
 
 import functools
 import operator
@@ -11,17 +11,17 @@ from tyro.conf import subcommand
 def one_of(
     commands: Mapping[str, Any], about: Mapping[str, str] | None = None, default: Mapping[str, Any] | None = None
 ) -> Any:
-    """The union of these commands; `about` where their docstring does not say it, `default` where there is one."""
+    """Return the union of commands, with descriptions that replace their docstrings and defaults where there are any."""
     about, default = about or {}, default or {}
     parts = []
     for name, command in commands.items():
-        how = {"default": default[name]} if name in default else {}
-        parts.append(Annotated[command, subcommand(name, description=about.get(name), **how)])
+        options = {"default": default[name]} if name in default else {}
+        parts.append(Annotated[command, subcommand(name, description=about.get(name), **options)])
     return functools.reduce(operator.or_, parts)
 
 
 def spelled_out(argv: Sequence[str]) -> list[str]:
-    """Give `--bf16` a value, so that it reads as a flag and as `--bf16 auto` alike.
+    """Give a bare `--bf16` its value, so that both the flag and `--bf16 auto` parse.
 
     >>> spelled_out(["train", "gpt", "--no-bf16"]), spelled_out(["--bf16", "auto", "--bf16", "--steps", "3"])
     (['train', 'gpt', '--bf16', 'False'], ['--bf16', 'auto', '--bf16', 'True', '--steps', '3'])

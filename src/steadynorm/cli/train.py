@@ -1,4 +1,4 @@
-"""`steadynorm train`."""
+"""Define `steadynorm train`."""
 
 import os
 from collections.abc import Sequence
@@ -12,27 +12,27 @@ from steadynorm.lab.train.config import Config, OptimizerName
 from steadynorm.lab.train.recipes import RECIPES, with_optimizer
 
 _ABOUT = {
-    "gpt": "NanoGPT at the size of a desk, on the embedded texts.",
-    "vit": "Simple ViT at the size of a desk, on CIFAR-10.",
+    "gpt": "Small NanoGPT for a desktop CPU, on the embedded texts.",
+    "vit": "Small Simple ViT for a desktop CPU, on CIFAR-10.",
     "gpt-124m-fineweb-edu": "The paper's NanoGPT: 124M parameters, 100B tokens of FineWeb-Edu.",
     "vit-s16-imagenet": "The paper's Simple ViT-S/16 on ImageNet-1k, 90 epochs; --optim.name adamw or adamc: its other arms.",
 }
 
 
 def command(_: str, argv: Sequence[str]) -> Any:
-    """Return the recipes as commands: options left out come from the arm of the optimizer that this command line names."""
+    """Return the recipes as commands, with the defaults of the optimizer that the command line names."""
     name = _optimizer_of(argv)
     recipes = RECIPES if name is None else {key: with_optimizer(key, name) for key in RECIPES}
     return one_of(dict.fromkeys(recipes, AvoidSubcommands[Config]), _ABOUT, recipes)
 
 
 def _optimizer_of(argv: Sequence[str]) -> OptimizerName | None:
-    """The last --optim.name; None if there is none, or one that the parser will refuse.
+    """Return the last --optim.name, or None if there is none or one that the parser will refuse.
 
     >>> _optimizer_of(["gpt", "--optim.name", "adamw", "--steps", "3"]), _optimizer_of(["gpt", "--optim.name=muon"])
     ('adamw', 'muon')
     """
-    words = [word for each in argv for word in each.split("=", 1)]
+    words = [word for argument in argv for word in argument.split("=", 1)]
     named = [value for option, value in pairwise(words) if option == "--optim.name"]
     return next((name for name in get_args(OptimizerName) if named and name == named[-1]), None)
 
@@ -42,7 +42,7 @@ def run_training(config: Config) -> None:
     from steadynorm.lab.train.loop import train
 
     result = train(config)
-    if os.environ.get("RANK", "0") != "0":  # one of several processes: the first speaks for all
+    if os.environ.get("RANK", "0") != "0":  # of several processes only the first prints
         return
     final = ", ".join(f"{key} {value:.4f}" for key, value in result.final.items())
     ended = f"{'finished' if result.finished else 'stopped'} at step {result.steps}"

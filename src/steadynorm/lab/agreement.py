@@ -59,7 +59,7 @@ def compare(
         trajectories = simulate.run(systems, steps, seeds=seeds, seed=seed, progress=advance)
     comparisons = []
     for setting, trajectory in zip(settings, trajectories, strict=True):
-        predicted, measured = predict(setting), trajectory.settled(norm=True)
+        predicted, measured = predict(setting), trajectory.late_mean(norm=True)
         exact, paper = math.sqrt(predicted.exact.steady_norm_sq), math.sqrt(predicted.paper.formula_norm_sq)
         comparisons.append(Comparison(setting.alpha, measured.mean, measured.error, exact, paper))
     return comparisons

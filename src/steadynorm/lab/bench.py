@@ -1,7 +1,7 @@
-"""Side-by-side timing of optimizer steps: one process, interleaved, median of many rounds.
+"""Time optimizer steps side by side: one process, interleaved, median of many rounds.
 
 Peers iterate in bf16. A CPU without bf16 instructions emulates it, some sixty times slower than fp32, so ratios to them
-say little there: `PLAIN`, Muon's iteration in plain fp32, is what our steps are fairly compared with.
+say little there. The fair comparison is `PLAIN`, Muon's iteration in plain fp32.
 """
 
 import statistics
@@ -26,22 +26,21 @@ VIT_S16: tuple[Shape, ...] = ((1152, 384), (384, 384), (1536, 384), (384, 1536))
 GPT_124M_LAYER: tuple[Shape, ...] = ((768, 768),) * 4 + ((3072, 768), (768, 3072))
 MODELS = {"vit-s16": VIT_S16, "gpt-124m (3 layers)": GPT_124M_LAYER * 3}
 
-
-LONG = 20.0  # seconds after which an action has had rounds enough
+LONG = 20.0  # seconds after which an action gets no more rounds
 PLAIN = "Newton-Schulz in fp32"
 
 
 @dataclass(frozen=True)
 class Contender:
-    """An optimizer to time, and the polar factor it computes, if any."""
+    """Optimizer to time, and the polar factor it computes, if any."""
 
     name: str
     make: Factory
     polar: Callable[[Tensor], Tensor] | None = None
 
 
-def own_and_torch() -> list[Contender]:
-    """torch's optimizers and ours; the first is what ratios refer to."""
+def make_contenders() -> list[Contender]:
+    """Return torch's optimizers and ours; ratios refer to the first."""
     return [
         Contender("torch Muon", lambda p: torch.optim.Muon(p, lr=1e-3), _torch_newton_schulz),
         Contender(PLAIN, PlainMuon, newton_schulz_fp32),
@@ -55,7 +54,7 @@ def own_and_torch() -> list[Contender]:
 
 
 def newton_schulz_fp32(x: Tensor) -> Tensor:
-    """Muon's five steps, written plainly, in fp32."""
+    """Return the result of Muon's five steps in fp32."""
     tall = x.shape[-2] > x.shape[-1]
     y = x.mT if tall else x
     y = y / y.norm()
@@ -66,7 +65,7 @@ def newton_schulz_fp32(x: Tensor) -> Tensor:
 
 
 class PlainMuon(Optimizer):
-    """Momentum and `newton_schulz_fp32`, a parameter at a time: nothing of ours, nothing in bf16."""
+    """Momentum and `newton_schulz_fp32`, one parameter at a time: none of our code, nothing in bf16."""
 
     def __init__(self, params: list[torch.nn.Parameter], lr: float = 1e-3):
         super().__init__(params, {"lr": lr})
@@ -87,27 +86,27 @@ def _torch_newton_schulz(x: Tensor) -> Tensor:
 
 
 def parameters(shapes: Sequence[Shape], seed: int = 0) -> list[torch.nn.Parameter]:
-    """Parameters of these shapes with a gradient each."""
+    """Return parameters of these shapes, each with a gradient."""
     generator = torch.Generator().manual_seed(seed)
-    made = [torch.nn.Parameter(0.02 * torch.randn(shape, generator=generator)) for shape in shapes]
-    for p in made:
+    params = [torch.nn.Parameter(0.02 * torch.randn(shape, generator=generator)) for shape in shapes]
+    for p in params:
         p.grad = torch.randn(p.shape, generator=generator) * 1e-3
-    return made
+    return params
 
 
 def interleaved(
     actions: Mapping[str, Callable[[], object]], rounds: int, say: Callable[[str], object] = lambda line: None
 ) -> dict[str, float]:
-    """Median seconds of each action; in every round each runs once, so that a slow moment hits all alike.
+    """Return the median seconds of each action, running each once per round so that slow moments affect all alike.
 
-    An action gets no more rounds after LONG seconds, but at least three; one that takes longer than that by itself is not
-    run again, and its first run is its time. `say` is told how long it will take, once each action has been tried.
+    An action gets at least three rounds, and no more after LONG seconds. One that takes longer than LONG is not run
+    again: its first run counts. `say` gets the expected time once each action has run.
 
     >>> interleaved({"nothing": lambda: None}, rounds=3)["nothing"] < 1
     True
     """
-    first = {name: _seconds(action) for name, action in actions.items()}  # to warm up
-    seen: dict[str, list[float]] = {name: [seconds] if seconds > LONG else [] for name, seconds in first.items()}
+    first = {name: _seconds(action) for name, action in actions.items()}  # warm-up
+    times: dict[str, list[float]] = {name: [seconds] if seconds > LONG else [] for name, seconds in first.items()}
     repeated = [name for name, seconds in first.items() if seconds <= LONG]
     total = sum(min(rounds * first[name], max(LONG, 3 * first[name])) for name in repeated)
     progress.announce(f"{len(repeated)} contenders, {rounds} rounds", total, say)
@@ -115,10 +114,10 @@ def interleaved(
         task = bars.add_task("timing", total=rounds * len(repeated))
         for _ in range(rounds):
             for name in repeated:
-                if len(seen[name]) < 3 or sum(seen[name]) < LONG:
-                    seen[name].append(_seconds(actions[name]))
+                if len(times[name]) < 3 or sum(times[name]) < LONG:
+                    times[name].append(_seconds(actions[name]))
                 bars.advance(task)
-    return {name: statistics.median(values) for name, values in seen.items()}
+    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def _seconds(action: Callable[[], object]) -> float:
@@ -133,8 +132,8 @@ def step_times(
     rounds: int,
     say: Callable[[str], object] = lambda line: None,
 ) -> dict[str, float]:
-    """Median seconds of each contender's step on parameters of these shapes."""
-    return interleaved({each.name: _step(each, shapes) for each in contenders}, rounds, say)
+    """Return the median seconds of each contender's step on parameters of these shapes."""
+    return interleaved({contender.name: _step(contender, shapes) for contender in contenders}, rounds, say)
 
 
 def _step(contender: Contender, shapes: Sequence[Shape]) -> Callable[[], None]:
@@ -142,7 +141,7 @@ def _step(contender: Contender, shapes: Sequence[Shape]) -> Callable[[], None]:
     optimizer, grads = contender.make(params), [p.grad for p in params]
 
     def step() -> None:
-        for p, grad in zip(params, grads, strict=True):  # some optimizers take the gradient away
+        for p, grad in zip(params, grads, strict=True):  # some optimizers remove the gradient
             p.grad = grad
         optimizer.step()
 
@@ -150,18 +149,18 @@ def _step(contender: Contender, shapes: Sequence[Shape]) -> Callable[[], None]:
 
 
 def gemm_rate(dtype: torch.dtype, side: int = 768, rounds: int = 10) -> float:
-    """Floating-point operations per second of a plain product of this side: the limit of all polar iterations."""
+    """Return the operations per second of a plain product of this side, which bounds all polar iterations."""
     x = torch.randn(4, side, side).to(dtype)
     return 4 * 2 * side**3 / interleaved({"bmm": lambda: torch.bmm(x, x)}, rounds)["bmm"]
 
 
 def newton_schulz_operations(shapes: Sequence[Shape], steps: int = 5) -> float:
-    """Operations of the peers' iteration: a step takes x x^T, its square and one product into x."""
+    """Return the operations of the peers' iteration: per step x x^T, its square and one product into x."""
     return sum(LMOS["spectral"].operations(shape, steps=steps) for shape in shapes)
 
 
 def spectra(rows: int, columns: int, seed: int = 0) -> dict[str, Tensor]:
-    """Test matrices: Gaussian; singular values spread over 1e-3; low rank plus noise."""
+    """Return test matrices: Gaussian, singular values down to 1e-3, low rank plus noise."""
     g = torch.Generator().manual_seed(seed)
     gaussian = torch.randn(rows, columns, generator=g)
     u, _, vh = torch.linalg.svd(gaussian.double(), full_matrices=False)
@@ -177,27 +176,27 @@ def spectra(rows: int, columns: int, seed: int = 0) -> dict[str, Tensor]:
 def polar_errors(
     polar: Callable[[Tensor], Tensor], shapes: Sequence[Shape] = ((384, 384), (384, 1536))
 ) -> dict[str, float]:
-    """Relative error |polar - exact| / |exact| by kind of spectrum, mean over these shapes."""
-    found: dict[str, list[float]] = {}
+    """Return the relative error |polar - exact| / |exact| by kind of spectrum, averaged over shapes."""
+    errors: dict[str, list[float]] = {}
     for shape in shapes:
         for kind, x in spectra(*shape).items():
             u, _, vh = torch.linalg.svd(x.double(), full_matrices=False)
             error = (polar(x).double() - u @ vh).norm() / (u @ vh).norm()
-            found.setdefault(kind, []).append(error.item())
-    return {kind: statistics.mean(values) for kind, values in found.items()}
+            errors.setdefault(kind, []).append(error.item())
+    return {kind: statistics.mean(values) for kind, values in errors.items()}
 
 
 def table(
     contenders: Sequence[Contender], times: Mapping[str, float], errors: Mapping[str, Mapping[str, float]]
 ) -> str:
-    """Markdown: step time, ratio to torch's Muon and to plain fp32, polar error by kind of spectrum."""
+    """Return a Markdown table: step time, ratio to torch's Muon and to plain fp32, polar error by spectrum."""
     kinds = ("gaussian", "hard", "low rank + noise")
     references = [name for name in (contenders[0].name, PLAIN) if name in times]
     columns = [*(f"faster than {name}" for name in references), *(f"error, {kind}" for kind in kinds)]
     lines = [f"| optimizer | ms | {' | '.join(columns)} |", "|---|---:|" + "---:|" * len(columns)]
-    for each in contenders:
-        seconds = times[each.name]
-        shown = [f"{errors[each.name][kind]:.3f}" if each.name in errors else "" for kind in kinds]
-        ratios = [f"{times[name] / seconds:.2f}x" for name in references]
-        lines.append(f"| {each.name} | {1e3 * seconds:.1f} | {' | '.join([*ratios, *shown])} |")
+    for contender in contenders:
+        name, seconds = contender.name, times[contender.name]
+        cells = [f"{times[reference] / seconds:.2f}x" for reference in references]
+        cells += [f"{errors[name][kind]:.3f}" if name in errors else "" for kind in kinds]
+        lines.append(f"| {name} | {1e3 * seconds:.1f} | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""`steadynorm demo`: train a small GPT with Scion and with ScionC on the embedded texts, side by side, and show it."""
+"""Train a small GPT with Scion and with ScionC on the embedded texts, side by side, for `steadynorm demo`."""
 
 import os
 import signal
@@ -17,9 +17,9 @@ from steadynorm.progress import Say
 from steadynorm.report import content as report
 
 OPTIMIZERS = ("scion", "scionc")
-# A page needs no more; the recipe's own records and evaluations would take a minute longer.
+# The page needs no more, and the recipe's own records and evaluations would take a minute longer.
 BRIEFLY = ("--monitor-every", "5", "--eval-every", "230", "--task.eval-tokens", "32768")
-_OUTPUT = "embedding.weight"  # tied: the output layer
+_OUTPUT = "embedding.weight"  # the output layer, tied
 SYSTEMS = (
     ("vector of 512", "bias", (512,)),
     ("square, 32 x 32", "spectral", (32, 32)),
@@ -27,8 +27,8 @@ SYSTEMS = (
 )
 
 
-class Settled(NamedTuple):
-    """Where |theta|^2/|u|^2 of a random system settles, and what was predicted."""
+class SystemNorm(NamedTuple):
+    """Steady |theta|^2/|u|^2 of a random system, predicted and simulated."""
 
     label: str
     paper: float
@@ -36,32 +36,44 @@ class Settled(NamedTuple):
     simulated: simulate.Measured
 
 
-def settle(lr: float = 0.05, weight_decay: float = 0.1, alpha: float = 0.1) -> list[Settled]:
-    """The paper's three kinds of parameter under random gradients, in some seconds."""
-    paper, found = theory.steady_norm_sq(lr, weight_decay, alpha, limit=True), []
+def compare_systems(lr: float = 0.05, weight_decay: float = 0.1, alpha: float = 0.1) -> list[SystemNorm]:
+    """Simulate the paper's three kinds of parameter under random gradients, in a few seconds."""
+    paper, norms = theory.steady_norm_sq(lr, weight_decay, alpha, limit=True), []
     for label, lmo, shape in SYSTEMS:
         exact = theory.steady_norm_sq(lr, weight_decay, alpha, overlap=theory.overlap(lmo, shape))
-        seen = simulate.steady_norm_sq(lmo, shape, lr=lr, weight_decay=weight_decay, alpha=alpha, seeds=8)
-        found.append(Settled(label, paper, exact, seen))
-    return found
+        measured = simulate.steady_norm_sq(lmo, shape, lr=lr, weight_decay=weight_decay, alpha=alpha, seeds=8)
+        norms.append(SystemNorm(label, paper, exact, measured))
+    return norms
 
 
 class Summary(NamedTuple):
-    """How one run went. `end` is the mean over the last 3 % of steps, `middle` over the 3 % around one half."""
+    """Figures of one run; pairs are means over the middle 3 % and over the last 3 % of its steps.
+
+    Attributes:
+        name: Name of the run.
+        val_loss: Last validation loss.
+        norm: Norm of all weights.
+        hidden: Norm of the hidden layers.
+        spread: Largest over smallest norm of all weights in the last two thirds.
+        grad: Gradient norm.
+        over_forecast: Measured over forecast norm of the hidden layers at the end.
+        excess_hidden: Excess alignment of the hidden layers, mean over the run.
+        excess_output: Excess alignment of the output layer, mean over the run.
+    """
 
     name: str
     val_loss: float
-    norm: tuple[float, float]  # of all weights: middle, end
-    hidden: tuple[float, float]  # of the hidden layers
-    spread: float  # of the norm of all weights: largest / smallest over the last two thirds
+    norm: tuple[float, float]
+    hidden: tuple[float, float]
+    spread: float
     grad: tuple[float, float]
-    over_forecast: float  # measured / forecast norm of the hidden layers, end
-    excess_hidden: float  # alignment, mean over the run
+    over_forecast: float
+    excess_hidden: float
     excess_output: float
 
 
 def train(folder: Path, steps: int, extra: Sequence[str] = (), *, say: Say = lambda line: None) -> list[Path]:
-    """Train both at once, on one core each, resuming what was interrupted; `say` is told how long it will take."""
+    """Train both runs at once on one core each, resuming interrupted ones; `say` gets the expected time."""
     folders = [folder / name for name in OPTIMIZERS]
     processes: list[subprocess.Popen[bytes]] = []
     try:
@@ -73,11 +85,11 @@ def train(folder: Path, steps: int, extra: Sequence[str] = (), *, say: Say = lam
                 processes.append(subprocess.Popen(command, stderr=log, stdout=log, env=_one_thread()))
         _watch(processes, folders, steps, say)
     finally:
-        for each in processes:
-            if each.poll() is None:
-                each.send_signal(signal.SIGTERM)  # saves and ends
-        for each in processes:
-            each.wait()
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)  # it saves a checkpoint and ends
+        for process in processes:
+            process.wait()
     return folders
 
 
@@ -86,26 +98,26 @@ def _one_thread() -> Mapping[str, str]:
 
 
 def _watch(processes: Sequence[subprocess.Popen[bytes]], folders: Sequence[Path], steps: int, say: Say) -> None:
-    done = 0
-    with progress.bar(steps * len(folders), "training Scion and ScionC", say=say) as tell:
+    reported = 0
+    with progress.bar(steps * len(folders), "training Scion and ScionC", say=say) as advance:
         while True:
-            ended = [each.poll() for each in processes]
-            for code, out in zip(ended, folders, strict=True):
+            exit_codes = [process.poll() for process in processes]
+            for code, out in zip(exit_codes, folders, strict=True):
                 if code:
                     last = (out / "log.txt").read_text(errors="replace", encoding="utf-8").strip().splitlines()[-1:]
                     raise RuntimeError(f"{out}: training failed ({' '.join(last)}); see {out / 'log.txt'}")
-            # The slower run tells the pace: each writes its records some twenty steps at a time.
-            now = len(folders) * min(records.last_step(out / records.FILE) for out in folders)
-            if now > 0:
-                tell(now - done)
-                done = now
-            if None not in ended:
+            # The slower run sets the pace: runs write their records some twenty steps at a time.
+            finished = len(folders) * min(records.last_step(out / records.FILE) for out in folders)
+            if finished > 0:
+                advance(finished - reported)
+                reported = finished
+            if None not in exit_codes:
                 return
             time.sleep(0.5)
 
 
 def summarise(folder: Path) -> Summary:
-    """The figures of a finished run."""
+    """Return the figures of a finished run."""
     run = records.read(folder)
     count = len(run.steps)
     span = max(1, round(0.03 * count))
@@ -115,7 +127,7 @@ def summarise(folder: Path) -> Summary:
         return float(np.nanmean(values[start : start + span])), float(np.nanmean(values[-span:]))
 
     def hidden(quantity: str) -> np.ndarray:
-        return np.sqrt(sum(np.square(each[quantity]) for name, each in run.layers.items() if name != _OUTPUT))
+        return np.sqrt(sum(np.square(layer[quantity]) for name, layer in run.layers.items() if name != _OUTPUT))
 
     norms = run.columns["weight_norm"][count // 3 :]
     return Summary(
@@ -132,7 +144,7 @@ def summarise(folder: Path) -> Summary:
 
 
 def run(folder: Path, steps: int, say: Say) -> tuple[list[Summary], Path]:
-    """Train both, write the page."""
+    """Train both runs and write the page that compares them."""
     folders = train(folder, steps, say=say)
     page = report.report(folders, folder / "report.html", title="Scion against ScionC: the norm stays where you put it")
-    return [summarise(each) for each in folders], page
+    return [summarise(run_folder) for run_folder in folders], page

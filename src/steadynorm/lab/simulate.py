@@ -1,10 +1,11 @@
-"""Random systems: what weights do under independent Gaussian gradients. Shares no code with `theory`, which it checks.
+"""Simulate weights under independent Gaussian gradients. This shares no code with `theory`, which it checks.
 
     m <- (1 - alpha) m + alpha g         trace: m <- (1 - alpha) m + g
     x  = m                               Nesterov: (1 - alpha) m + alpha g
     theta <- (1 - lr decay) theta - lr u,   u = -lmo(x) scaled to |u| = 1
 
-theta_0 = 0 and m_0 = g_0, as in the paper's appendix B.2; without momentum and lmo it is the system of B.1.
+Runs start at theta_0 = 0 and m_0 = g_0, as in the paper's appendix B.2. `random_system` is the system of B.1, without
+momentum and lmo.
 """
 
 import math
@@ -23,16 +24,16 @@ from steadynorm import threads
 from steadynorm.polar import Polar
 
 Floats = NDArray[np.float64]
-Series = float | Sequence[float] | Floats  # the same at every step, or one value a step
+Series = float | Sequence[float] | Floats  # constant, or one value per step
 
 MOMENTA = ("plain", "nesterov", "trace")
-_LARGE = 192  # smaller side from which the polar factor is found in bf16; the norm it leads to is off by 0.1 %
+_LARGE = 192  # smaller side from which polar factors are computed in bf16, which changes the norm by 0.1 %
 _FAST, _EXACT = Polar("express", 4), Polar("express", 12)  # 12 steps in fp64: exact to 1e-6 or better
 
 
 @dataclass(frozen=True)
 class System:
-    """A parameter under random gradients. lr, weight_decay and alpha may have one value a step.
+    """Parameter under random gradients; lr, weight_decay and alpha may have one value per step.
 
     >>> System("spectral", (32, 32), lr=0.05, weight_decay=0.1, alpha=0.1).large
     False
@@ -52,12 +53,12 @@ class System:
 
     @property
     def large(self) -> bool:
-        """Whether its polar factor is worth the fast way."""
+        """Whether the polar factor is computed the fast way."""
         return len(self.shape) > 1 and min(self.shape[0], math.prod(self.shape[1:])) >= _LARGE
 
 
 class Measured(NamedTuple):
-    """A mean over seeds and its standard error."""
+    """Mean over seeds and its standard error."""
 
     mean: float
     error: float
@@ -65,23 +66,32 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True)
 class Trajectory:
-    """|theta|^2 / |u|^2 of one system at the recorded steps (counted from 1), for every seed."""
+    """Course of |theta|^2 / |u|^2 in one system.
 
-    steps: NDArray[np.int64]  # (records,)
-    norm_sq: Floats  # (seeds, records)
+    Attributes:
+        steps: Recorded steps, counted from 1: (records,).
+        norm_sq: Values by seed: (seeds, records).
+    """
+
+    steps: NDArray[np.int64]
+    norm_sq: Floats
 
     def mean(self) -> Floats:
-        """Over seeds, at every recorded step."""
+        """Return the mean over seeds at every recorded step."""
         return self.norm_sq.mean(0)
 
     def error(self) -> Floats:
-        """Standard error of that mean."""
+        """Return the standard error of that mean."""
         return self.norm_sq.std(0, ddof=1) / math.sqrt(len(self.norm_sq))
 
-    def settled(self, fraction: float = 0.5, norm: bool = False) -> Measured:
-        """Mean over seeds and over this last part of the run; `norm`: of |theta|/|u| instead of its square.
+    def late_mean(self, fraction: float = 0.5, norm: bool = False) -> Measured:
+        """Return the mean over seeds and over the last `fraction` of the run.
 
-        The standard error is over seeds; of a single seed, over ten stretches of time.
+        The standard error is that over seeds, or over ten stretches of time if there is one seed.
+
+        Args:
+            fraction: Share of the run, from its end.
+            norm: Return |theta|/|u| instead of its square.
         """
         late = self.norm_sq[:, -max(1, round(fraction * len(self.steps))) :]
         parts = late.mean(1) if len(late) > 1 else np.array([p.mean() for p in np.array_split(late[0], 10) if len(p)])
@@ -101,10 +111,21 @@ def run(
     progress: Callable[[int], object] | None = None,
     done: Callable[[int, Trajectory], object] | None = None,
 ) -> list[Trajectory]:
-    """Simulate these systems, all from the same gradients where their shapes agree; systems of one shape as one batch.
+    """Simulate systems, with the same gradients for equal shapes and alike systems in one batch.
 
-    Seed k of a system gives the same numbers whatever else runs beside it. About `records` evenly spaced steps are
-    kept. `progress` is told how many system-steps have just been done, `done` each system (by index) that has ended.
+    Seed k of a system gives the same numbers whatever else runs beside it.
+
+    Args:
+        systems: Systems to simulate.
+        steps: Length of the run.
+        seeds: Independent copies of each system.
+        seed: First seed.
+        records: Approximate number of evenly spaced steps to record.
+        progress: Called with the number of system-steps that have just been taken.
+        done: Called with the index and trajectory of each system that has ended.
+
+    Returns:
+        One trajectory per system.
 
     >>> [quick] = run([System("bias", (64,), lr=0.1, weight_decay=0.5, alpha=1.0)], 100, seeds=4)
     >>> quick.norm_sq.shape
@@ -128,19 +149,19 @@ def run(
                 if done is not None:
                     done(i, out[i])
     finally:
-        stop.append(True)  # after an error or Ctrl-C the other batches end at their next step
+        stop.append(True)  # after an error or Ctrl-C, the other batches end at their next step
         wait(jobs)
     return [out[i] for i in range(len(systems))]
 
 
 def _batches(systems: Sequence[System]) -> list[list[int]]:
-    """Indices of systems that run as one batch, the largest first: same lmo, shape and momentum; a large one alone.
+    """Group the indices of systems with equal lmo, shape and momentum, the largest batches first.
 
-    Small ones in two batches, for two cores.
+    A large system runs by itself; small ones form two batches, for two cores.
     """
     alike: dict[tuple[Any, ...], list[int]] = {}
-    for i, each in enumerate(systems):
-        alike.setdefault((each.lmo, each.shape, each.momentum, i if each.large else i % 2), []).append(i)
+    for i, system in enumerate(systems):
+        alike.setdefault((system.lmo, system.shape, system.momentum, i if system.large else i % 2), []).append(i)
     return sorted(alike.values(), key=lambda which: -len(which) * math.prod(systems[which[0]].shape))
 
 
@@ -153,7 +174,7 @@ def _run_batch(
     progress: Callable[[int], object] | None,
     stop: list[bool],
 ) -> Floats:
-    """(systems, seeds, records). State is (systems, seeds, *shape)."""
+    """Return norms (systems, seeds, records); the state is (systems, seeds, *shape)."""
     first, steps = systems[0], int(kept[-1])
     dtype, polar = (torch.float32, _fast_polar(first.shape)) if first.large else (torch.float64, _EXACT)
     entry, ndim = lmos.get(first.lmo), len(first.shape)
@@ -161,7 +182,7 @@ def _run_batch(
     lr, eta, alpha = _settings(systems, steps, dtype, ndim)
 
     def noise() -> Tensor:
-        return torch.stack([torch.randn(first.shape, dtype=dtype, generator=each) for each in generators])
+        return torch.stack([torch.randn(first.shape, dtype=dtype, generator=generator) for generator in generators])
 
     theta = torch.zeros(len(systems), seeds, *first.shape, dtype=dtype)
     m = noise().expand_as(theta).clone()
@@ -184,32 +205,32 @@ def _run_batch(
 
 
 def _fast_polar(shape: Sequence[int]) -> Polar:
-    """Four steps; two for flat matrices, whose singular values under Gaussian gradients stay away from zero."""
+    """Return four steps, or two for flat matrices, whose singular values under Gaussian gradients stay away from 0."""
     small, large = sorted((shape[0], math.prod(shape[1:])))
     edge = (1 - math.sqrt(small / large)) / (1 + math.sqrt(small / large))  # smallest / largest
-    lower = edge / small**0.125  # the Schatten-8 norm is at most so much larger than the largest
+    lower = edge / small**0.125  # the Schatten-8 norm exceeds the largest by at most this factor
     return Polar("express", 2, lower) if lower > 0.1 else _FAST
 
 
 def _settings(systems: Sequence[System], steps: int, dtype: torch.dtype, ndim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """lr, eta and alpha, each (steps, systems, 1, 1...): the shape of a batch's state after the first index."""
+    """Return lr, eta and alpha, each (steps, systems, 1, 1...), to broadcast over the state of a batch."""
 
     def table(values: list[Series], name: str) -> Tensor:
         rows = []
-        for each in values:
-            array = np.asarray(each, dtype=np.float64)
+        for series in values:
+            array = np.asarray(series, dtype=np.float64)
             if array.ndim > 1 or (array.ndim == 1 and len(array) != steps):
                 raise ValueError(
-                    f"simulate: {name} has shape {array.shape}; give a number or one value for each of the {steps} steps"
+                    f"simulate: {name} has shape {array.shape}; pass a number or one value for each of the {steps} steps"
                 )
             if not np.isfinite(array).all():
                 raise ValueError(f"simulate: {name} is not finite")
             rows.append(np.broadcast_to(array, (steps,)))
         return torch.from_numpy(np.stack(rows, axis=1)).to(dtype).view(steps, len(systems), *[1] * (ndim + 1))
 
-    lr = table([each.lr for each in systems], "lr")
-    decay = table([each.weight_decay for each in systems], "weight_decay")
-    alpha = table([each.alpha for each in systems], "alpha")
+    lr = table([system.lr for system in systems], "lr")
+    decay = table([system.weight_decay for system in systems], "weight_decay")
+    alpha = table([system.alpha for system in systems], "alpha")
     if not ((alpha > 0) & (alpha <= 1)).all():
         raise ValueError("simulate: alpha must be above 0 and at most 1")
     if not ((lr * decay >= 0) & (lr * decay < 1)).all():
@@ -218,7 +239,7 @@ def _settings(systems: Sequence[System], steps: int, dtype: torch.dtype, ndim: i
 
 
 def half_life_steps(half_lives: float, lr: float, weight_decay: float) -> int:
-    """Steps in which (1 - lr weight_decay)^steps = 2^-half_lives.
+    """Return the steps for which (1 - lr weight_decay)^steps = 2^-half_lives.
 
     >>> half_life_steps(10, 0.001, 0.1)  # the paper's
     69312
@@ -231,7 +252,7 @@ def half_life_steps(half_lives: float, lr: float, weight_decay: float) -> int:
 def random_system(
     lr: Series, weight_decay: float, steps: int, *, size: int = 1000, seeds: int = 4, seed: int = 0, records: int = 1000
 ) -> Trajectory:
-    """theta <- theta - lr (weight_decay theta + N(0, 1)), the paper's B.1: |theta|^2 of a vector of this size.
+    """Simulate theta <- theta - lr (weight_decay theta + N(0, 1)), the paper's B.1, and return |theta|^2.
 
     >>> random_system(0.01, 10.0, 50, seeds=2).norm_sq.shape
     (2, 50)
@@ -257,11 +278,11 @@ def random_system(
 def gradient_response(
     lmo: str, shape: Sequence[int], *, lr: float, alpha: float, momentum: str = "plain", seeds: int = 16, seed: int = 0
 ) -> Measured:
-    """How far one gradient moves theta in all: its total update contribution, to be compared with the effective lr.
+    """Measure how far one gradient moves theta in total, to compare with the effective lr.
 
-    Two systems without decay see the same gradients, but for one, which is moved a little in a random direction, up in
-    one and down in the other; what is left of it in theta, per unit of that move and times |g| / |u|, would be the
-    effective lr were the lmo linear.
+    Two systems without decay see the same gradients except for one, which is shifted a little in a random direction, up
+    in one system and down in the other. The resulting shift of theta, per unit of that shift and times |g| / |u|, would
+    be the effective lr if the lmo were linear.
 
     >>> gradient_response("bias", (256,), lr=1.0, alpha=0.1, seeds=2).mean > 3
     True
@@ -275,7 +296,7 @@ def gradient_response(
 
     direction = noise()
     direction /= direction.flatten(1).norm(dim=1).view(-1, *[1] * len(shape))
-    changed = steps // 2  # momentum has settled, and will have forgotten by the end
+    changed = steps // 2  # momentum is in its steady state, and will have forgotten this gradient by the end
     m = noise().expand(2, seeds, *shape).clone()
     moved = torch.zeros(seeds, dtype=torch.float64)
     for step in range(steps):
@@ -294,47 +315,37 @@ def gradient_response(
 
 @torch.no_grad()
 def overlap(lmo: str, shape: Sequence[int], r: float, *, pairs: int = 16, seed: int = 0) -> Measured:
-    """Mean overlap of two unit updates whose Gaussian inputs correlate by r: the kernel f(r), measured.
+    """Measure the kernel f(r): the mean overlap of two unit updates whose Gaussian inputs correlate by r.
 
     >>> 0.3 < overlap("sign", (64, 64), 0.5).mean < 0.37  # (2/pi) asin 0.5 = 1/3
     True
     """
     entry, generator = lmos.get(lmo), torch.Generator().manual_seed(seed)
-    seen = []
+    overlaps = []
     for _ in range(0, pairs, 64):
-        count = min(64, pairs - len(seen))
+        count = min(64, pairs - len(overlaps))
         x, other = torch.randn(2, count, *shape, dtype=torch.float64, generator=generator)
         y = r * x + math.sqrt(1 - r * r) * other
-        u, v = (entry.update(each, polar=_EXACT, batch_ndim=1).flatten(1) for each in (x, y))
-        seen += ((u * v).sum(1) / (u.norm(dim=1) * v.norm(dim=1))).tolist()
-    return Measured(float(np.mean(seen)), float(np.std(seen, ddof=1) / math.sqrt(len(seen))))
+        u, v = (entry.update(inputs, polar=_EXACT, batch_ndim=1).flatten(1) for inputs in (x, y))
+        overlaps += ((u * v).sum(1) / (u.norm(dim=1) * v.norm(dim=1))).tolist()
+    return Measured(float(np.mean(overlaps)), float(np.std(overlaps, ddof=1) / math.sqrt(len(overlaps))))
 
 
 def steady_norm_sq(
     lmo: str, shape: Sequence[int], *, lr: float, weight_decay: float, alpha: float, momentum: str = "plain",
     seeds: int = 16, half_lives: float = 10.0, seed: int = 0,
 ) -> Measured:  # fmt: skip
-    """Where |theta|^2 / |u|^2 settles: the second half of so many half-lives, averaged.
+    """Measure the steady |theta|^2 / |u|^2: the mean over the second half of a run of this many half-lives.
 
     >>> steady_norm_sq("bias", (64,), lr=0.1, weight_decay=0.5, alpha=1.0, seeds=4).mean > 0
     True
     """
     steps = half_life_steps(half_lives, lr, weight_decay)
     system = System(lmo, tuple(shape), lr, weight_decay, alpha, momentum)
-    return run([system], steps, seeds=seeds, seed=seed)[0].settled()
+    return run([system], steps, seeds=seeds, seed=seed)[0].late_mean()
 
 
 def describe(system: System) -> Mapping[str, Any]:
-    """Plain values for a record."""
-
-    def plain(value: Series) -> Any:
-        return value if isinstance(value, int | float) else "scheduled"
-
-    return {
-        "lmo": system.lmo,
-        "shape": "x".join(map(str, system.shape)),
-        "lr": plain(system.lr),
-        "weight_decay": plain(system.weight_decay),
-        "alpha": plain(system.alpha),
-        "momentum": system.momentum,
-    }
+    """Return the system's settings as plain values for a record."""
+    values = {**vars(system), "shape": "x".join(map(str, system.shape))}
+    return {key: value if isinstance(value, int | float | str) else "scheduled" for key, value in values.items()}

@@ -155,7 +155,7 @@ class DataSet:
     make: Callable[[Path, str, Path], None] | None = None
 
 
-def here(name: str) -> bool:
+def is_cached(name: str) -> bool:
     """Return whether the complete data set is in the cache folder."""
     return _holds(cache_dir() / name, DATA_SETS[name])
 

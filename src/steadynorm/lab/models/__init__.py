@@ -1,4 +1,4 @@
-"""The paper's two models at any size: NanoGPT and Simple ViT, in plain PyTorch."""
+"""The paper's two models, NanoGPT and Simple ViT, at any size in plain PyTorch."""
 
 from steadynorm.lab.models.gpt import GPT, GPTConfig
 from steadynorm.lab.models.vit import SimpleViT, ViTConfig

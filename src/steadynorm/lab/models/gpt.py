@@ -1,4 +1,4 @@
-"""NanoGPT as the paper trains it (there 124M on FineWeb-Edu), at any size."""
+"""NanoGPT as the paper trains it (124M on FineWeb-Edu), at any size."""
 
 import math
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class GPTConfig:
     width: int = 768
     heads: int = 6
     vocab: int = 50304  # GPT-2's 50257, padded to a multiple of 128
-    context: int = 1024  # tokens a sequence may have
+    context: int = 1024  # largest number of tokens per sequence
     mlp_ratio: int = 4
 
     def __post_init__(self) -> None:
@@ -27,27 +27,27 @@ class GPTConfig:
 
         >>> GPTConfig(width=96, heads=5)
         Traceback (most recent call last):
-        ValueError: GPTConfig: heads=5 do not divide width=96; use width=95, say
+        ValueError: GPTConfig: heads=5 do not divide width=96; use for example width=95
         """
         check_sizes(self)
         if self.width // self.heads % 2:
             raise ValueError(
                 f"GPTConfig: width={self.width} over heads={self.heads} gives heads of {self.width // self.heads}, "
-                f"and rotary needs an even size; use width={2 * self.width}, say"
+                f"and rotary needs an even size; use for example width={2 * self.width}"
             )
 
 
 class GPT(nn.Module):
-    """A causal transformer whose block matrices all suit the spectral lmo, and whose one table is input and output.
+    """Causal transformer whose block matrices all suit the spectral lmo, with one table for input and output.
 
         x = E[tokens];   x += attention(norm x);   x += mlp(norm x);   logits = E norm x
         attention: q, k = rotary(norm q), rotary(norm k) per head;   mlp: 2 W_2 relu(W_1 x)^2
 
-    `norm` is RMSNorm without parameters; there are no biases, no dropout. q, k, v are a matrix each (as fast as a fused
-    one here), so any optimizer treats them one by one. Parameters stay fp32; use bf16 by autocast.
+    `norm` is RMSNorm without parameters; there are no biases and no dropout. q, k and v are separate matrices (as fast
+    as a fused one here), so that any optimizer treats them one by one. Parameters stay fp32; use autocast for bf16.
 
-    Filled at construction from torch's global seed. Made on the meta device: `to_empty(device=...)`, then
-    `init_weights()`, which fills the rotary tables too.
+    Weights are drawn at construction from torch's global generator. For a model on the meta device, call
+    `to_empty(device=...)`, then `init_weights()`, which also fills the rotary tables.
 
     >>> model = GPT(GPTConfig(layers=1, width=8, heads=2, vocab=16, context=4))
     >>> tokens = torch.tensor([[3, 1, 4, 1]])
@@ -70,7 +70,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator | None = None) -> None:
-        """E, q, k, v, W_1 uniform within 1 / sqrt(width), their fan-in; attention's output and W_2 zero."""
+        """Draw E, q, k, v and W_1 uniformly within 1 / sqrt(fan-in); set attention's output and W_2 to zero."""
         bound = 1 / math.sqrt(self.config.width)
         for name, parameter in self.named_parameters():
             if name.endswith(("out.weight", "down.weight")):
@@ -82,17 +82,17 @@ class GPT(nn.Module):
         self.sin.copy_(angles.sin())
 
     def get_output_embeddings(self) -> nn.Module:
-        """Tells `param_groups` that the embedding's weight is the output layer."""
+        """Return the embedding, whose weight is the output layer, for `param_groups`."""
         return self.embedding
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Logits in fp32; with targets their mean cross-entropy instead, without all logits in memory at once.
+        """Return fp32 logits, or with targets their mean cross-entropy without all logits in memory at once.
 
-        Both come by the same call, because DistributedDataParallel, FSDP and torch.compile see calls of the model only.
+        The loss is part of this call because DDP, FSDP and torch.compile only see calls of the model.
 
         Args:
-            tokens: (batch, length), length at most the context.
-            targets: (batch, length), the token that follows each; every one counts.
+            tokens: (batch, length), with length at most the context.
+            targets: (batch, length), the token that follows each.
 
         Returns:
             (batch, length, vocab), or a scalar.
@@ -115,7 +115,7 @@ class GPT(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm x), then x + mlp(norm x)."""
+    """Compute x + attention(norm x), then x + mlp(norm x)."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal softmax(q k^T / sqrt(head size)) v, with q and k of unit RMS before they are rotated."""
+    """Compute causal softmax(q k^T / sqrt(head size)) v, with q and k of unit RMS before rotation."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """2 W_2 relu(W_1 x)^2: the factor keeps the size of x, and costs least after W_2."""
+    """Compute 2 W_2 relu(W_1 x)^2; the factor keeps the size of x and is cheapest after W_2."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class Mlp(nn.Module):
 
 
 def norm(x: Tensor) -> Tensor:
-    """x over its root mean square along the last dimension; eps is torch's default.
+    """Divide x by its root mean square along the last dimension, with torch's default eps.
 
     >>> norm(torch.tensor([3.0, 4.0]))
     tensor([0.8485, 1.1314])
@@ -167,7 +167,7 @@ def norm(x: Tensor) -> Tensor:
 
 
 def rotary_angles(length: int, half: int, base: float = 10000.0) -> Tensor:
-    """position base^(-i / half) for position below length and i below half: (length, half), in fp64 on the CPU.
+    """Return position base^(-i / half), i < half, as (length, half) in fp64 on the CPU.
 
     >>> rotary_angles(2, 2)
     tensor([[0.0000, 0.0000],
@@ -178,7 +178,7 @@ def rotary_angles(length: int, half: int, base: float = 10000.0) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pair (x1_i, x2_i) of the two halves of the last dimension by -angle_i.
+    """Rotate each pair (x1_i, x2_i) from the two halves of the last dimension by -angle_i.
 
         y1 = x1 cos + x2 sin,   y2 = -x1 sin + x2 cos
 

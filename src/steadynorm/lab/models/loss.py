@@ -8,21 +8,21 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import cross_entropy, linear
 
 LOGITS_AT_ONCE = 2**28  # elements: 1 GiB in fp32
-_NOTHING = -(2**62)  # as ignore_index: a target of -100 is an error, not a token left out
+_NOTHING = -(2**62)  # ignore_index: a target of -100 is an error, not a token to skip
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, *, at_once: int = LOGITS_AT_ONCE) -> Tensor:
-    """The mean of -log softmax(x W^T)[target]: logits, softmax and sum in fp32, every target counted.
+    """Return the mean of -log softmax(x W^T)[target], with logits, softmax and sum in fp32.
 
-    More than `at_once` logits are made in pieces, and their gradient with them: no product is computed twice, and the
-    memory is that of one piece and a gradient of `weight`. Products are in autocast's dtype. In pieces there is
-    no second derivative.
+    More than `at_once` logits are computed in pieces together with their gradient: no product is computed twice, and
+    memory is that of one piece and of the gradient of `weight`. Products use autocast's dtype. In pieces there is no
+    second derivative.
 
     Args:
         x: (tokens, width).
         weight: (vocabulary, width).
         targets: (tokens,), each below vocabulary.
-        at_once: how many logits may exist at once.
+        at_once: Largest number of logits in memory.
 
     >>> x, weight, targets = torch.eye(3), torch.eye(3), torch.tensor([0, 1, 1])
     >>> whole, pieces = (linear_cross_entropy(x, weight, targets, at_once=n) for n in (9, 3))
@@ -30,7 +30,7 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, *, at_once:
     (0.8848, 0.8848)
     """
     if targets.shape != x.shape[:1]:
-        raise ValueError(f"targets {tuple(targets.shape)} for x {tuple(x.shape)}: pass one target for each row of x")
+        raise ValueError(f"targets {tuple(targets.shape)} for x {tuple(x.shape)}: pass one target per row of x")
     targets = targets.long()
     rows = max(1, at_once // weight.shape[0])
     if len(x) <= rows:
@@ -41,7 +41,7 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, *, at_once:
 
 
 class _InPieces(torch.autograd.Function):
-    """d loss / d logits = (softmax - one-hot) / tokens: known as soon as the logits are."""
+    """Use d loss / d logits = (softmax - one-hot) / tokens, available as soon as the logits are."""
 
     @staticmethod
     def forward(

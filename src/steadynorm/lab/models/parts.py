@@ -1,4 +1,4 @@
-"""What both models need: layers that wait for `init_weights`, and the check of a configuration's sizes."""
+"""Layers without initial values, and the check of a configuration's sizes, for both models."""
 
 from dataclasses import fields
 from typing import Any
@@ -7,7 +7,7 @@ from torch import nn
 
 
 class _Unfilled:
-    """Memory is left as it is. The model's `init_weights` fills it, so a seed gives the same weights by way of meta."""
+    """Leave memory uninitialized for `init_weights`, so that a seed gives the same weights via the meta device."""
 
     def reset_parameters(self) -> None:
         pass
@@ -31,7 +31,9 @@ def check_sizes(config: Any) -> None:
     for field in fields(config):
         value = getattr(config, field.name)
         if field.type in (int, "int") and (type(value) is not int or value < 1):
-            raise ValueError(f"{where}: {field.name}={value!r} must be a whole number of at least 1")
+            raise ValueError(f"{where}: {field.name}={value!r} must be an int of at least 1")
     if config.width % config.heads:
         near = config.heads * max(1, round(config.width / config.heads))
-        raise ValueError(f"{where}: heads={config.heads} do not divide width={config.width}; use width={near}, say")
+        raise ValueError(
+            f"{where}: heads={config.heads} do not divide width={config.width}; use for example width={near}"
+        )

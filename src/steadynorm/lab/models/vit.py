@@ -1,4 +1,4 @@
-"""Simple ViT as the paper trains it (there S/16 on ImageNet-1k), at any size and in both of its variants."""
+"""Simple ViT as the paper trains it (S/16 on ImageNet-1k), at any size and in both variants."""
 
 import math
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from steadynorm.lab.models.parts import Conv2d, Linear, check_sizes
 
-CUT_STD = 0.87962566103423978  # standard deviation of a standard normal cut at -2 and 2
+CUT_STD = 0.87962566103423978  # standard deviation of a standard normal truncated at -2 and 2
 
 
 @dataclass(frozen=True)
 class ViTConfig:
-    """Sizes of a Simple ViT and whom it is made for; the defaults are S/16."""
+    """Sizes of a Simple ViT and its variant; the defaults are S/16."""
 
-    image: int = 224  # pixels a side
-    patch: int = 16  # pixels a side
+    image: int = 224  # pixels per side
+    patch: int = 16  # pixels per side
     width: int = 384
     depth: int = 12
     heads: int = 6
@@ -47,7 +47,7 @@ class ViTConfig:
 
 
 class SimpleViT(nn.Module):
-    """Patches, a fixed position table, pre-norm blocks, mean over tokens, a head with one tanh layer.
+    """Vision transformer: patches, a fixed position table, pre-norm blocks, mean over tokens, a head with tanh.
 
         x = patches + table;   x += attention(norm x);   x += W_2 act(W_1 norm x)
         logits = head(tanh(pre_logits(mean of norm x)))
@@ -57,9 +57,9 @@ class SimpleViT(nn.Module):
         scion    RMSNorm without parameters    sqrt(2) GELU    three row blocks     orthogonal sqrt(d_out / d_in),
                                                                without bias         biases 0
 
-    eps is 1e-6. All other layers have a bias. GELU is the exact one, as in the paper author's code (big_vision's own is
-    the tanh approximation). Filled at construction from torch's global seed. Made on the meta device:
-    `to_empty(device=...)`, then `init_weights()`, which fills the position table too.
+    eps is 1e-6. All other layers have a bias. GELU is exact, as in the paper author's code (big_vision uses the tanh
+    approximation). Weights are drawn at construction from torch's global generator. For a model on the meta device, call
+    `to_empty(device=...)`, then `init_weights()`, which also fills the position table.
 
     >>> model = SimpleViT(ViTConfig(image=8, patch=4, width=8, depth=1, heads=2, mlp=16, classes=10, variant="scion"))
     >>> model(torch.zeros(2, 3, 8, 8)).shape
@@ -82,7 +82,7 @@ class SimpleViT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator | None = None) -> None:
-        """Fill every parameter as the variant says, and the position table."""
+        """Initialize every parameter as in the variant, and the position table."""
         for name, parameter in self.named_parameters():
             layer, kind = name.split(".")[-2:]
             if self.config.variant == "adam" and layer in ("up", "down") and kind == "bias":
@@ -104,11 +104,11 @@ class SimpleViT(nn.Module):
         self.position.copy_(position_table(side, side, self.config.width))
 
     def get_classifier(self) -> nn.Module:
-        """Tells `param_groups` which layer is the output."""
+        """Return the output layer, for `param_groups`."""
         return self.head
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits in fp32: (batch, classes) of images (batch, 3, image, image)."""
+        """Return fp32 logits (batch, classes) of images (batch, 3, image, image)."""
         wanted = (3, self.config.image, self.config.image)
         if images.ndim != 4 or tuple(images.shape[1:]) != wanted:
             raise ValueError(
@@ -123,7 +123,7 @@ class SimpleViT(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm x), then x + mlp(norm x)."""
+    """Compute x + attention(norm x), then x + mlp(norm x)."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """softmax(q k^T / sqrt(head size)) v. The rows of `qkv` are q, k, v, one block each."""
+    """Compute softmax(q k^T / sqrt(head size)) v; the rows of `qkv` are q, k, v, one block each."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """W_2 act(W_1 x), act = GELU or, to keep the variance, sqrt(2) GELU."""
+    """Compute W_2 act(W_1 x) with act = GELU or, to keep the variance, sqrt(2) GELU."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class Mlp(nn.Module):
 
 
 def position_table(rows: int, columns: int, width: int) -> Tensor:
-    """[sin x w, cos x w, sin y w, cos y w] at each place of the grid, row after row: (rows columns, width), fp64.
+    """Return [sin x w, cos x w, sin y w, cos y w] at each grid point, row by row: (rows columns, width), fp64.
 
         w_i = 10000^(-i / (width/4 - 1)),   i = 0 .. width/4 - 1
 
@@ -191,6 +191,6 @@ def _uniform(weight: Tensor, bound: float, generator: torch.Generator | None) ->
 
 
 def _orthogonal(weight: Tensor, blocks: int, generator: torch.Generator | None) -> None:
-    """Each row block, a kernel flattened, (semi-)orthogonal times sqrt(d_out / d_in): its spectral lmo norm is 1."""
+    """Make each row block (semi-)orthogonal times sqrt(d_out / d_in), so that its spectral lmo norm is 1."""
     for block in weight.view(len(weight), -1).chunk(blocks):
         nn.init.orthogonal_(block, math.sqrt(block.shape[0] / block.shape[1]), generator)

@@ -188,7 +188,7 @@ def _train(plan: RunPlan, resources: Resources) -> dict[Path, str]:
 def check_data(plan: RunPlan, resources: Resources) -> None:
     """Raise ValueError if the data that the runs need is missing."""
     name = plan.baseline.data
-    if name and resources.data is None and not datasets.here(name):
+    if name and resources.data is None and not datasets.is_cached(name):
         raise ValueError(f"the data set {name} is missing; get it with: steadynorm data get {name}")
     if plan.baseline.scale == "paper" and resources.data is None:
         wanted = {

@@ -1,1 +1,1 @@
-"""One training loop for both recipes."""
+"""Training loop, recipes and checkpoints."""

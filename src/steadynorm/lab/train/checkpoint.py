@@ -1,11 +1,11 @@
-"""Checkpoints on disk, whole or not there: a folder each, checksummed, the last few kept.
+"""Save and load checkpoints that are either whole or absent, keeping the last few.
 
-    checkpoints/step-000250/   manifest.json
-        model.safetensors, state.pt    of one process: weights; optimizer, schedules, data position, RNG
-        shards/, state.pt              of many: weights and optimizer by DCP; the rest
+    checkpoints/step-000250/   manifest.json with checksums
+        model.safetensors, state.pt    from one process: weights; optimizer, schedules, data position, RNG
+        shards/, state.pt              from several: weights and optimizer by DCP; the rest
 
-A folder gets its name when everything in it is on the disk. Nothing that is loaded from one can run code: state.pt loads
-with weights_only=True, shards by `sharded`.
+A folder gets its name once everything in it is on disk. Loading a checkpoint cannot run code: state.pt is loaded with
+weights_only=True, shards by `safe_dcp`.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from torch import Tensor
 from steadynorm.files import explain_os_error, is_disk_full, make_folder, read_json, sha256, sync_folder, write_json
 
 SHARDS = "shards"
-_OS_ERROR = re.compile(r"\(os error (\d+)\)")  # how safetensors tells of the disk
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")  # as safetensors reports it
 _UNFINISHED = re.compile(r"\.step-\d{6,}\.tmp")
 _NAME = re.compile(r"step-(\d{6,})")
 _MODEL, _STATE, _MANIFEST = "model.safetensors", "state.pt", "manifest.json"
@@ -42,23 +42,23 @@ class CheckpointError(ValueError):
 
 
 def begin(folder: Path, step: int, *, fresh: bool) -> Path:
-    """Where the files of a new checkpoint go until it is whole; `fresh`: cleared first."""
-    made = folder / f".step-{step:06d}.tmp"
+    """Return the folder for the files of a new checkpoint until it is whole; `fresh` creates it."""
+    unfinished = folder / f".step-{step:06d}.tmp"
     if fresh:
         tidy(make_folder(folder))
-        make_folder(made)
-    return made
+        make_folder(unfinished)
+    return unfinished
 
 
 def tidy(folder: Path) -> None:
-    """Remove what a process that was killed has left: checkpoints half written or half removed."""
-    for left in folder.iterdir() if folder.is_dir() else ():
-        if _UNFINISHED.fullmatch(left.name):
-            shutil.rmtree(left, ignore_errors=True)
+    """Remove checkpoints that a killed process left half written or half removed."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if _UNFINISHED.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _drop(path: Path) -> None:
-    """Remove a checkpoint; stopped on the way, none is left that looks whole."""
+    """Remove a checkpoint, first renaming it so that an interruption leaves nothing that looks whole."""
     hidden = path.with_name(f".{path.name}.tmp")
     with contextlib.suppress(OSError):
         path.replace(hidden)
@@ -66,24 +66,32 @@ def _drop(path: Path) -> None:
 
 
 def save(folder: Path, step: int, state: Mapping[str, Any], model: Mapping[str, Tensor] | None, *, keep: int) -> Path:
-    """Write a checkpoint beside the older ones, then drop all but the newest `keep`.
+    """Write a checkpoint, then remove all but the newest `keep`.
 
-    Those of later steps go too: the run came back from before them because they are damaged.
+    Checkpoints of later steps are removed as well: the run resumed from before them because they are damaged.
 
-    Without `model` its shards have been written into the folder that `begin` gave.
+    Args:
+        folder: Folder of the run's checkpoints.
+        step: Step of this one.
+        state: Everything but the weights.
+        model: Weights, or None if their shards are already in the folder that `begin` returned.
+        keep: Number of checkpoints to keep.
+
+    Returns:
+        Path of the new checkpoint.
     """
     made, target = begin(folder, step, fresh=model is not None), folder / f"step-{step:06d}"
     try:
         if model is not None:
             save_file(dict(model), made / _MODEL)
-        with (made / _STATE).open("wb") as file:  # not the path: torch would not tell that the disk is full
+        with (made / _STATE).open("wb") as file:  # given a path, torch would not report a full disk
             torch.save(dict(state), file)
         files = sorted(path for path in made.rglob("*") if path.is_file())
         manifest = {"step": step, "sha256": {path.relative_to(made).as_posix(): sha256(path) for path in files}}
         for path in files:
             _sync(path)
         write_json(made / _MANIFEST, manifest)
-        shutil.rmtree(target, ignore_errors=True)  # damaged, or the run would not be here again
+        shutil.rmtree(target, ignore_errors=True)  # it was damaged, or the run would not be at this step again
         made.replace(target)
         sync_folder(folder)
     except BaseException as error:
@@ -91,17 +99,17 @@ def save(folder: Path, step: int, state: Mapping[str, Any], model: Mapping[str, 
         if full := _of_full_disk(error):
             raise explain_os_error(full, target) from error
         raise
-    past = [path for path in found(folder) if step_of(path) <= step]
-    for dropped in {*found(folder)} - {*past[-keep:]}:
+    past = [path for path in list_checkpoints(folder) if step_of(path) <= step]
+    for dropped in {*list_checkpoints(folder)} - {*past[-keep:]}:
         _drop(dropped)
     return target
 
 
 def _of_full_disk(error: BaseException | None) -> OSError | None:
-    """The full disk behind an error: torch and safetensors raise others for it."""
+    """Return the full-disk error behind an error of torch or safetensors, if that is the cause."""
     while error is not None:
-        told = _OS_ERROR.search(str(error))
-        cause = OSError(int(told[1]), "") if told else error
+        match = _OS_ERROR.search(str(error))
+        cause = OSError(int(match[1]), "") if match else error
         if isinstance(cause, OSError) and is_disk_full(cause):
             return cause
         error = error.__cause__ or error.__context__
@@ -113,15 +121,15 @@ def _sync(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def found(folder: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first."""
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints of a run, oldest first."""
     if not folder.is_dir():
         return []
     return sorted((p for p in folder.iterdir() if _NAME.fullmatch(p.name)), key=step_of)
 
 
 def step_of(path: Path) -> int:
-    """The step in a checkpoint's name.
+    """Return the step in a checkpoint's name.
 
     >>> step_of(Path("checkpoints/step-000250"))
     250
@@ -133,7 +141,7 @@ def step_of(path: Path) -> int:
 
 
 def load(path: Path) -> Saved:
-    """(path, model, state) of one checkpoint, once every checksum agrees; model is None where it is in shards."""
+    """Return (path, model, state) of a verified checkpoint; model is None if its weights are in shards."""
     try:
         expected: dict[str, str] = read_json(path / _MANIFEST)["sha256"]
         for name, digest in expected.items():
@@ -150,13 +158,13 @@ def load(path: Path) -> Saved:
 
 
 def latest(folder: Path) -> Saved | None:
-    """The newest checkpoint that is whole; damaged ones are told and passed over. None if there is none at all."""
-    candidates = found(folder)
+    """Return the newest whole checkpoint, warning of damaged ones, or None if there are none at all."""
+    candidates = list_checkpoints(folder)
     for path in reversed(candidates):
         try:
             return load(path)
         except CheckpointError as error:
-            warnings.warn(f"{error}; going on from the one before", stacklevel=2)
+            warnings.warn(f"{error}; resuming from the one before", stacklevel=2)
     if candidates:
         raise CheckpointError(f"{folder}: no checkpoint is whole; remove the folder to start the run again")
     return None

@@ -1,4 +1,4 @@
-"""A run's configuration: frozen dataclasses, parsed by the command line and saved with the run."""
+"""Configuration of a run, parsed by the command line and saved with the run."""
 
 import math
 from dataclasses import asdict, dataclass, field
@@ -16,61 +16,61 @@ MomentumName = Literal["constant", "linear", "matched", "matched-gamma-prime"]
 
 @dataclass(frozen=True)
 class Optim:
-    """Which optimizer, and its numbers: Scion's, unless they are given. What an optimizer does not have is not used.
+    """Optimizer and its settings; by default Scion's. Settings that an optimizer does not have are ignored.
 
-    `recipes.with_optimizer` has the numbers of the other families; the command line starts from them.
+    `recipes.with_optimizer` has the settings of the other families; the command line starts from them.
     """
 
     name: OptimizerName = "scionc"
-    """The optimizer; muon: torch's Muon for hidden matrices, AdamW for the rest. It sets the defaults of all that belongs to it."""
+    """Optimizer, which sets the defaults of its options; muon: torch's Muon for hidden matrices, AdamW for the rest."""
     lr: float = 0.01
     """Peak learning rate."""
     output_lr: float | None = None
-    """Of the output layer; default: 20 lr for the Scion family, else lr."""
+    """Peak lr of the output layer; default: 20 lr for the Scion family, else lr."""
     weight_decay: float | None = None
-    """Constant (scion, adamw) or peak decay; default: for scion what reaches steady_norm_sq at the peak, else 0.1."""
+    """Constant (scion, adamw) or peak decay; default: for scion the one that reaches steady_norm_sq at the peak, else 0.1."""
     output_weight_decay: float | None = None
     """Constant decay of the output layer; default: the same half-life as the hidden layers (Scion family)."""
     steady_norm_sq: float = 1.1875
     """Target C^2 of scionc."""
     overlap: Literal["linear", "exact"] = "linear"
-    """scionc: the paper's formula, or the kernel of each parameter's lmo and shape."""
+    """scionc: the paper's formula (linear), or the kernel of each parameter's lmo and shape (exact)."""
     output_bias: Literal["corrected", "constant"] = "corrected"
     """Decay of the output layer's bias (Scion family)."""
     correct_output: bool = False
-    """Correct the output layer too, against the paper's advice."""
+    """Correct the output layer as well, against the paper's advice."""
     alpha: float = 0.1
-    """Weight of the new gradient (scion, lion's beta1, sgd, muon: 1 - momentum)."""
+    """Weight of the new gradient: scion, sgd; 1 - beta1 for lion; 1 - momentum for muon."""
     output_alpha: float | None = None
-    """Of the output layer, which keeps it when alpha moves (Scion family); default: alpha."""
+    """Alpha of the output layer, constant even if alpha is scheduled (Scion family); default: alpha."""
     nesterov: bool = False
     """Nesterov momentum (Scion family, muon)."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Of the Adam family; LionC takes its second."""
+    """Betas of the Adam family; LionC uses the second."""
     eps: float = 1e-8
-    """Of the Adam family."""
+    """Epsilon of the Adam family."""
     polar_steps: int = 5
     """Steps of the polar iteration (Scion family)."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How lr, alpha and the target go over the run."""
+    """Schedules of lr, alpha and the target."""
 
     lr: ScheduleName = "cosine"
-    """After the warmup; with matched momentum: what the effective lr follows."""
+    """Schedule after the warmup; with matched momentum, that of the effective lr."""
     warmup: int = 0
     """Steps of linear warmup."""
     final: float = 0.0
-    """The last lr as a fraction of the peak."""
+    """Last lr as a fraction of the peak."""
     momentum: MomentumName = "constant"
-    """alpha over the run: constant, linear to alpha_end, or raised so that the effective lr follows the schedule."""
+    """Schedule of alpha: constant, linear to alpha_end, or raised so that the effective lr follows the lr schedule."""
     alpha_end: float = 1.0
-    """Where alpha ends (linear), or its limit (matched; from there lr takes over)."""
+    """Last alpha (linear), or its limit, from which lr takes over (matched)."""
     decay_by_lr_alone: bool = False
-    """scionc with a moving alpha: keep the momentum factor out of the decay (the paper's third arm)."""
+    """scionc with a scheduled alpha: keep the momentum factor out of the decay (the paper's third arm)."""
     steady_norm_sq_end: float | None = None
-    """The target moves to this along the lr schedule's ratio."""
+    """Final target, approached along the lr schedule."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,11 @@ class Gpt:
     data: Path | None = None
     """Folder of .bin shards; default: the embedded State of the Union texts, as bytes."""
     length: int = 1024
-    """Tokens a sequence."""
+    """Tokens per sequence."""
     shuffle: bool = False
-    """Sequences in random order instead of as they are stored."""
+    """Take sequences in random order instead of the order on disk."""
     eval_tokens: int | None = None
-    """Validation tokens; default: all. In whole batches of micro_batch x processes: what is left over is left out."""
+    """Validation tokens, in whole batches of micro_batch x processes; default: all."""
 
 
 @dataclass(frozen=True)
@@ -94,19 +94,19 @@ class Vit:
 
     model: ViTConfig = field(default_factory=ViTConfig)
     data: Path | None = None
-    """ImageNet: folder with train/ and val/ of class folders. CIFAR-10: folder of its binary files (default: got)."""
+    """ImageNet: folder with train/ and val/ of class folders. CIFAR-10: folder of its binary files (default: download)."""
     dataset: Literal["cifar10", "folder"] = "folder"
-    """What the data folder holds."""
+    """Content of the data folder."""
     crop_scale: tuple[float, float] = (0.05, 1.0)
-    """Area of the random crop."""
+    """Range of the random crop's area."""
     randaugment: int = 2
-    """Operations of RandAugment on an image."""
+    """Operations of RandAugment per image."""
     magnitude: float = 10.0
-    """Their strength, 0 to 10."""
+    """Strength of RandAugment, 0 to 10."""
     mixup: float = 0.2
-    """Beta(p, p) of Mixup; 0: none."""
+    """Parameter p of Mixup's Beta(p, p); 0: no Mixup."""
     workers: int = 8
-    """Processes that read images."""
+    """Processes that load images."""
     eval_images: int | None = None
     """Validation images; default: all."""
 
@@ -117,41 +117,41 @@ class Config:
 
     task: Gpt | Vit
     out: Path
-    """The run's folder; an interrupted run goes on."""
+    """Folder of the run; an interrupted run resumes."""
     steps: int
-    """Updates."""
+    """Number of updates."""
     batch: int
-    """Sequences or images a step, over all processes."""
+    """Sequences or images per step, over all processes."""
     micro_batch: int | None = None
-    """How many go through the model at once in a process; default: all."""
+    """Sequences or images per forward pass of a process; default: all."""
     optim: Optim = field(default_factory=Optim)
     schedule: Schedule = field(default_factory=Schedule)
     clip: float | None = None
-    """Largest global gradient norm."""
+    """Largest global gradient norm; default: no clipping."""
     seed: int = 0
     bf16: bool | Literal["auto"] = "auto"
-    """bf16 autocast, parameters stay fp32; auto: where the hardware has bf16. Also --no-bf16."""
+    """bf16 autocast with fp32 parameters; auto: if the hardware has bf16. Also --no-bf16."""
     compile: bool = False
     """torch.compile the model."""
     eval_every: int = 125
-    """Steps between evaluations; one more at the end."""
+    """Steps between evaluations; there is one more at the end."""
     save_every: int = 250
     """Steps between checkpoints."""
     keep: int = 2
-    """Checkpoints kept."""
+    """Number of checkpoints to keep."""
     monitor_every: int = 1
     """Steps between measurements of norms and alignment."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    """With torchrun: weights on every process (Scion, ScionC and LionC shard their state), or sharded by FSDP2."""
+    """With torchrun: replicate weights (Scion, ScionC and LionC shard their state), or shard them by FSDP2."""
     device: str = "auto"
-    """cpu, cuda; auto: cuda where there is one."""
+    """cpu, cuda; auto: cuda if available."""
     tensorboard: bool = True
-    """Write TensorBoard files, too."""
+    """Write TensorBoard files as well."""
     name: str = ""
-    """What the report calls it; default: the folder's name."""
+    """Name in reports; default: the folder's name."""
 
     def check(self) -> None:
-        """Raise ValueError for what cannot be; called before anything is done."""
+        """Raise ValueError if a value is out of range."""
         for key in ("steps", "batch", "eval_every", "save_every", "keep", "monitor_every"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key}={getattr(self, key)}: must be at least 1")
@@ -163,44 +163,35 @@ class Config:
             else ("eval_images", self.task.eval_images)
         )
         if amount is not None and amount < 1:
-            raise ValueError(f"task.{key}={amount}: must be at least 1; leave it out for all")
+            raise ValueError(f"task.{key}={amount}: must be at least 1; leave it out to use all")
         if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):
-            raise ValueError(f"clip={self.clip}: must be above 0; leave it out for none")
+            raise ValueError(f"clip={self.clip}: must be above 0; leave it out for no clipping")
         if not 0 <= self.schedule.warmup < self.steps:
             raise ValueError(f"schedule.warmup={self.schedule.warmup} must be less than steps={self.steps}")
 
 
 _NOT_TRAINING = (
-    "out",
-    "name",
-    "device",
-    "tensorboard",
-    "keep",
-    "save_every",
-    "task.workers",
-    "task.data",
-    "parallel",
-    "micro_batch",
-)
+    "out", "name", "device", "tensorboard", "keep", "save_every", "task.workers", "task.data", "parallel", "micro_batch",
+)  # fmt: skip
 
 
 def plain(config: Config) -> dict[str, Any]:
-    """As JSON has it."""
+    """Return the configuration as JSON holds it."""
 
     def convert(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: convert(each) for key, each in value.items()}
+            return {key: convert(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [convert(each) for each in value]
+            return [convert(item) for item in value]
         return str(value) if isinstance(value, Path) else value
 
     kind = "gpt" if isinstance(config.task, Gpt) else "vit"
-    found = convert(asdict(config))
-    return {**found, "task": {"kind": kind, **found["task"]}}
+    values = convert(asdict(config))
+    return {**values, "task": {"kind": kind, **values["task"]}}
 
 
 def training_part(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """What decides the weights: where a run is stored, shown or read from may change between its parts.
+    """Return the part of a configuration that decides the weights, without where a run is stored, shown or read from.
 
     >>> training_part({"steps": 3, "out": "a", "task": {"workers": 2, "length": 8}, "optim": {"name": "scion"}})
     {'steps': 3, 'task': {'length': 8}, 'optim': {'name': 'scion'}}

@@ -1,4 +1,4 @@
-"""The training loop: resumes by itself, records everything, loses nothing."""
+"""Train, recording every step and resuming automatically."""
 
 import contextlib
 import gc
@@ -22,31 +22,37 @@ from steadynorm.lab.train import checkpoint, optimizers, parallel, tasks
 from steadynorm.lab.train.config import Config, plain, training_part
 from steadynorm.lab.train.parallel import Team
 from steadynorm.lab.train.progress_line import Display
-from steadynorm.lab.train.run_state import Parts, Progress, restore, store
+from steadynorm.lab.train.run_state import Progress, RunParts, restore, store
 from steadynorm.monitor import Monitor, log_records
 from steadynorm.progress import to_stderr
 
 
 class DivergedError(ValueError):
-    """The loss is not finite any more."""
+    """The loss is no longer finite."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended."""
+    """Outcome of a run.
+
+    Attributes:
+        steps: Steps taken.
+        finished: False if a signal stopped the run, which then resumes when it is started again.
+        final: Result of the last evaluation.
+    """
 
     steps: int
-    finished: bool  # False: stopped by a signal, goes on when started again
-    final: dict[str, float]  # of the last evaluation
+    finished: bool
+    final: dict[str, float]
 
 
 def train(config: Config, *, quiet: bool = False) -> Result:
-    """Run, or go on with, the training of this configuration in its folder; with torchrun as one of its processes."""
+    """Start or resume training in the configuration's folder, under torchrun as one of its processes."""
     config.check()
     with parallel.team(config.device) as team:
         config = _with_known_bf16(config, team)
         result = _lead(config, team, quiet) if team.is_main else _follow(config, team)
-        gc.collect()  # what still holds the process group may hang when it is let go after the group's end
+        gc.collect()  # an object that outlives the process group may hang when it is freed
         team.barrier()
         return result
 
@@ -63,13 +69,13 @@ def _lead(config: Config, team: Team, quiet: bool) -> Result:
 
 
 def _follow(config: Config, team: Team) -> Result:
-    team.barrier()  # the first process checks the folder
+    team.barrier()  # the main process checks the folder first
     with Trainer(config, team, quiet=True) as trainer, _signals(trainer):
         return trainer.run()
 
 
 class Trainer:
-    """One process of a run: everything it needs, and the loop."""
+    """Run the loop in one process."""
 
     def __init__(self, config: Config, team: Team, quiet: bool):
         self.config, self.team, self.device, self.stopping = config, team, team.device, False
@@ -79,11 +85,13 @@ class Trainer:
         torch.manual_seed(config.seed)
         task = tasks.make(config, team.rank, team.world)
         model = task.model(generator).to(self.device)
-        self.wrapped = team.wrap(model, config.parallel)  # torch.compile's module hides that it is DDP or FSDP2
+        self.wrapped = team.wrap(model, config.parallel)  # not compiled: torch.compile hides DDP and FSDP2
         self.called: Any = torch.compile(self.wrapped) if config.compile else self.wrapped
-        mesh = team.mesh if config.parallel == "ddp" else None  # FSDP2's parameters bring their own
+        mesh = team.mesh if config.parallel == "ddp" else None  # FSDP2's parameters carry their own
         pairs = optimizers.build(model, config.optim, config.schedule, config.steps, mesh=mesh)
-        self.parts = Parts(model, pairs, [Monitor(each, model, every=config.monitor_every) for each, _ in pairs], task)
+        self.parts = RunParts(
+            model, pairs, [Monitor(optimizer, model, every=config.monitor_every) for optimizer, _ in pairs], task
+        )
         progress = restore(config.out / "checkpoints", self.parts, team) or Progress()
         self.step, self.seconds, self.final = progress.step, progress.seconds, dict(progress.final)
         self.flushed = self.step, self.seconds  # records reach up to here
@@ -112,12 +120,12 @@ class Trainer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for each in (self.display, self.recorder, self.writer):
-            if each is not None:
-                each.close()
+        for output in (self.display, self.recorder, self.writer):
+            if output is not None:
+                output.close()
 
     def run(self) -> Result:
-        """The loop."""
+        """Train until the last step, or until a signal stops the run."""
         config, started = self.config, time.perf_counter() - self.seconds
         batches = self.parts.task.batches()
         while self.step < config.steps:
@@ -132,7 +140,7 @@ class Trainer:
                 self._flush(loss, self._evaluate() if evaluates else {})
             if saves:
                 if self.recorder is not None:
-                    self.recorder.sync()  # a power cut must not leave a checkpoint that is ahead of the records
+                    self.recorder.sync()  # after a power cut, no checkpoint may be ahead of the records
                 progress = Progress(self.step, self.seconds, self.final)
                 store(config.out / "checkpoints", self.parts, progress, self.team, keep=config.keep)
             if stops and not last:
@@ -141,16 +149,16 @@ class Trainer:
         return Result(self.step, True, self.final)
 
     def _agreed_to_stop(self) -> bool:
-        """A signal may reach one process alone; many ask each other only where they meet anyway."""
+        """Return whether any process was told to stop; several processes ask only where they synchronize anyway."""
         if self.team.world == 1:
             return self.stopping
         return self.step % _FLUSH == 0 and self.team.any(self.stopping)
 
     def _update(self, batch: tasks.Batch) -> Tensor:
-        """One update from one batch, in micro-batches; the mean loss, on the device."""
+        """Take one step on one batch, in micro-batches, and return the mean loss on the device."""
         self.parts.model.train()
-        pieces = zip(*(each.to(self.device, non_blocking=True).split(self.micro) for each in batch), strict=True)
-        parts = list(pieces)
+        split = (tensor.to(self.device, non_blocking=True).split(self.micro) for tensor in batch)
+        parts = list(zip(*split, strict=True))
         total = torch.zeros((), device=self.device)
         for k, part in enumerate(parts, start=1):
             with self.team.accumulating(self.wrapped, last=k == len(parts)):
@@ -183,8 +191,10 @@ class Trainer:
         return self.final
 
     def _flush(self, loss: Tensor, evaluated: dict[str, float]) -> None:
-        """Records of the steps since the last time; a loss that is not finite ends the run before anything is saved."""
-        taken, *others = ([_with_role(each, monitor) for each in monitor.measure()] for monitor in self.parts.monitors)
+        """Write the records since the last flush; raise DivergedError if the loss is not finite, before anything is saved."""
+        taken, *others = (
+            [_with_role(record, monitor) for record in monitor.measure()] for monitor in self.parts.monitors
+        )
         for more in others:  # muon's second optimizer
             for record, other in zip(taken, more, strict=True):
                 _join(record, other, clipped=self.config.clip is not None)
@@ -193,7 +203,7 @@ class Trainer:
         elif evaluated:
             taken.append({"step": self.step, **evaluated})
         (step, seconds), self.flushed = self.flushed, (self.step, self.seconds)
-        for record in taken:  # the time between two flushes is shared evenly by their steps
+        for record in taken:  # the time between two flushes is spread evenly over their steps
             share = (record["step"] - step) / (self.step - step)
             record |= {
                 "seconds": seconds + (self.seconds - seconds) * share,
@@ -209,39 +219,39 @@ class Trainer:
         self.display.update(self.step, taken[-1] if taken else {}, self.final)
 
     def _diverged(self, step: int) -> str:
-        kept = checkpoint.found(self.config.out / "checkpoints")
+        kept = checkpoint.list_checkpoints(self.config.out / "checkpoints")
         good = f"the last good checkpoint is {kept[-1]}" if kept else "there is no checkpoint yet"
-        return f"{self.config.out}: the loss of step {step} is not finite; {good}; lower the lr, or look at the data"
+        return f"{self.config.out}: the loss of step {step} is not finite; {good}; lower the lr, or check the data"
 
 
 _FLUSH = 20  # steps between transfers from the device
-_SHORT = 2000  # records; a run that has no more keeps the values of single layers in all of them
+_SHORT = 2000  # records; a run with no more keeps the values of single layers in all of them
 
 
 def _with_role(record: dict[str, Any], monitor: Monitor) -> dict[str, Any]:
-    """Add "weight_norm/hidden" and so on where a monitor leaves it out because its parameters all play one role."""
+    """Add "weight_norm/hidden" and so on if the monitor omits them because all its parameters have one role."""
     roles = monitor.roles
     return record | ({f"{key}/{roles[0]}": record[key] for key in records.SPLIT} if len(roles) == 1 else {})
 
 
 def _join(record: dict[str, Any], other: dict[str, Any], *, clipped: bool) -> None:
-    """Put two optimizers' records of one step into the first: norms combine, also those by role, and layers are united.
+    """Merge two optimizers' records of one step into the first: combine norms, in total and by role, and join layers.
 
-    clipped: both have the gradient norm of all parameters, which clipping found.
+    If `clipped`, both already hold the gradient norm of all parameters.
     """
     norms = records.SPLIT if clipped else (*records.SPLIT, "grad_norm")
     for key in (key for key in {**record, **other} if key.partition("/")[0] in norms):
-        parts = [each[key] for each in (record, other) if key in each]
+        parts = [source[key] for source in (record, other) if key in source]
         record[key] = None if None in parts else math.hypot(*parts)
     record["layers"] = {**record.get("layers", {}), **other.get("layers", {})}
 
 
 def _with_known_bf16(config: Config, team: Team) -> Config:
-    """Decide `bf16="auto"`: as the run in this folder began, wherever it is resumed; a new one by the hardware."""
+    """Decide `bf16="auto"`: a resumed run keeps what it began with, a new run follows the hardware."""
     if config.bf16 != "auto":
         return config
     path = config.out / "config.json"
-    with contextlib.suppress(ValueError):  # a damaged file is reported when it is compared
+    with contextlib.suppress(ValueError):  # a damaged file is reported by _keep_config
         began = read_json(path).get("bf16") if path.exists() else None
         if isinstance(began, bool):
             return replace(config, bf16=began)
@@ -249,18 +259,18 @@ def _with_known_bf16(config: Config, team: Team) -> Config:
 
 
 def _keep_config(config: Config) -> None:
-    """config.json of the folder; an existing one must train the same."""
+    """Write config.json; raise ValueError if the folder holds a run with other training settings."""
     path, now = config.out / "config.json", plain(config)
     if path.exists():
         try:
             before = read_json(path)
         except ValueError as error:
             raise ValueError(
-                f"{error}; restore it from a copy, or remove it alone if the folder is of this very configuration"
+                f"{error}; restore it from a copy, or remove only this file if the folder is of exactly this configuration"
             ) from None
-        old, new = (records.flatten(training_part(each)) for each in (before, now))
-        # Without records or checkpoints, what wrote the file was refused before its first step.
-        has_begun = (config.out / records.FILE).exists() or checkpoint.found(config.out / "checkpoints")
+        old, new = (records.flatten(training_part(config)) for config in (before, now))
+        # Without records or checkpoints, the run that wrote the file stopped before its first step.
+        has_begun = (config.out / records.FILE).exists() or checkpoint.list_checkpoints(config.out / "checkpoints")
         differing = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
         if differing and has_begun:
             changes = ", ".join(f"{key} {old.get(key)!r} -> {new.get(key)!r}" for key in differing[:5])
@@ -269,9 +279,9 @@ def _keep_config(config: Config) -> None:
 
 
 def _micro_batch(config: Config, team: Team) -> int:
-    """Samples that go through the model at once in this process."""
+    """Return the number of samples per forward pass in this process."""
     if config.batch % team.world:
-        raise ValueError(f"batch={config.batch} cannot be shared evenly by {team.world} processes")
+        raise ValueError(f"batch={config.batch} cannot be split evenly over {team.world} processes")
     local = config.batch // team.world
     micro = min(config.micro_batch or local, local)
     if local % micro:
@@ -289,7 +299,7 @@ def _tensorboard(config: Config, step: int) -> Any:
 
 @contextlib.contextmanager
 def _signals(trainer: Trainer) -> Iterator[None]:
-    """SIGTERM and the first Ctrl-C end the run after the step under way, with a checkpoint."""
+    """Make SIGTERM and the first Ctrl-C end the run after the current step, with a checkpoint."""
 
     def stop(number: int, _: FrameType | None) -> None:
         if trainer.stopping and number == signal.SIGINT:
@@ -297,7 +307,7 @@ def _signals(trainer: Trainer) -> Iterator[None]:
         trainer.stopping = True
 
     before: dict[int, Any] = {}
-    with contextlib.suppress(ValueError):  # not in the main thread: somebody else handles signals
+    with contextlib.suppress(ValueError):  # outside the main thread, somebody else handles signals
         before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield

@@ -1,4 +1,4 @@
-"""From a configuration to optimizers with their schedules."""
+"""Build optimizers and their schedules from a configuration."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,17 +22,22 @@ _ADAM_FAMILY = ("adamw", "adamc", "renormalized-adamw", "lionc", "sgdc")
 def build(
     model: nn.Module, optim: Optim, schedule: Schedule, steps: int, *, mesh: Any = None
 ) -> list[tuple[Optimizer, Scheduler]]:
-    """The optimizers (muon needs a second one for what is not a hidden matrix), each with its scheduler.
+    """Return the optimizers, each with its scheduler; muon has a second one for what is not a hidden matrix.
 
-    mesh: with DDP, over which processes those that can (Scion, ScionC, LionC) shard their state and work.
+    Args:
+        model: Model to train.
+        optim: Optimizer and its settings.
+        schedule: Schedules of lr, alpha and the target.
+        steps: Length of the run.
+        mesh: With DDP, the processes over which Scion, ScionC and LionC shard their state and work.
     """
     if optim.name in ("scion", "scionc"):
-        made: list[Optimizer] = [_scion(model, optim, mesh)]
+        optimizers: list[Optimizer] = [_scion(model, optim, mesh)]
     elif optim.name in _ADAM_FAMILY:
-        made = [_adam_family(model, optim, mesh)]
+        optimizers = [_adam_family(model, optim, mesh)]
     else:
-        made = _muon(model, optim)
-    return [(each, _scheduler(each, optim, schedule, steps)) for each in made]
+        optimizers = _muon(model, optim)
+    return [(optimizer, _scheduler(optimizer, optim, schedule, steps)) for optimizer in optimizers]
 
 
 def _scion(model: nn.Module, optim: Optim, mesh: Any) -> Optimizer:
@@ -52,22 +57,18 @@ def _scion(model: nn.Module, optim: Optim, mesh: Any) -> Optimizer:
     )
     if optim.output_alpha is not None:
         next(group for group in groups if group["name"] == "output")["alpha"] = optim.output_alpha
-    how: dict[str, Any] = {
-        "lr": optim.lr,
-        "alpha": optim.alpha,
-        "nesterov": optim.nesterov,
-        "polar_steps": optim.polar_steps,
-        "mesh": mesh,
-    }
+    common: dict[str, Any] = {
+        "lr": optim.lr, "alpha": optim.alpha, "nesterov": optim.nesterov, "polar_steps": optim.polar_steps, "mesh": mesh,
+    }  # fmt: skip
     if not corrected:
-        return Scion(groups, weight_decay=decay, **how)
+        return Scion(groups, weight_decay=decay, **common)
     if optim.correct_output:
         _correct_output(groups, optim)
-    return ScionC(groups, steady_norm_sq=target, overlap=optim.overlap, **how)
+    return ScionC(groups, steady_norm_sq=target, overlap=optim.overlap, **common)
 
 
 def _correct_output(groups: list[dict[str, Any]], optim: Optim) -> None:
-    """The output layer's constant decay becomes a target: the norm that this decay leads to at the peak."""
+    """Replace the output layer's constant decay by a target: the norm this decay leads to at the peak."""
     for group in groups:
         if group["name"] == "output":
             decay, group["weight_decay"] = group["weight_decay"], None
@@ -98,29 +99,21 @@ def _adam_family(model: nn.Module, optim: Optim, mesh: Any) -> Optimizer:
 
 
 def _muon(model: nn.Module, optim: Optim) -> list[Optimizer]:
-    """torch's Muon takes matrices alone: hidden ones go there, the rest to AdamW with the output's lr."""
+    """Return torch's Muon for the hidden matrices, and AdamW with the output's lr for the rest."""
     decay = 0.1 if optim.weight_decay is None else optim.weight_decay
     output_lr = optim.lr if optim.output_lr is None else optim.output_lr
     groups = param_groups(model, lr=optim.lr)
-    hidden = [group["params"] for group in groups if group["lmo"] == "spectral"]
-    rest = [group["params"] for group in groups if group["lmo"] != "spectral"]
+    hidden = [pair for group in groups if group["lmo"] == "spectral" for pair in group["params"]]
+    rest = [pair for group in groups if group["lmo"] != "spectral" for pair in group["params"]]
     muon = torch.optim.Muon(
-        [pair for params in hidden for pair in params],
-        lr=optim.lr, weight_decay=decay, momentum=1 - optim.alpha, nesterov=optim.nesterov,
+        hidden, lr=optim.lr, weight_decay=decay, momentum=1 - optim.alpha, nesterov=optim.nesterov,
     )  # fmt: skip
-    others = torch.optim.AdamW(
-        [pair for params in rest for pair in params],
-        lr=output_lr,
-        betas=optim.betas,
-        eps=optim.eps,
-        weight_decay=0.0,
-        fused=True,
-    )
+    others = torch.optim.AdamW(rest, lr=output_lr, betas=optim.betas, eps=optim.eps, weight_decay=0.0, fused=True)
     return [correct(muon) if optim.name == "muon-corrected" else muon, others]
 
 
 def _scheduler(optimizer: Optimizer, optim: Optim, schedule: Schedule, steps: int) -> Scheduler:
-    """lr follows the schedule in every group; alpha and the target in all but the output's."""
+    """Schedule lr in every group, alpha and the target in all but the output's."""
     ratio = lr_ratio(schedule, steps)
     if schedule.momentum == "constant":
         return Scheduler(optimizer, scale={"lr": ratio}, value=_targets(optimizer, optim, schedule, ratio))
@@ -147,7 +140,7 @@ def _scheduler(optimizer: Optimizer, optim: Optim, schedule: Schedule, steps: in
 
 
 def lr_ratio(schedule: Schedule, steps: int) -> StepFunction:
-    """lr / peak at each step."""
+    """Return lr / peak as a function of the step."""
     if schedule.lr == "constant":
         return schedules.constant(warmup=schedule.warmup)
     kind = schedules.cosine if schedule.lr == "cosine" else schedules.linear
@@ -164,7 +157,7 @@ def _targets(optimizer: Optimizer, optim: Optim, schedule: Schedule, ratio: Step
 
 
 def _scaled_by_gain(optim: Optim, alpha: StepFunction) -> StepFunction:
-    """C^2 G(alpha_t) / G(alpha_0): takes the momentum factor out of lambda_t = G / (2 C^2) gamma_t again."""
+    """Return C^2 G(alpha_t) / G(alpha_0), which cancels the momentum factor in lambda_t = G / (2 C^2) gamma_t."""
     start = theory.momentum_gain(optim.alpha, nesterov=optim.nesterov)
 
     def target(step: int) -> float:
@@ -174,5 +167,5 @@ def _scaled_by_gain(optim: Optim, alpha: StepFunction) -> StepFunction:
 
 
 def _hidden(optimizer: Optimizer, function: StepFunction, output: StepFunction | None = None) -> Mapping[str, Any]:
-    """The function for every group but the output's, which gets `output`."""
+    """Return the function for every group but the output's, which gets `output`."""
     return {group["name"]: output if group["name"] == "output" else function for group in optimizer.param_groups}

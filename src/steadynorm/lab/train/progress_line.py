@@ -1,4 +1,4 @@
-"""What a run shows while it goes: a live line in a terminal, a line now and then in a log."""
+"""Show the progress of a run: a live line in a terminal, a line now and then in a log."""
 
 import sys
 import time
@@ -10,7 +10,7 @@ _EVERY = 15.0  # seconds between lines in a log
 
 
 class Display:
-    """Loss, norms and time left."""
+    """Show loss, norms and time left."""
 
     def __init__(self, steps: int, name: str, quiet: bool):
         from rich.progress import TextColumn
@@ -23,9 +23,9 @@ class Display:
         self._task = self._progress.add_task(name, total=steps, note="")
 
     def update(self, step: int, record: dict[str, Any], evaluated: dict[str, float]) -> None:
-        """After step `step`, with its record and the last evaluation."""
+        """Show the state after a step: its record and the last evaluation."""
         now = time.monotonic()
-        if self._first is None:  # the time before tells nothing of speed: a resumed run began long ago
+        if self._first is None:  # earlier time says nothing about speed: a resumed run began long ago
             self._first, self._began = step, now
         shown = {
             "loss": record.get("loss"),
@@ -36,19 +36,19 @@ class Display:
         note = "  ".join(f"{key} {value:.4g}" for key, value in shown.items() if value is not None)
         self._progress.update(self._task, completed=step, note=note)
         if not self._live and not self._quiet and (now - self._said >= _EVERY or step == self._steps):
-            done, gone = step - self._first, now - self._began
-            known = done > 0 and gone > 0
-            self._said = now if known else self._said  # the next line, which has the time left, comes soon
-            left = f"  about {progress.duration((self._steps - step) * gone / done)} left" if known else ""
+            steps, seconds = step - self._first, now - self._began
+            has_pace = steps > 0 and seconds > 0
+            self._said = now if has_pace else self._said  # otherwise print the time left soon
+            left = f"  about {progress.duration((self._steps - step) * seconds / steps)} left" if has_pace else ""
             self.say(f"{self._name}: step {step}/{self._steps}  {note}{left}")
 
     def say(self, text: str) -> None:
-        """A line of its own."""
+        """Print a line."""
         if self._live:
             self._progress.console.print(text, highlight=False, markup=False)
         elif not self._quiet:
             print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Leave the terminal in order."""
+        """Restore the terminal."""
         self._progress.stop()

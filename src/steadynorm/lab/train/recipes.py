@@ -1,4 +1,4 @@
-"""Named configurations, pairs of a task and an optimizer: the paper's two tasks at full size, and at the size of a desk."""
+"""Named configurations: the paper's two tasks, at full size and small enough for a desktop CPU."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,10 +13,10 @@ GPT_124M = Config(
     task=Gpt(
         model=GPTConfig(layers=12, width=768, heads=6, vocab=50304, context=1024),
         length=1024,
-        eval_tokens=10_485_760,  # 40 batches of 256 x 1024, as in the published recipe: the whole shard would double the run
+        eval_tokens=10_485_760,  # 40 batches of 256 x 1024, as published; the whole shard would double the run
     ),
     out=Path("runs/gpt-124m-fineweb-edu"),
-    steps=381_469,  # 100B tokens of 256 x 1024 a step
+    steps=381_469,  # 100B tokens of 256 x 1024 per step
     batch=256,
     micro_batch=32,
     optim=Optim(
@@ -47,7 +47,7 @@ VIT_S16 = Config(
     monitor_every=100,
 )
 
-# The same on two CPU cores: eta is raised to 6e-3, so that a run of 1150 steps has ten half-lives.
+# The same for two CPU cores: eta is raised to 6e-3, so that 1150 steps are ten half-lives.
 GPT_DESK = Config(
     task=Gpt(
         model=GPTConfig(layers=4, width=128, heads=4, vocab=257, context=128),
@@ -89,7 +89,7 @@ RECIPES: Mapping[str, Config] = {
 }
 
 
-# The published numbers of the other families: where a recipe starts that has no arm of its own with this optimizer.
+# Published settings of the other families, for recipes without their own arm for the optimizer.
 _ADAM = Optim("adamw", lr=1e-3, weight_decay=0.1)
 _MUON = Optim("muon", lr=0.02, output_lr=1e-3, weight_decay=0.1, alpha=0.05, nesterov=True)
 OPTIMIZERS: Mapping[OptimizerName, Optim] = {
@@ -104,7 +104,7 @@ _SCION = ("scion", "scionc")
 def _adam_arms(config: Config, warmup: int) -> dict[OptimizerName, Config]:
     """Return the arms of AdamW and its relatives: Beyer et al.'s ViT, linear warmup, gradients clipped at 1.
 
-    The paper tried lambda = 0.1 and 0.2 for AdamW and AdamC. It does not print which of them its table uses, and finds that
+    The paper tried lambda = 0.1 and 0.2 for AdamW and AdamC. It does not say which its table uses, but finds that
     corrected decay needs the larger one.
     """
     assert isinstance(config.task, Vit)
@@ -117,7 +117,7 @@ def _adam_arms(config: Config, warmup: int) -> dict[OptimizerName, Config]:
     }
 
 
-# Arms in which more than the optimizer changes. The desk's warmup is the same part of the run as the paper's.
+# Arms in which more than the optimizer changes. The small recipe's warmup is the paper's share of the run.
 ARMS: Mapping[str, Mapping[OptimizerName, Config]] = {
     "vit": _adam_arms(VIT_DESK, warmup=102),
     "vit-s16-imagenet": _adam_arms(VIT_S16, warmup=10_000),

@@ -1,6 +1,6 @@
-"""What a checkpoint holds of a run, and how it gets there: from one process as whole tensors, from many by DCP.
+"""Save a run to a checkpoint and restore it: whole tensors from one process, DCP shards from several.
 
-Whichever it was saved by, any number of processes can go on from it, with DDP or FSDP2.
+Any number of processes can resume from either kind, with DDP or FSDP2.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,8 +31,8 @@ from steadynorm.scheduler import Scheduler
 
 
 @dataclass(frozen=True)
-class Parts:
-    """All that changes while training."""
+class RunParts:
+    """Objects whose state changes during training."""
 
     model: nn.Module
     optimizers: Sequence[tuple[Optimizer, Scheduler]]
@@ -42,15 +42,15 @@ class Parts:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is."""
+    """Progress of a run."""
 
     step: int = 0
     seconds: float = 0.0
     final: Mapping[str, float] = ()  # pyright: ignore[reportAssignmentType]
 
 
-def store(folder: Path, parts: Parts, progress: Progress, team: Team, *, keep: int) -> None:
-    """Save a checkpoint; all processes together."""
+def store(folder: Path, parts: RunParts, progress: Progress, team: Team, *, keep: int) -> None:
+    """Save a checkpoint; all processes must call this together."""
     rest = {
         "step": progress.step,
         "seconds": progress.seconds,
@@ -65,19 +65,21 @@ def store(folder: Path, parts: Parts, progress: Progress, team: Team, *, keep: i
         whole = {name: tensor.detach().cpu().contiguous() for name, tensor in parts.model.state_dict().items()}
         checkpoint.save(folder, progress.step, rest | {"optimizers": optimizers}, whole, keep=keep)
         return
-    made = checkpoint.begin(folder, progress.step, fresh=team.is_main)
+    unfinished = checkpoint.begin(folder, progress.step, fresh=team.is_main)
     team.barrier()
     try:
-        dcp.save(_sharded(parts), checkpoint_id=made / checkpoint.SHARDS)
-    except dcp.CheckpointException as error:  # no Exception of Python's: it would pass every handler
-        raise CheckpointError(f"{made}: cannot be written ({error}); the checkpoints before it are whole") from error
+        dcp.save(_sharded(parts), checkpoint_id=unfinished / checkpoint.SHARDS)
+    except dcp.CheckpointException as error:  # a BaseException, which would pass every handler
+        raise CheckpointError(
+            f"{unfinished}: cannot be written ({error}); the checkpoints before it are whole"
+        ) from error
     if team.is_main:
         checkpoint.save(folder, progress.step, rest, None, keep=keep)
     team.barrier()
 
 
-def restore(folder: Path, parts: Parts, team: Team) -> Progress | None:
-    """Go on from the newest whole checkpoint, if there is one."""
+def restore(folder: Path, parts: RunParts, team: Team) -> Progress | None:
+    """Resume from the newest whole checkpoint and return its progress, or None if there is no checkpoint."""
     saved = checkpoint.latest(folder)
     if saved is None:
         return None
@@ -109,15 +111,19 @@ def restore(folder: Path, parts: Parts, team: Team) -> Progress | None:
     return Progress(rest["step"], rest["seconds"], rest["final"])
 
 
-def _sharded(parts: Parts) -> dict[str, Any]:
+def _sharded(parts: RunParts) -> dict[str, Any]:
     optimizers = {
-        f"optimizer{k}": get_optimizer_state_dict(parts.model, each) for k, (each, _) in enumerate(parts.optimizers)
+        f"optimizer{k}": get_optimizer_state_dict(parts.model, optimizer)
+        for k, (optimizer, _) in enumerate(parts.optimizers)
     }
     return {"model": get_model_state_dict(parts.model), **optimizers}
 
 
 def _set(
-    parts: Parts, model: dict[str, Any], optimizers: Sequence[dict[str, Any]], options: StateDictOptions | None = None
+    parts: RunParts,
+    model: dict[str, Any],
+    optimizers: Sequence[dict[str, Any]],
+    options: StateDictOptions | None = None,
 ) -> None:
     set_model_state_dict(parts.model, model, options=options)
     for (optimizer, _), state in zip(parts.optimizers, optimizers, strict=True):
@@ -125,7 +131,7 @@ def _set(
 
 
 def _by_name(model: nn.Module, optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
-    """One process's optimizer state, which numbers the parameters, with their names instead: what DCP expects."""
+    """Return a single process's optimizer state with parameter names, as DCP expects, in place of numbers."""
     names = {id(p): name for name, p in model.named_parameters()}
     order = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
     tensors: dict[str, dict[str, Tensor]] = {order[index]: values for index, values in state["state"].items()}

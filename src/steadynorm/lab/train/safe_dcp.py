@@ -1,6 +1,7 @@
-"""Reading DCP's folders without trusting them: torch unpickles the index and what is no tensor, which could run code.
+"""Read DCP's folders without trusting them.
 
-Here the index may name DCP's own plain classes only, and values load with weights_only=True.
+torch unpickles the index and all values that are not tensors, which could run code. Here the index may only name DCP's
+own plain classes, and values are loaded with weights_only=True.
 """
 
 import io
@@ -14,7 +15,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
-_PLAIN = {  # what an index is made of: all of it data
+_PLAIN = {  # classes in an index, all of them plain data
     "torch.distributed.checkpoint.metadata": {
         "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",
         "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
@@ -38,23 +39,23 @@ class _Index(pickle.Unpickler):  # noqa: TID251
 
 
 class Reader(dcp.FileSystemReader):
-    """DCP's reader, with an index that cannot run code."""
+    """DCP's reader with an index that cannot run code."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The index."""
+        """Return the index."""
         index = _Index(io.BytesIO((Path(self.path) / ".metadata").read_bytes())).load()
         if not isinstance(index, Metadata):
             raise pickle.UnpicklingError(f"the index is a {type(index).__name__}")
-        held = getattr(index, "storage_meta", None) or StorageMeta()
-        held.load_id, index.storage_meta = self.load_id, held
+        meta = getattr(index, "storage_meta", None) or StorageMeta()
+        meta.load_id, index.storage_meta = self.load_id, meta
         return index
 
 
 class Planner(DefaultLoadPlanner):
-    """DCP's planner, whose values are plain."""
+    """DCP's planner with values that cannot run code."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Put in place what is no tensor."""
+        """Load a value that is not a tensor."""
         assert read_item.type == LoadItemType.BYTE_IO
         plain = torch.load(value, weights_only=True)  # noqa: TID251
         super().load_bytes(read_item, _saved(plain))

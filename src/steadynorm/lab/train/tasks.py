@@ -1,4 +1,4 @@
-"""What differs between the recipes: the model, its data, the loss of a batch, evaluation."""
+"""Tasks: the model, its data, the loss of a batch and the evaluation."""
 
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from steadynorm.lab.data import datasets as get
-from steadynorm.lab.data import images, shards, token_loader
+from steadynorm.lab.data import datasets, images, shards, token_loader
 from steadynorm.lab.data.augment import Augment, Evaluate, generator_for, mixup, normalize
 from steadynorm.lab.data.download import DataError
 from steadynorm.lab.data.encoders import BYTE_VOCAB
@@ -20,39 +19,39 @@ Batch = tuple[Tensor, Tensor]
 
 
 class Task(Protocol):
-    """Model and data of a run, for one process of `world`."""
+    """Model and data of one process of a run."""
 
     def model(self, generator: torch.Generator) -> nn.Module:
-        """A freshly initialised model."""
+        """Return a newly initialized model."""
         ...
 
     def batches(self) -> Iterator[Batch]:
-        """This process's share of every batch, from the position on."""
+        """Iterate over this process's share of every batch, starting at the position."""
         ...
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean loss of a batch."""
+        """Return the mean loss of a batch."""
         ...
 
     def evaluate(self, model: nn.Module, device: torch.device) -> dict[str, Tensor]:
-        """Sums over this process's share: `count` and the rest, to be divided by it."""
+        """Return sums over this process's share: `count`, and quantities to be divided by it."""
         ...
 
     def position(self) -> dict[str, int]:
-        """Where the data is."""
+        """Return the position in the data."""
         ...
 
     def go_to(self, position: dict[str, int]) -> None:
-        """Go on from there."""
+        """Resume at a position in the data."""
         ...
 
     def tokens(self) -> int:
-        """Tokens or images a step, over all processes."""
+        """Return the tokens or images per step, over all processes."""
         ...
 
 
 def make(config: Config, rank: int = 0, world: int = 1) -> Task:
-    """The task of a configuration."""
+    """Return the task of a configuration."""
     return (GptTask if isinstance(config.task, Gpt) else VitTask)(config, rank, world)
 
 
@@ -158,18 +157,11 @@ class VitTask:
         }
         micro = self.config.micro_batch or self.config.batch // self.world
         batches = images.validation_batches(
-            self.validation,
-            micro * self.world,
-            self.transform,
-            rank=self.rank,
-            world=self.world,
-            workers=self.task.workers,
-            samples=self.task.eval_images,
-        )
+            self.validation, micro * self.world, self.transform, rank=self.rank, world=self.world,
+            workers=self.task.workers, samples=self.task.eval_images,
+        )  # fmt: skip
         for pictures, labels in batches:
-            if not len(
-                labels
-            ):  # the others wait for this process in FSDP2's all-gather: it goes along with a black image
+            if not len(labels):  # FSDP2's all-gather needs every process, so this one evaluates a black image
                 pictures = pictures.new_zeros(1, *pictures.shape[1:])
             logits, labels = model(normalize(pictures).to(device)).float()[: len(labels)], labels.to(device)
             sums["count"] += len(labels)
@@ -188,20 +180,22 @@ class VitTask:
 
 
 def _image_data(task: Vit) -> tuple[Any, Any, Evaluate]:
-    """Training and validation images, and how the latter are cut."""
+    """Return training images, validation images and the transform of the latter."""
     classes, size = task.model.classes, task.model.image
     if task.dataset == "cifar10":
-        root = task.data or get.get("cifar10")
+        root = task.data or datasets.get("cifar10")
         train, validation = images.Cifar10(root), images.Cifar10(root, train=False)
         transform = Evaluate(size, resize=size)
-        known = 10
+        data_classes = 10
     else:
         if task.data is None:
             raise DataError("ImageNet's images are needed: --task.data FOLDER with train/ and val/ of class folders")
         train, validation = images.ImageFolder(task.data / "train"), images.ImageFolder(task.data / "val")
-        transform, known = Evaluate(size), len(train.classes)
+        transform, data_classes = Evaluate(size), len(train.classes)
         if train.classes != validation.classes:
             raise DataError(f"{task.data}: train/ and val/ have different class folders; they must have the same names")
-    if known != classes:
-        raise DataError(f"the data has {known} classes, the model {classes}; set --task.model.classes {known}")
+    if data_classes != classes:
+        raise DataError(
+            f"the data has {data_classes} classes, the model {classes}; set --task.model.classes {data_classes}"
+        )
     return train, validation, transform

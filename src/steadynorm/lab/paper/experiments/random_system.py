@@ -54,7 +54,7 @@ def run(context: Context) -> Outcome:
     numbers = {
         "etas": list(etas),
         "seeds": seeds,
-        "constant_norm": slowest.settled(0.3, norm=True).mean,
+        "constant_norm": slowest.late_mean(0.3, norm=True).mean,
         "end_over_largest": [_fall(systems["cosine", eta][0]) for eta in etas],
     }
     return Outcome(blocks, claims, numbers)

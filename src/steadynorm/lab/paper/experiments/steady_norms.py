@@ -145,7 +145,7 @@ def _panel(context: Context, sizes: SimulationSizes, kind: Kind) -> list[Point]:
     trajectories = simulate_missing(context, systems, steps, seeds, forecast)
     points = []
     for name, (momentum, alpha) in cases.items():
-        measured, nesterov = trajectories[name].settled(sizes.settled, norm=True), momentum == "nesterov"
+        measured, nesterov = trajectories[name].late_mean(sizes.settled, norm=True), momentum == "nesterov"
         exact = math.sqrt(theory.steady_norm_sq(lr, decay, alpha, nesterov=nesterov, overlap=kernel))
         linear = math.sqrt(theory.steady_norm_sq(lr, decay, alpha, nesterov=nesterov))
         paper = math.sqrt(theory.steady_norm_sq(lr, decay, alpha, nesterov=nesterov, limit=True))
