@@ -111,7 +111,7 @@ def run(
     progress: Callable[[int], object] | None = None,
     done: Callable[[int, Trajectory], object] | None = None,
 ) -> list[Trajectory]:
-    """Simulate systems, with the same gradients for equal shapes and alike systems in one batch.
+    """Simulate systems and return their trajectories, with the same gradients for equal shapes.
 
     Seed k of a system gives the same numbers whatever else runs beside it.
 
@@ -124,23 +124,19 @@ def run(
         progress: Called with the number of system-steps that have just been taken.
         done: Called with the index and trajectory of each system that has ended.
 
-    Returns:
-        One trajectory per system.
-
     >>> [quick] = run([System("bias", (64,), lr=0.1, weight_decay=0.5, alpha=1.0)], 100, seeds=4)
     >>> quick.norm_sq.shape
     (4, 100)
     """
     if steps < 1 or seeds < 1:
         raise ValueError(f"simulate: steps={steps} and seeds={seeds} must be at least 1")
-    batches = _batches(systems)
     stop: list[bool] = []
-    kept = np.unique(np.linspace(1, steps, min(steps, records)).round().astype(np.int64))
+    kept = _spread_records(steps, records)
     out: dict[int, Trajectory] = {}
     one_core_each = threads.pool(torch.get_num_threads())
     jobs = {
         one_core_each.submit(_run_batch, [systems[i] for i in which], kept, seeds, seed, progress, stop): which
-        for which in batches
+        for which in _batches(systems)
     }
     try:
         for job in as_completed(jobs):
@@ -152,6 +148,10 @@ def run(
         stop.append(True)  # after an error or Ctrl-C, the other batches end at their next step
         wait(jobs)
     return [out[i] for i in range(len(systems))]
+
+
+def _spread_records(steps: int, records: int) -> NDArray[np.int64]:
+    return np.unique(np.linspace(1, steps, min(steps, records)).round().astype(np.int64))
 
 
 def _batches(systems: Sequence[System]) -> list[list[int]]:
@@ -215,10 +215,10 @@ def _fast_polar(shape: Sequence[int]) -> Polar:
 def _settings(systems: Sequence[System], steps: int, dtype: torch.dtype, ndim: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return lr, eta and alpha, each (steps, systems, 1, 1...), to broadcast over the state of a batch."""
 
-    def table(values: list[Series], name: str) -> Tensor:
+    def table(name: str) -> Tensor:
         rows = []
-        for series in values:
-            array = np.asarray(series, dtype=np.float64)
+        for system in systems:
+            array = np.asarray(getattr(system, name), dtype=np.float64)
             if array.ndim > 1 or (array.ndim == 1 and len(array) != steps):
                 raise ValueError(
                     f"simulate: {name} has shape {array.shape}; pass a number or one value for each of the {steps} steps"
@@ -228,9 +228,7 @@ def _settings(systems: Sequence[System], steps: int, dtype: torch.dtype, ndim: i
             rows.append(np.broadcast_to(array, (steps,)))
         return torch.from_numpy(np.stack(rows, axis=1)).to(dtype).view(steps, len(systems), *[1] * (ndim + 1))
 
-    lr = table([system.lr for system in systems], "lr")
-    decay = table([system.weight_decay for system in systems], "weight_decay")
-    alpha = table([system.alpha for system in systems], "alpha")
+    lr, decay, alpha = map(table, ("lr", "weight_decay", "alpha"))
     if not ((alpha > 0) & (alpha <= 1)).all():
         raise ValueError("simulate: alpha must be above 0 and at most 1")
     if not ((lr * decay >= 0) & (lr * decay < 1)).all():
@@ -259,7 +257,7 @@ def random_system(
     """
     rates = np.broadcast_to(np.asarray(lr, dtype=np.float64), (steps,))
     generators = [np.random.default_rng([seed, k]) for k in range(seeds)]
-    kept = np.unique(np.linspace(1, steps, min(steps, records)).round().astype(np.int64))
+    kept = _spread_records(steps, records)
     theta, out, at = np.zeros((seeds, size)), np.empty((seeds, len(kept))), 0
     noise = np.empty_like(theta)
     for step, rate in enumerate(rates.tolist(), start=1):
