@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from steadynorm.monitor.layers import Layer
-from steadynorm.optim.sharding.layout import Layout
-from steadynorm.optim.sharding.strategy import local_gradient
+from steadynorm.optim.sharding.layout import Layout, local_gradient
 
 _SQUARABLE = 1e-14  # above it, the squares of all elements that matter are fp32 numbers
 

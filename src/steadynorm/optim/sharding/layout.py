@@ -220,3 +220,16 @@ def _box(shape: Shape, mesh_shape: Sequence[int], at: Sequence[int], placements:
         low = min(size[dim], chunk * at[k])
         start[dim], size[dim] = start[dim] + low, min(chunk, size[dim] - low)
     return Box(tuple(start), tuple(size))
+
+
+def local_gradient(p: Tensor, layout: Layout) -> Tensor:
+    """Return this rank's part of p's gradient, cut as p or its state is; raise ValueError if it is not like p."""
+    grad: Any = p.grad
+    if is_dtensor(p) != is_dtensor(grad):
+        raise ValueError(f"is a {type(p).__name__}, but its gradient is a {type(grad).__name__}; give it one like it")
+    if not is_dtensor(p):
+        return layout.mine.slice(grad)
+    wanted: Any = p
+    if grad.placements != wanted.placements:
+        grad = grad.redistribute(placements=wanted.placements)
+    return local(grad)

@@ -19,9 +19,9 @@ from torch.optim import Optimizer
 
 from steadynorm.optim import buckets, idle
 from steadynorm.optim.buckets import Batch, Bucket, BucketStep, SplitRule
-from steadynorm.optim.placement import Local, is_dtensor, local
+from steadynorm.optim.placement import Local, local
 from steadynorm.optim.sharding.consensus import Consensus, members
-from steadynorm.optim.sharding.layout import Box, Layout, from_owners, layout_of, to_all, to_owners
+from steadynorm.optim.sharding.layout import Box, Layout, from_owners, layout_of, local_gradient, to_all, to_owners
 from steadynorm.optim.sharding.ownership import ShardedBucket, layout_in, plan_exchange
 
 IN_FLIGHT = 4  # chunks under way at the same time
@@ -117,19 +117,6 @@ def _localize(step: BucketStep) -> BucketStep:
     )
     state = {key: [local(value) for value in values] for key, values in step.state.items()}
     return dataclasses.replace(step, bucket=bucket, state=state)
-
-
-def local_gradient(p: Tensor, layout: Layout) -> Tensor:
-    """Return this rank's part of p's gradient, cut as p or its state is; raise ValueError if it is not like p."""
-    grad: Any = p.grad
-    if is_dtensor(p) != is_dtensor(grad):
-        raise ValueError(f"is a {type(p).__name__}, but its gradient is a {type(grad).__name__}; give it one like it")
-    if not is_dtensor(p):
-        return layout.mine.slice(grad)
-    wanted: Any = p
-    if grad.placements != wanted.placements:
-        grad = grad.redistribute(placements=wanted.placements)
-    return local(grad)
 
 
 def shard_flags(grads: Sequence[Tensor], bucket: Bucket) -> list[Tensor]:
