@@ -196,7 +196,7 @@ def test_fused_step_that_skips_all_counts_all(monkeypatch):
     groups = [{"params": params[:2]}, {"params": params[2:]}]
     optimizer = sn.AdamC(groups, lr=0.1, fused=True)
     monkeypatch.setattr(
-        optimizer, "_agreed",
+        optimizer, "_agree",
         lambda alike: [(each._replace(device=torch.device("cuda")), torch.stack([g.isfinite().all() for g in each.grads()])) for each in alike],
     )  # fmt: skip
     for bad, count in ((True, 3), (False, 3)):
