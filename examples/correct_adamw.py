@@ -13,7 +13,9 @@ import steadynorm as sn
 from steadynorm.lab.data.sotu import read_addresses
 
 steps = int(sys.argv[1]) if len(sys.argv) > 1 else 1500
-text = torch.frombuffer(bytearray("".join(address.text for address in read_addresses()[-40:]).encode()), dtype=torch.uint8).long()
+text = torch.frombuffer(
+    bytearray("".join(address.text for address in read_addresses()[-40:]).encode()), dtype=torch.uint8
+).long()
 
 
 def train(corrected: bool, seed: int) -> tuple[float, float, float]:

@@ -19,7 +19,9 @@ folder = sys.argv[2] if len(sys.argv) > 2 else "runs/huggingface_trainer"
 torch.manual_seed(0)
 config = GPT2Config(vocab_size=256, n_positions=64, n_embd=64, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0)
 model = GPT2LMHeadModel(config)
-text = torch.frombuffer(bytearray("".join(address.text for address in read_addresses()[-40:]).encode()), dtype=torch.uint8).long()
+text = torch.frombuffer(
+    bytearray("".join(address.text for address in read_addresses()[-40:]).encode()), dtype=torch.uint8
+).long()
 data = [{"input_ids": row, "labels": row} for row in text[: len(text) // 64 * 64].view(-1, 64)]
 
 groups = sn.param_groups(model, lr=0.01)

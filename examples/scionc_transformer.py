@@ -14,7 +14,9 @@ from steadynorm.records.sinks import to_folder
 
 steps = int(sys.argv[1]) if len(sys.argv) > 1 else 300
 folder = sys.argv[2] if len(sys.argv) > 2 else "runs/scionc_transformer"
-text = torch.frombuffer(bytearray("".join(address.text for address in read_addresses()[-40:]).encode()), dtype=torch.uint8).long()
+text = torch.frombuffer(
+    bytearray("".join(address.text for address in read_addresses()[-40:]).encode()), dtype=torch.uint8
+).long()
 COLUMNS = ("loss", "weight_norm/hidden", "forecast_norm/hidden")
 
 
