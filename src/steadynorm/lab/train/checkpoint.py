@@ -80,22 +80,22 @@ def save(folder: Path, step: int, state: Mapping[str, Any], model: Mapping[str, 
     Returns:
         Path of the new checkpoint.
     """
-    made, target = begin(folder, step, fresh=model is not None), folder / f"step-{step:06d}"
+    unfinished, target = begin(folder, step, fresh=model is not None), folder / f"step-{step:06d}"
     try:
         if model is not None:
-            save_file(dict(model), made / _MODEL)
-        with (made / _STATE).open("wb") as file:  # given a path, torch would not report a full disk
+            save_file(dict(model), unfinished / _MODEL)
+        with (unfinished / _STATE).open("wb") as file:  # given a path, torch would not report a full disk
             torch.save(dict(state), file)
-        files = sorted(path for path in made.rglob("*") if path.is_file())
-        manifest = {"step": step, "sha256": {path.relative_to(made).as_posix(): sha256(path) for path in files}}
+        files = sorted(path for path in unfinished.rglob("*") if path.is_file())
+        manifest = {"step": step, "sha256": {path.relative_to(unfinished).as_posix(): sha256(path) for path in files}}
         for path in files:
             _sync(path)
-        write_json(made / _MANIFEST, manifest)
+        write_json(unfinished / _MANIFEST, manifest)
         shutil.rmtree(target, ignore_errors=True)  # it was damaged, or the run would not be at this step again
-        made.replace(target)
+        unfinished.replace(target)
         sync_folder(folder)
     except BaseException as error:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
         if full := _of_full_disk(error):
             raise explain_os_error(full, target) from error
         raise
