@@ -26,7 +26,7 @@ from steadynorm.decay.skip import StandIn, unsplit
 
 
 def drop_capturable(groups: Iterable[Group]) -> None:
-    """Of a checkpoint's groups: it is refused when they are made."""
+    """Turn `capturable` off in the groups of a checkpoint; it is refused when groups are made."""
     for group in groups:
         if group.get("capturable"):
             group["capturable"] = False
@@ -62,8 +62,10 @@ class Correction:
         self.written = [(group, group.get("weight_decay")) for group in groups]
 
     def _warn_of_lost_decay(self, groups: Sequence[Group], values: Sequence[float | None]) -> None:
-        """Once, for a decay that was written and will not be used. A warning, because some trainers put back groups in
-        place, and some write the same decay (the base) at every step."""
+        """Warn once about a decay that was written and will not be used.
+
+        It is no error, because some trainers restore groups in place, and some write the base decay at every step.
+        """
         noted = {id(group): value for group, value in self.written}
         for index, (group, value) in enumerate(zip(groups, values, strict=True)):
             found, usual = group.get("weight_decay"), (noted.get(id(group)), group.get("base_weight_decay"))
@@ -78,7 +80,7 @@ class Correction:
                 )
 
     def _value(self, index: int, group: Group) -> float | None:
-        """lambda_t, or None where the group's decay is left alone."""
+        """Return lambda_t, or None if the group's decay is left alone."""
         lr = float(group["lr"])
         if not (lr >= 0 and math.isfinite(lr)):
             raise ValueError(f"{group_label(index, group)}: lr={lr} must be finite and not negative")
@@ -100,7 +102,7 @@ class Correction:
         return value
 
     def _keys_of_added(self, index: int, group: Group) -> Group:
-        """The keys of a group that came after correct(). Its lr may be anything by now, so it has to bring a peak."""
+        """Return the keys of a group added after correct(). Its lr may be anything by now, so it must name its peak."""
         try:
             if not names_peak(group):
                 raise ValueError("it was added after correct() and says no peak; put peak_lr=<its largest lr> in it")
@@ -118,7 +120,7 @@ class Correction:
         self.saved_keys = [{key: group[key] for key in KEYS if key in group} for group in groups]
 
     def after_load(self, optimizer: Optimizer) -> None:
-        """A checkpoint from before the correction: its weight_decay is the base, the rest stays as it was."""
+        """Take the weight_decay of a checkpoint from before the correction as the base, and keep the other keys."""
         drop_capturable(optimizer.param_groups)
         for group, known in zip(optimizer.param_groups, self.saved_keys, strict=True):
             if "base_weight_decay" not in group and "base_weight_decay" in known:
@@ -149,7 +151,7 @@ class Correction:
                     return
 
     def before_save(self, optimizer: Optimizer) -> None:
-        """A group added after correct() has its keys in a checkpoint even if it has not been stepped."""
+        """Write the keys of groups added after correct(), so that a checkpoint has them even before their first step."""
         for index, group in enumerate(optimizer.param_groups):
             if "base_weight_decay" not in group:
                 with contextlib.suppress(ValueError):  # what makes no sense is refused by the step
@@ -157,12 +159,12 @@ class Correction:
 
 
 def own_correction(optimizer: Optimizer, family: Family) -> Correction:
-    """Of an optimizer that corrects itself: one object for its life, neither saved nor copied."""
+    """Return the correction of an optimizer that corrects itself: one object for its life, neither saved nor copied."""
     return optimizer.__dict__.setdefault("_correction", Correction(family, ("peak_lr", "steady_norm_sq")))
 
 
 def exact_kernel(group: Group, family: Family) -> theory.Overlap | None:
-    """The overlap kernel that all parameters of a group share, for overlap="exact"; None for "linear"."""
+    """Return the overlap kernel that all parameters of a group share, for overlap="exact"; None for "linear"."""
     if group.get("overlap") != "exact" or family.exact_lmo is None:
         return None
     kernels = {theory.overlap(family.exact_lmo, p.shape) for p in group["params"]}

@@ -37,28 +37,29 @@ def correct(
     reference_momentum: float | Sequence[float] | None = None,
     decoupled: bool | None = None,
 ) -> Optimizer:
-    """Correct the decoupled weight decay of an optimizer; returns it. On an error the optimizer is as it was.
+    """Correct the decoupled weight decay of an optimizer, and return the optimizer.
 
         lambda_t = lambda (gamma_t / gamma_peak) F_t     at every step, for any schedule
 
-    Arguments:
-        optimizer: AdamW, Adam, NAdam or RAdam with decoupled decay, torch's Muon, Lion and others (see `families`);
-            also inside Accelerate's or Lightning's wrapper.
-        model: what it trains. Its output layer keeps constant decay, found as `param_groups` finds it, unless `skip`
-            says otherwise; its names can be used in `skip`.
-        skip: what keeps constant decay: parameters, modules, names of either, globs of names or group indices, or one
-            of them. The output layer under cross-entropy belongs here. Groups, their order and state stay as they are.
-        peak_lr: the schedule's maximum, one number or one per group. Default: the group's `max_lr` (OneCycle), else
-            `initial_lr` (torch schedulers), else `lr`.
-        steady_norm_sq: an absolute target in place of peak and base decay: E|theta|^2/|u|^2 for Muon and Lion, the
-            mean square of an element for the Adam family.
-        overlap: of a Muon target: "linear" (the paper's formula) or "exact" (groups of one side ratio).
-        reference_momentum: the momentum at which the decay is what you set, in the group's own words: Muon's
-            `momentum`, Lion's `betas`. Default: the momentum now, which is wrong if it is still to warm up.
-        decoupled: True for a class we do not know whose decay is decoupled.
+    The correction is a step pre-hook, and everything that it needs is saved with the groups. A copy (copy, deepcopy or
+    pickle) is corrected as well. You can call this at any point of a run; `uncorrect` undoes it. On an error the
+    optimizer stays as it was.
 
-    The correction is a step pre-hook; what it needs is saved with the groups. A copy (copy, deepcopy, pickle) is also
-    corrected. It may join a run at any time; `uncorrect` takes it back.
+    Args:
+        optimizer: AdamW; Adam, NAdam or RAdam with decoupled decay; torch's Muon; Lion; and others (see
+            `decay.recognition`). It may be inside Accelerate's or Lightning's wrapper.
+        model: The model that it trains. Its output layer, found as `param_groups` finds it, keeps constant decay unless
+            `skip` says otherwise, and its names can be used in `skip`.
+        skip: What keeps constant decay: parameters, modules, names of either, globs of names, group indices, or a list
+            of these. The output layer under cross-entropy belongs here. Groups, their order and state do not change.
+        peak_lr: The schedule's maximum, one number or one per group. Default: the group's `max_lr` (OneCycle), else
+            `initial_lr` (torch schedulers), else `lr`.
+        steady_norm_sq: An absolute target in place of peak and base decay: E|theta|^2/|u|^2 for Muon and Lion, the mean
+            square of an element for the Adam family.
+        overlap: For a Muon target, "linear" (the paper's formula) or "exact" (groups of one side ratio).
+        reference_momentum: The momentum at which the decay is what you set, in the group's own words: Muon's
+            `momentum`, Lion's `betas`. Default: the current momentum, which is wrong if it has yet to warm up.
+        decoupled: True for an unknown class whose decay is decoupled.
 
     Examples:
         >>> import torch; p = nn.Parameter(torch.ones(2))
@@ -166,7 +167,7 @@ def _attach(optimizer: Optimizer, correction: Correction) -> None:
 
 
 def _reduce(optimizer: Optimizer) -> tuple[Any, ...]:
-    """An optimizer taken apart for copy or pickle: as ever, but a corrected one with its correction, which torch drops."""
+    """Reduce an optimizer for copy or pickle, as usual but with its correction, which torch drops."""
     make, arguments, *rest = optimizer.__reduce_ex__(4)
     correction = correction_of(optimizer)
     if correction is None:
@@ -175,7 +176,7 @@ def _reduce(optimizer: Optimizer) -> tuple[Any, ...]:
 
 
 def _rebuild(family: str, make: Callable[..., Optimizer], *arguments: Any) -> Optimizer:
-    """The copy, still empty, with a correction of its own."""
+    """Return the copy, still empty, with a correction of its own."""
     optimizer = make(*arguments)
     for name in ("step_pre", "step_post", "state_dict_pre", "load_state_dict_pre", "load_state_dict_post"):
         vars(optimizer).setdefault(f"_optimizer_{name}_hooks", OrderedDict())

@@ -1,4 +1,4 @@
-"""Whether a peak that was guessed is ever approached: `AdamW(lr=1.0)` under a Noam lambda never comes near 1.0."""
+"""Watch whether a guessed peak is ever approached: `AdamW(lr=1.0)` under a Noam lambda never comes near 1.0."""
 
 import warnings
 

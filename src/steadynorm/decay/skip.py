@@ -1,7 +1,7 @@
 """`correct(skip=...)`: which parameters are meant, and a step that gives them another decay than their group has.
 
 A group lists the positions of its skipped parameters under `uncorrected`. Its step is taken by a stand-in that shares
-sites with the optimizer except `param_groups`: there, such a group is two, with the decay lambda_t and with the
+everything with the optimizer except `param_groups`: there, such a group is two, with the decay lambda_t and with the
 constant one. So the optimizer applies each decay itself, whatever its implementation, and its own groups, schedulers
 and checkpoints stay as they are.
 """
@@ -133,7 +133,7 @@ def output_weights(model: nn.Module) -> list[Tensor]:
 
 
 def _names(groups: Sequence[Group], model: nn.Module | None) -> dict[Tensor, list[str]]:
-    """Every parameter of the optimizer, with the names that its group and the model have for it."""
+    """Return every parameter of the optimizer with the names that its group and the model have for it."""
     names: dict[Tensor, list[str]] = {}
     for group in groups:
         for p, name in zip(group["params"], group.get("param_names") or [None] * len(group["params"]), strict=True):

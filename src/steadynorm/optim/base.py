@@ -215,7 +215,7 @@ class SteadyOptimizer(Optimizer, ABC):
         return placement.plan(list(buckets.values()), type(self).split_rule, self.is_elementwise)
 
     def _check_finite(self, steps: list[BucketStep]) -> None:
-        """With check_finite=True, raise before anything is written, naming the parameter. Forces a device sync."""
+        """Raise for a non-finite gradient if check_finite=True, before anything is written. Forces a device sync."""
         for step in steps:
             group = self.param_groups[step.bucket.group]
             if not group["check_finite"]:

@@ -27,7 +27,7 @@ FADES_BELOW = 1e-5
 
 
 class Slices(NamedTuple):
-    """The parts of a parameter whose gradients may be zero one by one. Blocks fade where no slices wait."""
+    """The parts of a parameter whose gradients may be zero independently. Blocks fade where no slices wait."""
 
     waiting_ndim: int = 0  # trailing dimensions of a slice that waits: 1 for rows, 2 for matrices of a stack; 0: none
     blocks: int = 1  # parts along `dim` that fade
@@ -44,17 +44,17 @@ class Extremes(NamedTuple):
     smallest: Tensor
 
     def finite(self) -> Tensor:
-        """(batch,): whether momentum can take the gradient in. The difference of two must also be finite."""
+        """Return whether the momentum can take the gradient, (batch,): the difference of two must be finite as well."""
         limit = torch.finfo(self.largest.dtype).max / 2
         return ((self.largest <= limit) & (self.smallest >= -limit)).all(1)  # NaN fails every comparison
 
     def nonzero(self) -> Tensor:
-        """(batch, slices): whether a slice has a gradient."""
+        """Return whether each slice has a gradient, (batch, slices)."""
         return (self.largest != 0) | (self.smallest != 0)
 
 
 def extremes(grad: Tensor, slices: Slices) -> Extremes:
-    """Extremes of a stack (batch, *shape), in one pass over it; in at least fp32."""
+    """Return the extremes of a stack (batch, *shape) from one pass over it, in at least fp32."""
     exact = torch.float64 if grad.dtype == torch.float64 else torch.float32
     x = grad.unsqueeze(1) if grad.ndim == 1 else grad  # a stack of 0-d parameters
     if slices.waiting_ndim:
@@ -69,7 +69,7 @@ def extremes(grad: Tensor, slices: Slices) -> Extremes:
 
 
 def join(parts: Sequence[Extremes], slices: Slices) -> Extremes:
-    """Extremes of parameters that were looked at in parts, cut along their first dimension."""
+    """Join the extremes of parameters that were inspected in parts, cut along their first dimension."""
     if len(parts) == 1:
         return parts[0]
     if slices.waiting_ndim:
@@ -79,7 +79,7 @@ def join(parts: Sequence[Extremes], slices: Slices) -> Extremes:
 
 
 def mask(nonzero: Tensor, shape: Sequence[int], slices: Slices, dtype: torch.dtype) -> Tensor:
-    """What waits, from the nonzero slices (batch, slices) of parameters of this shape: 0 there, 1 elsewhere.
+    """Return 0 where slices wait and 1 elsewhere, given which slices (batch, slices) of this shape are nonzero.
 
     >>> mask(torch.tensor([[True, False]]), (2, 3), Slices(waiting_ndim=1), torch.float32).shape
     torch.Size([1, 2, 1])
@@ -89,7 +89,7 @@ def mask(nonzero: Tensor, shape: Sequence[int], slices: Slices, dtype: torch.dty
 
 
 def fade(left: Tensor, nonzero: Tensor, finite: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
-    """(batch, blocks): what is left of the momentum after this step, and the factor of each block's update.
+    """Return what is left of the momentum after this step, and the factor of each block's update: (batch, blocks).
 
     >>> fade(torch.tensor([[1.0, 2e-6]]), torch.tensor([[True, False]]), torch.tensor([True]), torch.tensor(0.5))[1]
     tensor([[1.0000, 0.1000]])
@@ -100,7 +100,7 @@ def fade(left: Tensor, nonzero: Tensor, finite: Tensor, keep: Tensor) -> tuple[T
 
 
 def spread(factors: Tensor, shape: Sequence[int], slices: Slices, start: int = 0, length: int | None = None) -> Tensor:
-    """Factors of blocks (batch, blocks) laid along the blocks' dimension of (batch, *shape), to be multiplied with it.
+    """Spread factors of blocks (batch, blocks) along the blocks' dimension, to multiply a tensor (batch, *shape).
 
     start, length: where the parameters are shards, their first position along that dimension, and how many there are.
     """
@@ -113,7 +113,7 @@ def spread(factors: Tensor, shape: Sequence[int], slices: Slices, start: int = 0
 
 
 def block_of(count: int, slices: Slices, start: int, length: int | None, device: torch.device) -> Tensor:
-    """The block that each of `count` positions along the blocks' dimension belongs to.
+    """Return the block to which each of `count` positions along the blocks' dimension belongs.
 
     >>> block_of(4, Slices(blocks=3), 1, 6, torch.device("cpu"))
     tensor([0, 1, 1, 2])

@@ -16,7 +16,7 @@ from steadynorm.theory.equilibrium import eta_of
 
 
 def renormalized_rule(batch: Batch, scalars: Scalars, settings: Any) -> None:
-    """AdamW, then scaled so that only u's component along the weights changes their norm.
+    """Take AdamW's step, then rescale so that only u's component along the weights changes their norm.
 
     |theta_t| = | |theta_{t-1}| - gamma u_par |,   u_par = <theta_{t-1}, u_t> / |theta_{t-1}|,  theta_{t-1} decayed
     """
@@ -41,13 +41,13 @@ def renormalized_rule(batch: Batch, scalars: Scalars, settings: Any) -> None:
 
 
 def _squarable(grad: Tensor) -> Tensor:
-    """In place: what would overflow when squared counts as the largest that does not, as Adam's step has no scale."""
+    """Clamp, in place, what would overflow when squared; Adam's step does not depend on the scale."""
     most = 2.0 ** (511 if grad.dtype == torch.float64 else 63)
     return grad.clamp_(-most, most)
 
 
 def _unit(batch: Batch, theta: Tensor) -> Tensor:
-    """A power of two, 1 or more, near the layer's largest weight, (batch, 1, ...): over it, squares do not overflow."""
+    """Return a power of two of at least 1 near the layer's largest weight, (batch, 1, ...), over which squares fit."""
     largest = theta.reshape(len(theta), math.prod(theta.shape[1:])).abs()
     largest = largest.amax(1) if largest.shape[1] else largest.new_zeros(len(theta))
     largest = largest if batch.max_over_shards is None else batch.max_over_shards(largest)

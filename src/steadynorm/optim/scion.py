@@ -57,7 +57,7 @@ def _accumulate(batch: Batch, scalars: Scalars, settings: ScionSettings) -> Tens
 
 
 def _from_kept(m: Tensor, grad: Tensor, alpha: Tensor, nesterov: bool) -> Tensor:
-    """The same with momentum kept in another dtype: x in place of grad, by rows, so that m is never there twice."""
+    """Do the same with momentum kept in another dtype: x replaces grad row by row, so that m is never copied whole."""
     along = min(1, grad.ndim - 1)  # a stack of 0-d parameters has no rows
     rows = max(1, max_elements(grad.device) * grad.shape[along] // max(1, grad.numel()))
     alphas = alpha.expand(*alpha.shape[:along], grad.shape[along], *alpha.shape[along + 1 :]).split(rows, along)
@@ -305,7 +305,7 @@ class ScionC(Scion):
                 self._weight_decay(group, self.settings(group, p)[0], tuple(p.shape))
 
     def merge_saved_group(self, saved: Group, group: Group) -> Group:
-        """A checkpoint of Scion has constant decay only: a corrected group stays corrected."""
+        """Keep a corrected group corrected when a checkpoint of Scion, which knows only constant decay, is loaded."""
         plain = "steady_norm_sq" not in saved and group["weight_decay"] is None
         return {**saved, "weight_decay": None} if plain else saved
 
@@ -316,7 +316,7 @@ class ScionC(Scion):
 
 
 def _constant_for_all(weight_decay: float, lr: float, alpha: float, nesterov: bool) -> str:
-    """The error for ScionC(weight_decay=...), with the target that this decay means."""
+    """Return the error for ScionC(weight_decay=...), with the target that this decay means."""
     remedy = "pass steady_norm_sq= instead"
     if weight_decay > 0 and 0 < lr < 1 / weight_decay and 0 < alpha <= 1:
         target = theory.steady_norm_sq(lr, weight_decay, alpha, nesterov=nesterov, limit=True)

@@ -20,7 +20,7 @@ _CUSHION = 0.024  # keeps the early polynomials from being too steep for bf16
 
 @functools.lru_cache(maxsize=64)
 def find_quintics(method: str, steps: int, lower: float | None = None) -> tuple[Quintic, ...]:
-    """The quintics of a method; none for svd.
+    """Return the quintics of a method; none for svd.
 
     >>> len(find_quintics("express", 4))
     4
@@ -39,7 +39,7 @@ def find_quintics(method: str, steps: int, lower: float | None = None) -> tuple[
 
 
 def _lower_bound(steps: int) -> float:
-    """The smallest lower bound, by bisection, at which so many steps keep the worst error within _MAX_ERROR.
+    """Return, by bisection, the smallest lower bound at which this many steps keep the error within _MAX_ERROR.
 
     Few steps cannot lift tiny singular values to 1; trying would spoil all the others.
     """
@@ -53,7 +53,7 @@ def _lower_bound(steps: int) -> float:
 
 
 def _compose(steps: int, lower: float) -> tuple[tuple[Quintic, ...], float]:
-    """The composition of quintics that is minimax-optimal for singular values in [lower, 1], and its worst error.
+    """Return the quintics whose composition is minimax-optimal on [lower, 1], and its largest error.
 
     Greedy is optimal (Amsel et al., PolarExpress): each quintic is best for the interval the ones before it leave.
     """
@@ -75,7 +75,7 @@ def _compose(steps: int, lower: float) -> tuple[tuple[Quintic, ...], float]:
 
 
 def _best_quintic(low: float, high: float) -> Quintic:
-    """argmin over odd quintics of max |1 - p(s)|, s in [low, high]: Remez exchange on four points."""
+    """Return the odd quintic that minimises max |1 - p(s)| over [low, high], by Remez exchange on four points."""
     if low / high > 1 - 1e-5:
         return 15 / 8 / high, -10 / 8 / high**3, 3 / 8 / high**5
     q, r = (3 * low + high) / 4, (low + 3 * high) / 4

@@ -54,7 +54,7 @@ class Polar:
         object.__setattr__(self, "quintics", find_quintics(self.method, self.steps, self.lower))
 
     def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor:
-        """Polar factor of each matrix of x (..., d_out, d_in), tall or wide, in x's dtype.
+        """Return the polar factor of each matrix of x (..., d_out, d_in), tall or wide, in x's dtype.
 
         fp64 is computed in fp64 throughout, everything else in bf16 or, on a CPU without it, in fp32 (svd: fp32). Any scale will do, denormals included. The result is
         written to `out`, contiguous memory like x or x itself, else to new memory. Autocast changes nothing.
@@ -69,14 +69,14 @@ class Polar:
         return _polar(x, self, self.working_dtype(x.dtype, x.device, x.shape), out) if x.numel() else out
 
     def working_dtype(self, dtype: torch.dtype, device: torch.device, shape: Sequence[int]) -> torch.dtype:
-        """What matrices of this kind are rounded to before anything is computed, and their factors afterwards."""
+        """Return the dtype to which such matrices are rounded before the iteration, and their factors after it."""
         if dtype == torch.float64:
             return dtype
         return matmul_dtype(device) if self.quintics and min(shape[-2:]) > 1 else torch.float32
 
 
 def polar_factor(x: Tensor, *, method: str = "express", steps: int = 5) -> Tensor:
-    """Polar factor of each matrix of x (..., d_out, d_in), tall or wide, in x's dtype.
+    """Return the polar factor of each matrix of x (..., d_out, d_in), tall or wide, in x's dtype.
 
     >>> x = torch.tensor([[3.0, 0.0], [0.0, -1e-20]], dtype=torch.float64)
     >>> polar_factor(x, method="svd")[0, 0].item()
@@ -110,12 +110,12 @@ def _scaled(x: Tensor, working: torch.dtype, exact: torch.dtype) -> Tensor:
 
 
 def _largest(x: Tensor) -> Tensor:
-    """max |x| of each matrix, (matrices, 1, 1); without a temporary of x's size."""
+    """Return max |x| of each matrix, (matrices, 1, 1), without a temporary of x's size."""
     return torch.maximum(x.amax((-2, -1), keepdim=True), -x.amin((-2, -1), keepdim=True))
 
 
 def _groups(x: Tensor, working: torch.dtype, *, svd: bool) -> list[tuple[int, int]]:
-    """How many matrices go together: all on an accelerator; on a CPU what stays in its cache."""
+    """Return which matrices are processed together: all on an accelerator, on a CPU what stays in its cache."""
     count, rows, columns = x.shape
     if svd or x.device.type != "cpu":
         return [(0, count)]
@@ -162,7 +162,7 @@ def _steps_on_x(y: Tensor, quintics: Sequence[Quintic], tall: bool, norm: "Norm"
 
 
 def _steps_on_gram(y: Tensor, quintics: Sequence[Quintic], tall: bool) -> Tensor:
-    """The same on the small matrix R = y y^T: with P = a I + b R + c R^2, Q <- P Q and R <- P R P, then y <- Q y.
+    """Iterate on the small matrix R = y y^T: with P = a I + b R + c R^2, Q <- P Q and R <- P R P, then y <- Q y.
 
     All of them are polynomials of one R, so they commute and every product is symmetric. R's small eigenvalues drown
     in bf16 rounding after two steps (without a restart the iteration diverges): then y <- Q y and R anew. An odd step
@@ -183,14 +183,14 @@ def _steps_on_gram(y: Tensor, quintics: Sequence[Quintic], tall: bool) -> Tensor
 
 
 def _apply(p: Tensor, y: Tensor, transpose: bool, spare: Tensor | None = None) -> Tensor:
-    """p y, or (p y)^T = y^T p for the symmetric p: laid out as it is wanted; in the memory of `spare`, of y's shape."""
+    """Return p y, or (p y)^T = y^T p for symmetric p, contiguous; in the memory of `spare` if that is given."""
     if spare is None or spare.ndim > 2:
         return y.mT @ p if transpose else p @ y
     return torch.mm(y.mT, p, out=spare.mT) if transpose else torch.mm(p, y, out=spare)
 
 
 def _polynomial(gram: Tensor, quintic: Quintic) -> Tensor:
-    """a I + b R + c R^2."""
+    """Return a I + b R + c R^2."""
     a, b, c = quintic
     out = torch.add(_symmetric(gram, gram), gram, alpha=b / c).mul_(c)
     out.diagonal(dim1=-2, dim2=-1).add_(a)
@@ -211,7 +211,7 @@ def _frobenius(gram: Tensor, square: Tensor, exact: torch.dtype) -> Tensor:
 
 
 def _first_polynomial(gram: Tensor, quintic: Quintic, norm: Norm) -> Tensor:
-    """The polynomial of the matrix scaled by its norm s: (a/s) I + (b/s^3) R + (c/s^5) R^2."""
+    """Return the polynomial of the matrix scaled by its norm s: (a/s) I + (b/s^3) R + (c/s^5) R^2."""
     a, b, c = quintic
     square = _symmetric(gram, gram)
     exact = torch.float64 if gram.dtype == torch.float64 else torch.float32
@@ -223,7 +223,7 @@ def _first_polynomial(gram: Tensor, quintic: Quintic, norm: Norm) -> Tensor:
 
 
 def _symmetric(a: Tensor, b: Tensor) -> Tensor:
-    """a b where the product is known to be symmetric: for one large matrix only the blocks on and below the diagonal."""
+    """Return a b, known to be symmetric: of one large matrix, compute only the blocks on and below the diagonal."""
     side = a.shape[-2]
     if a.ndim > 2 or side < _SINGLE_MIN_ROWS or a.device.type != "cpu":
         return a @ b
@@ -238,7 +238,7 @@ def _symmetric(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _block(side: int, length: int, dtype: torch.dtype) -> int:
-    """Rows of a block: few calls where they are short, because threads share the interpreter."""
+    """Return how many rows a block has; short calls are kept few, because threads share the interpreter."""
     block = _sizes(dtype).block
     if dtype != torch.bfloat16:
         return block if side <= 4 * block else 2 * block

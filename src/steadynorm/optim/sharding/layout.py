@@ -66,7 +66,7 @@ class Layout:
 
     @property
     def keeps_rows_whole(self) -> bool:
-        """Cut along the first dimension only."""
+        """Whether tensors are cut along the first dimension only."""
         return all(box.size[1:] == self.whole.size[1:] for box in self.boxes)
 
     @property
