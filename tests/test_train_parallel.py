@@ -296,5 +296,5 @@ def test_batch_that_cannot_be_shared_is_told_by_all(tmp_path: Path):
         check=False,
     )
     assert ended.returncode != 0
-    assert b"batch=3 cannot be shared evenly by 2 processes" in ended.stderr + ended.stdout
+    assert b"batch=3 cannot be split evenly over 2 processes" in ended.stderr + ended.stdout
     assert torch.distributed.is_initialized() is False

@@ -78,7 +78,7 @@ def test_checkpoint_before_a_damaged_one_is_used(tmp_path: Path, name: str):
         (newest / name).write_bytes(damaged)
         if name == "manifest.json" and harmless(newest / name, content):
             continue
-        with pytest.warns(UserWarning, match="step-000002.*; going on from the one before"):
+        with pytest.warns(UserWarning, match="step-000002.*; resuming from the one before"):
             found = checkpoint.latest(tmp_path)
         assert found is not None
         assert found[2]["step"] == 1, label
@@ -372,7 +372,7 @@ def test_damaged_configuration(made: Path, tmp_path: Path, flips: int):
     path.write_text("[1, 2]", encoding="utf-8")
     injected()
     assert not pool.finished(run)
-    with pytest.raises(ValueError, match=r"config\.json: not whole .*restore it from a copy, or remove it alone"):
+    with pytest.raises(ValueError, match=r"config\.json: not whole .*restore it from a copy, or remove only this file"):
         loop._keep_config(run)
 
 
