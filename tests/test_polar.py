@@ -219,9 +219,11 @@ def test_gram_form_without_its_restart_diverges_in_bf16(monkeypatch):
 
 
 @pytest.mark.parametrize("steps", [3, 4, 5, 6, 7])
-@pytest.mark.parametrize("shape", [(192, 384), (768, 192), (384, 1536)])
-def test_no_direction_is_enlarged_in_the_gram_form(shape, steps):
+@pytest.mark.parametrize(("shape", "in_bf16"), [((192, 384), True), ((768, 192), True), ((384, 1536), False)])
+def test_no_direction_is_enlarged_in_the_gram_form(shape, in_bf16, steps, monkeypatch):
     """In fp64 at most by 1.11. Bfloat16 adds 0.03, as long as an odd step does not come last: then 0.15."""
+    if in_bf16:  # fp32 rounds too little to show it; where it is emulated, large products take long
+        monkeypatch.setenv("STEADYNORM_NATIVE_BF16", "1")
     for x in (torch.randn(shape, generator=torch.Generator().manual_seed(4)), spectrum(*shape, 1e-3).float()):
         assert torch.linalg.matrix_norm(polar_factor(x, steps=steps), 2) < 1.11 + 0.04
 
