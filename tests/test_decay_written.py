@@ -69,7 +69,7 @@ def test_scheduler_refuses_a_computed_decay() -> None:
 def test_zero_base_means_no_decay(name: str) -> None:
     """Scheduled from zero or to it, the decay written last would have gone on for good."""
     optimizer = ALL_CORRECTED[name]()
-    assert decays(optimizer, LR, base_weight_decay=0) == [0.0]  # before the first step, too
+    assert decays(optimizer, LR, base_weight_decay=0) == [0.0]  # also before the first step
     assert decays(optimizer, LR / 2, base_weight_decay=0.6) == pytest.approx([0.3])
     assert decays(optimizer, LR / 2, base_weight_decay=0.0) == [0.0]
     with pytest.warns(UserWarning, match=r"group 0: weight_decay=0\.7 is not used"):

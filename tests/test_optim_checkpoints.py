@@ -89,7 +89,7 @@ def test_checkpoint_of_another_optimizer_is_refused():
 
 
 def test_scion_checkpoint_leaves_scionc_corrected():
-    """Momentum and lr are taken over; the constant decay only where the group's own is constant, too."""
+    """Momentum and lr are taken over; the constant decay only where the group's own is also constant."""
     params = parameters({"w": MATRIX, "head": MATRIX})
 
     def groups(**head: float) -> list[dict[str, Any]]:

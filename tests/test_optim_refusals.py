@@ -17,7 +17,7 @@ import steadynorm as sn
 
 
 def adam_group(params: list[Tensor], **settings: Any) -> sn.AdamC:
-    """What the constructor would have seen in the constructor's arguments it has to see in a group, too."""
+    """A value that the constructor refuses as an argument is also refused in a group."""
     return sn.AdamC([{"params": params, **settings}])
 
 

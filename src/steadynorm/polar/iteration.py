@@ -39,7 +39,7 @@ class Polar:
     """A way to find polar factors, with its coefficients worked out: call it on a batch of matrices.
 
     lower: express is best for singular values from here to 1, relative to the Schatten-8 norm; by default from as low
-    as so many steps can lift.
+    as this many steps can lift.
 
     >>> Polar("newton-schulz", 3).steps
     3

@@ -79,7 +79,7 @@ class Baseline:
         return replace(self.base, optim=optim, schedule=Schedule(**schedule))
 
     def target(self, decay: float = 1.0) -> float:
-        """Return the C^2 for which ScionC starts at so many times the baseline's decay: the paper's 9.5 gamma / lambda_0."""
+        """Return the C^2 for which ScionC starts at this multiple of the baseline's decay: the paper's 9.5 gamma / lambda_0."""
         return short(theory.steady_norm_sq(self.lr, decay * self.decay, ALPHA, limit=True))
 
     def adam(self, name: OptimizerName = "adamw", *, decay: float = 1.0, **more: Any) -> Config:

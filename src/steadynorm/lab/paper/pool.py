@@ -234,7 +234,7 @@ def failures(failed: Mapping[Path, str]) -> str:
 
 
 def train_command(config: Config, recipe: str, processes: int = 0) -> list[str]:
-    """Return `steadynorm train RECIPE ...`, or the same by torchrun on so many processes."""
+    """Return `steadynorm train RECIPE ...`, or the same command under torchrun if `processes` is given."""
     start = ["steadynorm"]
     if processes:
         start = ["torchrun", "--standalone", "--nproc-per-node", str(processes), "-m", "steadynorm.cli"]

@@ -32,7 +32,7 @@ RATIOS = (0.25, 0.5, 1.0, 2.0, 4.0)  # effective lr in units of the baseline's
 
 
 def lr_arm(alpha: float, ratio: float) -> str:
-    """Return the name of the arm with this alpha and so many times the baseline's effective lr."""
+    """Return the name of the arm with this alpha and this multiple of the baseline's effective lr."""
     return f"alpha {alpha:g}, effective lr x {ratio:g}"
 
 
