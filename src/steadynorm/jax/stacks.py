@@ -1,0 +1,130 @@
+"""The arithmetic of one step: arrays of one shape and lmo are stacked, and one vmapped lmo updates all of them.
+
+Gradients that are exactly zero are treated as in `steadynorm.optim.idle`. Rows of embeddings and matrices of stacks wait
+for their next gradient: momentum, decay and update alike. Other matrices keep decaying, and their updates fade once the
+momentum is next to nothing: left_t = 1 where the gradient is not zero, else (1 - alpha) left_{t-1}, and the update is
+multiplied by min(1, left_t / FADES_BELOW).
+"""
+
+from typing import Any, NamedTuple
+
+import jax  # pyright: ignore[reportMissingImports]
+import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
+
+from steadynorm.jax.factors import PolarMethod, wide_dtype
+from steadynorm.jax.labels import Label
+from steadynorm.jax.oracles import apply_oracle, as_matrices, find_oracle
+from steadynorm.theory.momentum import FADES_BELOW
+from steadynorm.theory.updates import Update
+
+
+class Gradient(NamedTuple):
+    """The gradient of one array, and how the momentum takes it."""
+
+    path: str
+    label: Label
+    value: Any
+    alpha: Any
+    nesterov: bool
+    own_time: bool
+
+
+class Leaf(NamedTuple):
+    """One array within a step.
+
+    Attributes:
+        path: Where it is in the tree.
+        label: What it is.
+        oracle: The numbers of its lmo.
+        theta: The weights, as they are kept.
+        x: What the lmo sees of the momentum, in at least fp32.
+        fade: The factor of each matrix's update; None where slices wait.
+        active: 1 where the step is taken, 0 where a slice waits; None where none do.
+    """
+
+    path: str
+    label: Label
+    oracle: Update
+    theta: Any
+    x: Any
+    fade: Any
+    active: Any
+
+
+def accumulate(gradient: Gradient, m: Any, theta: Any, left: Any) -> tuple[Leaf, Any, Any]:
+    """m_t = (1-a) m + a g;  x = m_t, Nesterov (1-a) m_t + a g. Return the leaf, m_t, and what is left of the momentum.
+
+    Args:
+        gradient: g, and a.
+        m: The momentum, in the dtype it is kept in.
+        theta: The weights.
+        left: What was left of the momentum of each matrix; None if slices wait.
+    """
+    label, alpha, wide = gradient.label, gradient.alpha, wide_dtype(theta.dtype)
+    grad, before, oracle = gradient.value.astype(wide), m.astype(wide), find_oracle(label.lmo, label.seen_shape)
+    active = fade = None
+    if left is None:
+        ndim = len(label.shape)
+        axes = tuple(range(ndim - _waiting_ndim(label, gradient.own_time), ndim))
+        active = (grad != 0).any(axes, keepdims=True).astype(wide)
+    else:
+        matrices = as_matrices(label.to_seen(grad), oracle, blocks_of(label, oracle))
+        left = jnp.where((matrices != 0).any((-2, -1)), 1.0, left * (1 - alpha)).astype(left.dtype)
+        fade = jnp.minimum(1.0, left / FADES_BELOW)
+    now = before + (alpha if active is None else alpha * active) * (grad - before)
+    x = now + alpha * (grad - now) if gradient.nesterov else now
+    return Leaf(gradient.path, label, oracle, theta, x, fade, active), now.astype(m.dtype), left
+
+
+def find_updates(leaves: list[Leaf], polar: PolarMethod) -> list[Any]:
+    """Return the update of every leaf, in the order of the leaves."""
+    buckets: dict[Any, list[int]] = {}
+    for k, leaf in enumerate(leaves):
+        alone = leaf.path if leaf.oracle.is_elementwise else ""  # nothing to gain from a copy
+        key = leaf.oracle.name, leaf.label.seen_shape, leaf.label.blocks, leaf.fade is None, leaf.x.dtype, alone
+        buckets.setdefault(key, []).append(k)
+    updates: list[Any] = [None] * len(leaves)
+    for members in buckets.values():
+        for k, u in zip(members, _bucket_updates([leaves[k] for k in members], polar), strict=True):
+            updates[k] = u
+    return updates
+
+
+def _bucket_updates(leaves: list[Leaf], polar: PolarMethod) -> list[Any]:
+    """Return the updates of leaves of one shape and lmo."""
+    oracle, blocks = leaves[0].oracle, blocks_of(leaves[0].label, leaves[0].oracle)
+    stack = jnp.stack([leaf.label.to_seen(leaf.x) for leaf in leaves])  # (batch, *seen shape)
+    if leaves[0].fade is None:
+        stack = jax.vmap(lambda x: apply_oracle(x, oracle, blocks, polar))(stack)
+    else:
+        fades = jnp.stack([leaf.fade for leaf in leaves])  # (batch, ..., blocks)
+        stack = jax.vmap(lambda x, fade: apply_oracle(x, oracle, blocks, polar, fade))(stack, fades)
+    return [leaf.label.from_seen(u) for leaf, u in zip(leaves, stack, strict=True)]
+
+
+def decay_and_step(leaf: Leaf, u: Any, gamma: Any, eta: Any) -> Any:
+    """Return what is added to the weights, -eta theta - gamma u where the step is taken, in their dtype."""
+    delta = -(eta * leaf.theta.astype(u.dtype)) - gamma * u
+    return (delta if leaf.active is None else delta * leaf.active).astype(leaf.theta.dtype)
+
+
+def fading_shape(label: Label, own_time: bool) -> tuple[int, ...] | None:
+    """Return how many matrices have updates that fade, along each axis; None if slices wait instead."""
+    if _waiting_ndim(label, own_time):
+        return None
+    oracle, seen = find_oracle(label.lmo, label.seen_shape), jax.ShapeDtypeStruct(label.seen_shape, jnp.float32)
+    return jax.eval_shape(lambda x: as_matrices(x, oracle, blocks_of(label, oracle)), seen).shape[:-2]
+
+
+def blocks_of(label: Label, oracle: Update) -> int:
+    """Return how many blocks an lmo sees: rows that do not see each other need none."""
+    return 1 if oracle.row_separable else label.blocks
+
+
+def _waiting_ndim(label: Label, own_time: bool) -> int:
+    """Return the trailing dimensions of a slice that waits for its next gradient; 0 if updates fade instead."""
+    if not own_time:
+        return 0
+    if label.lmo == "embedding":
+        return 1
+    return len(label.shape) - label.stack if label.stack else 0
