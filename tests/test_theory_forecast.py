@@ -1,4 +1,4 @@
-"""The forecast and the expected alignment: against double sums over all past updates, simulation and steady state."""
+"""The forecast and the expected alignment equal double sums over all past updates, simulation and steady state."""
 
 import json
 import math
@@ -54,7 +54,7 @@ def shared_schedule(name):
 
 
 @pytest.mark.parametrize("case", VECTORS["forecast"], ids=lambda c: f"{c['lmo']}-{c['nesterov']}-{c['schedule']}")
-def test_forecast_vectors(case):
+def test_forecasts_equal_their_test_vectors(case):
     kernel = overlap(case["lmo"], case["shape"])
     norms = forecast(*shared_schedule(case["schedule"]), nesterov=case["nesterov"], overlap=kernel)
     assert {t: norms[int(t)] for t in case["at"]} == pytest.approx(case["at"], rel=1e-3)
@@ -65,7 +65,7 @@ def test_forecast_vectors(case):
 
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("name", KERNELS)
-def test_forecast_is_the_double_sum_over_past_updates(name, nesterov):
+def test_the_forecast_is_the_double_sum_over_past_updates(name, nesterov):
     kernel, f = KERNELS[name]
     S = twin.overlaps(twin.ema_weights(ALPHA, nesterov=nesterov), f)
     for start in (0.0, 3.0):
@@ -95,7 +95,7 @@ def test_trace_momentum_with_changing_mu_is_not_ema_but_follows_the_same_recursi
     assert np.abs(as_ema / norms - 1).max() > 1e-3
 
 
-def test_lion_forecast_is_the_double_sum():
+def test_the_lion_forecast_is_the_double_sum():
     beta1, beta2 = np.linspace(0.95, 0.5, T), np.linspace(0.99, 0.9, T)
     S = twin.overlaps(twin.lion_weights(beta1, beta2), twin.f_sign)
     for start in (0.0, 3.0):
@@ -103,7 +103,7 @@ def test_lion_forecast_is_the_double_sum():
         np.testing.assert_allclose(got, twin.norms_sq(LR, DECAY, S, start), rtol=1e-9)
 
 
-def test_adam_forecast_is_the_double_sum_of_unnormalised_updates():
+def test_the_adam_forecast_is_the_double_sum_of_unnormalised_updates():
     beta1 = np.linspace(0.95, 0.5, T)
     W = twin.adam_weights(beta1)
     for start in (0.0, 3.0):
@@ -113,7 +113,7 @@ def test_adam_forecast_is_the_double_sum_of_unnormalised_updates():
 
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("dampened", [False, True])
-def test_sgd_forecast_is_the_double_sum_of_unnormalised_updates(nesterov, dampened):
+def test_the_sgd_forecast_is_the_double_sum_of_unnormalised_updates(nesterov, dampened):
     mu = np.linspace(0.95, 0.0, T)
     W = twin.ema_weights(1 - mu, nesterov=nesterov) if dampened else twin.trace_weights(mu, nesterov=nesterov)
     for start in (0.0, 3.0):
@@ -123,7 +123,7 @@ def test_sgd_forecast_is_the_double_sum_of_unnormalised_updates(nesterov, dampen
 
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("name", KERNELS)
-def test_expected_alignment_is_the_cross_term(name, nesterov):
+def test_the_expected_alignment_is_the_cross_term(name, nesterov):
     kernel, f = KERNELS[name]
     S = twin.overlaps(twin.ema_weights(ALPHA, nesterov=nesterov), f)
     for start in (0.0, 3.0):
@@ -132,13 +132,13 @@ def test_expected_alignment_is_the_cross_term(name, nesterov):
         assert (got[1:-1] < 0).all()  # theta moves by -u, and momentum repeats u
 
 
-def test_alignment_vanishes_without_momentum():
+def test_the_alignment_vanishes_without_momentum():
     for nesterov in (False, True):
         cosines = expected_alignment(LR, DECAY, 1.0, nesterov=nesterov, overlap=KERNELS["square"][0], start=2.0)
         np.testing.assert_array_equal(cosines, 0.0)
 
 
-def test_alignment_is_what_the_norm_gains_beyond_independent_updates():
+def test_the_alignment_is_what_the_norm_gains_beyond_independent_updates():
     """N_t = (1-eta)^2 N + gamma^2 - 2 gamma (1-eta) sqrt(N) cos: one number, seen from two sides."""
     kernel = KERNELS["1:4"][0]
     norms = np.concatenate(([2.0], forecast(LR, DECAY, ALPHA, overlap=kernel, start=2.0)))
@@ -152,7 +152,7 @@ def test_alignment_is_what_the_norm_gains_beyond_independent_updates():
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_long_schedule_is_the_double_sum_across_chunks(nesterov):
+def test_a_long_schedule_is_the_double_sum_across_chunks(nesterov):
     """Steps are processed in chunks of 2048 without changing the result."""
     steps = 2300
     t = np.arange(steps)
@@ -165,7 +165,7 @@ def test_long_schedule_is_the_double_sum_across_chunks(nesterov):
 
 
 @pytest.mark.parametrize("steps", [T, 5000])
-def test_forecast_in_two_pieces_equals_one_forecast(steps):
+def test_a_forecast_in_two_pieces_equals_one_forecast(steps):
     kernel = KERNELS["square"][0]
     t = np.arange(steps)
     lr = 0.05 * (1 + np.cos(np.pi * t / steps))
@@ -186,7 +186,7 @@ def test_forecast_in_two_pieces_equals_one_forecast(steps):
 
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("name", KERNELS)
-def test_constant_schedule_settles_on_the_steady_norm(name, nesterov):
+def test_a_constant_schedule_settles_on_the_steady_norm(name, nesterov):
     kernel = KERNELS[name][0]
     for start in (0.0, 10.0):
         norms = forecast(np.full(3000, 0.1), 0.1, 0.1, nesterov=nesterov, overlap=kernel, start=start)
@@ -205,7 +205,7 @@ def test_lion_adam_and_sgd_settle_on_their_steady_norms():
     assert forecast_sgd(lr, 0.1, 0.9)[-1] == pytest.approx(100 * dampened, rel=1e-10)  # trace: m is 1/(1-mu) as large
 
 
-def test_hundred_thousand_steps_of_a_square_matrix():
+def test_a_hundred_thousand_steps_of_a_square_matrix_are_forecast():
     kernel, steps = KERNELS["square"][0], 100_000
     lr = 0.01 * np.minimum((np.arange(steps) + 1) / 2000, 1.0)
     alpha = np.where(np.arange(steps) < 50_000, np.linspace(1.0, 0.1, steps), 0.05)
@@ -219,7 +219,7 @@ def test_hundred_thousand_steps_of_a_square_matrix():
 
 
 def simulate(update, lr, decay, elements, seed, start=0.0):
-    """theta <- (1 - eta) theta - gamma u_t; returns theta before each step, and u."""
+    """Simulate theta <- (1 - eta) theta - gamma u_t; return theta before each step, and u."""
     rng = np.random.default_rng(seed)
     theta = math.sqrt(start) * rng.standard_normal(elements)
     for t, (g, w) in enumerate(zip(lr, decay, strict=True)):
@@ -236,7 +236,7 @@ def assert_mean(samples, expected, worst=0.01):
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_forecast_of_simulated_sign_updates(nesterov):
+def test_the_forecast_agrees_with_simulated_sign_updates(nesterov):
     m = 0.0
 
     def update(t, g):
@@ -256,7 +256,7 @@ def test_forecast_of_simulated_sign_updates(nesterov):
     assert linear[-1] > 1.1 * norms[-1]  # the paper's assumption would not pass
 
 
-def test_forecast_of_simulated_lion():
+def test_the_forecast_agrees_with_a_simulated_lion():
     m = 0.0
 
     def update(t, g):
@@ -271,8 +271,8 @@ def test_forecast_of_simulated_lion():
             assert_mean(theta**2, norms[t - 1])
 
 
-def test_forecast_of_simulated_adam():
-    """The real update with its second moment settled: v starts at 1, the gradients' variance."""
+def test_the_forecast_agrees_with_a_simulated_adam():
+    """The second moment of the real update has settled: v starts at 1, the gradients' variance."""
     m, v, beta1, beta2 = 0.0, 1.0, 0.9, 0.9995
 
     def update(t, g):
@@ -287,7 +287,7 @@ def test_forecast_of_simulated_adam():
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_forecast_of_simulated_sgd(nesterov):
+def test_the_forecast_agrees_with_a_simulated_sgd(nesterov):
     m, mu = 0.0, 0.9
 
     def update(t, g):
@@ -304,20 +304,20 @@ def test_forecast_of_simulated_sgd(nesterov):
 # --- what a schedule may look like
 
 
-def test_one_array_is_enough_and_numbers_are_held():
+def test_one_array_is_enough_and_numbers_stay_constant():
     full = forecast(np.full(T, 0.1), np.full(T, 0.2), np.full(T, 0.3))
     for lr, decay, alpha in ((np.full(T, 0.1), 0.2, 0.3), (0.1, [0.2] * T, 0.3), (0.1, 0.2, np.full(T, 0.3))):
         np.testing.assert_array_equal(forecast(lr, decay, alpha), full)
 
 
-def test_zero_lr_leaves_the_norm_where_it_is():
+def test_a_zero_lr_leaves_the_norm_where_it_is():
     norms = forecast(np.zeros(5), 0.1, 0.1, start=2.0, overlap=KERNELS["sign"][0])
     np.testing.assert_array_equal(norms, 2.0)
     np.testing.assert_array_equal(forecast(np.zeros(5), 0.1, 0.1), 0.0)
 
 
 def test_momentum_is_remembered_through_steps_of_zero_lr():
-    """The buffer goes on while lr is 0, so the update after the gap overlaps less with the one before."""
+    """The buffer continues while lr is 0, so the update after the gap overlaps less with the one before."""
     kernel = KERNELS["square"][0]
     together = forecast([1.0, 1.0], 0.0, 0.1, overlap=kernel, warm_momentum=True)
     apart = forecast([1.0, 0.0, 0.0, 1.0], 0.0, 0.1, overlap=kernel, warm_momentum=True)
@@ -326,11 +326,11 @@ def test_momentum_is_remembered_through_steps_of_zero_lr():
     assert 2 < apart[-1] < together[-1]
 
 
-def test_empty_schedule_has_no_norms():
+def test_an_empty_schedule_has_no_norms():
     assert forecast([], 0.1, 0.1).shape == (0,)
 
 
-def test_forecast_does_not_write_to_its_inputs():
+def test_a_forecast_does_not_write_to_its_inputs():
     lr, decay, alpha = LR.copy(), DECAY.copy(), ALPHA.copy()
     forecast(lr, decay, alpha, overlap=KERNELS["sign"][0])
     for array, before in ((lr, LR), (decay, DECAY), (alpha, ALPHA)):
@@ -382,7 +382,7 @@ def test_bad_input_is_named(name):
 
 
 @pytest.mark.parametrize("momentum", [ema(0.3), ema(0.1, nesterov=True), trace(0.8)], ids=str)
-def test_steady_variance_and_overlap_are_where_a_long_forecast_arrives(momentum):
+def test_the_steady_variance_and_overlap_are_where_a_long_forecast_arrives(momentum):
     kernel, lr, decay = KERNELS["square"][0], 0.05, 0.2
     var = 0.0
     for updates in range(1, 400):
@@ -396,5 +396,5 @@ def test_steady_variance_and_overlap_are_where_a_long_forecast_arrives(momentum)
     np.testing.assert_allclose(settled, arrived.overlaps, rtol=1e-9)
 
 
-def test_momentum_of_a_tiny_alpha_keeps_its_digits():
+def test_the_momentum_of_a_tiny_alpha_keeps_its_digits():
     assert variance(ema(1e-17)) == pytest.approx(1e-17 / 2, rel=1e-12)

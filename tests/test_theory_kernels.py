@@ -41,12 +41,12 @@ R = [0.0, 1e-6, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.97, 0.99, 0.999, 0.9999]
 
 
 @pytest.mark.parametrize("case", VECTORS["overlap"], ids=lambda c: f"{c['lmo']}-{c['shape']}-{c['r']}")
-def test_overlap_vectors(case):
+def test_overlaps_equal_their_test_vectors(case):
     assert overlap(case["lmo"], case["shape"])(case["r"]) == pytest.approx(case["f"], rel=1e-4)
 
 
 @pytest.mark.parametrize("name", TWINS)
-def test_kernel_equals_its_plain_form(name):
+def test_a_kernel_equals_its_plain_form(name):
     lmo, shape, f = TWINS[name]
     kernel = overlap(lmo, shape)
     for r in (0.01, 0.1, 0.5, 0.9, 0.99, 0.999):
@@ -54,7 +54,7 @@ def test_kernel_equals_its_plain_form(name):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_weights_are_a_probability_on_odd_modes(name):
+def test_the_weights_are_a_probability_on_odd_modes(name):
     kernel = overlap(*FAMILIES[name])
     assert (kernel.a >= 0).all()
     assert math.fsum(kernel.a) == pytest.approx(1.0, abs=1e-8)
@@ -66,7 +66,7 @@ def test_weights_are_a_probability_on_odd_modes(name):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_overlap_is_odd_below_its_input_correlation_and_one_at_one(name):
+def test_the_overlap_is_odd_below_its_input_correlation_and_one_at_one(name):
     kernel = overlap(*FAMILIES[name])
     assert kernel(1.0) == pytest.approx(1.0, abs=1e-6)
     assert kernel(-1.0) == pytest.approx(-1.0, abs=1e-6)
@@ -76,13 +76,13 @@ def test_overlap_is_odd_below_its_input_correlation_and_one_at_one(name):
     assert values == sorted(values)
 
 
-def test_sign_is_the_closed_form_to_the_last_bit():
+def test_the_sign_kernel_is_the_closed_form_to_the_last_bit():
     f = overlap("sign", None)
     for r in (-1.0, -0.3, 0.0, 0.99, 1 - 1e-12, 1.0):
         assert f(r) == 2 / math.pi * math.asin(r)
 
 
-def test_vector_of_one_element_is_the_sign():
+def test_a_vector_of_one_element_is_the_sign():
     one, sign = overlap("bias", (1,)), overlap("sign", None)
     assert [one(r) for r in R] == [sign(r) for r in R]
     np.testing.assert_array_equal(one.a, sign.a)
@@ -95,27 +95,27 @@ def test_sign_modes_sum_to_the_closed_form():
         assert float(f.a @ r**f.n) == pytest.approx(2 / math.pi * math.asin(r), rel=1e-9)
 
 
-def test_vector_tends_to_the_papers_assumption_as_it_grows():
+def test_a_vector_tends_to_the_papers_assumption_as_it_grows():
     gaps = [0.5 - overlap("bias", (d,))(0.5) for d in (1, 4, 16, 64, 1024, 16384)]
     assert gaps == sorted(gaps, reverse=True)
     assert 0 < gaps[-1] < 2e-5
     assert overlap("bias", (64,)).gain(0.1) < overlap("bias", (1024,)).gain(0.1) < overlap("linear", None).gain(0.1)
 
 
-def test_matrix_with_one_row_is_a_vector():
+def test_a_matrix_with_one_row_is_a_vector():
     vector = overlap("bias", (24,))
     for shape in ((1, 24), (24, 1)):
         thin = overlap("spectral", shape)
         assert [thin(r) for r in R] == [vector(r) for r in R]
 
 
-def test_spectral_kernel_does_not_change_under_transpose_or_scale():
+def test_the_spectral_kernel_does_not_change_under_transpose_or_scale():
     wide, tall, twice = (overlap("spectral", s) for s in ((64, 192), (192, 64), (128, 384)))
     for r in R:
         assert wide(r) == tall(r) == pytest.approx(twice(r), rel=1e-12)
 
 
-def test_square_is_the_limit_of_nearly_square():
+def test_the_square_kernel_is_the_limit_of_nearly_square_ones():
     """Closed form and Fourier form meet: f is smooth in the aspect ratio across the switch between them."""
     square = overlap("spectral", (64, 64))
     near, twice = overlap("spectral", (99_998, 100_000)), overlap("spectral", (99_996, 100_000))
@@ -125,7 +125,7 @@ def test_square_is_the_limit_of_nearly_square():
     assert near.gain(0.01) == pytest.approx(square.gain(0.01), rel=1e-4)
 
 
-def test_square_overlaps_least():
+def test_square_matrices_overlap_least():
     """The closer to square, the more singular values near 0, the less linear the polar factor."""
     values = [overlap("spectral", (100, d))(0.5) for d in (100, 101, 110, 150, 200, 400, 10_000)]
     assert all(closer < further for closer, further in pairwise(values))
@@ -139,11 +139,43 @@ def test_blocks_use_the_kernel_of_one_block():
     assert overlap("row", (192, 64), blocks=3)(0.5) == overlap("bias", (64,))(0.5)
 
 
-def test_matrix_sides():
+def test_unequal_blocks_have_the_mean_kernel_weighted_by_their_squared_updates():
+    """U^2 is 64 of the 64x64 queries, and 64 (16/64)^2 = 4 of the keys and the values each."""
+    grouped, square, flat = (
+        overlap("spectral", shape, blocks=blocks)
+        for shape, blocks in (((96, 64), (64, 16, 16)), ((64, 64), 1), ((16, 64), 1))
+    )
+    for r in R:
+        assert grouped(r) == pytest.approx((64 * square(r) + 8 * flat(r)) / 72, rel=1e-12)
+    for alpha in (0.02, 0.1, 0.5):
+        mean = (64 * square.gain(alpha, eta=1e-3) + 8 * flat.gain(alpha, eta=1e-3)) / 72
+        assert grouped.gain(alpha, eta=1e-3) == pytest.approx(mean, rel=1e-12)
+    assert math.fsum(grouped.a) == pytest.approx(1)
+
+
+def test_the_elements_of_unequal_blocks_are_weighted_like_their_kernel():
+    """A vector of 1 has |u| = 1, one of 9 has nearly Gaussian elements; 1/10 and 9/10 of U^2."""
+    mixed, parts = overlap("bias", (10,), blocks=(1, 9)), (overlap("bias", (1,)), overlap("bias", (9,)))
+    sizes = [share * part.mean_abs for share, part in zip((0.1, 0.9), parts, strict=True)]
+    assert mixed.mean_abs == pytest.approx(sum(sizes))
+    assert mixed.spread == pytest.approx((sizes[0] * parts[0].spread + sizes[1] * parts[1].spread) / sum(sizes))
+
+
+def test_blocks_of_one_kernel_share_it():
+    assert overlap("spectral", (96, 64), blocks=(64, 32)) is not overlap("spectral", (96, 64), blocks=(32, 64))
+    assert overlap("sign", (6, 4), blocks=(2, 4)) is overlap("sign", (6, 4))
+    assert overlap("spectral", (64, 96), blocks=("inputs", (32, 32, 32))) is overlap("spectral", (64, 32))
+    assert overlap("row", (6, 4), blocks=(2, 4)) is overlap("row", (6, 4))
+
+
+def test_the_sides_of_a_matrix_follow_from_its_view():
     assert matrix_sides("conv", (64, 3, 7, 7)) == (64, 147)
     assert matrix_sides("conv-tap", (64, 3, 7, 7)) == (64, 3)
     assert matrix_sides("spectral", (5, 96, 32)) == (96, 32)  # leading dimensions are a batch
     assert matrix_sides("spectral", (96, 32), blocks=3) == (32, 32)
+    assert matrix_sides("spectral", (96, 32), blocks=(64, 16, 16)) == (64, 32)  # of the first
+    assert matrix_sides("spectral", (96, 32), blocks=("inputs", 4)) == (96, 8)
+    assert matrix_sides("spectral-transposed", (32, 96), blocks=("inputs", 4)) == (96, 8)
     assert matrix_sides("spectral-transposed", (5, 32, 192), blocks=3) == (64, 32)  # stored d_in x d_out
 
 
@@ -156,7 +188,7 @@ def polar(x):
 
 
 @pytest.mark.parametrize("shape", [(128, 128), (64, 256)])
-def test_spectral_kernel_against_random_matrices(shape):
+def test_the_spectral_kernel_agrees_with_random_matrices(shape):
     rng = np.random.default_rng(1)
     kernel, draws = overlap("spectral", shape), 50  # standard error 0.25 %
     measured = {0.5: 0.0, 0.9: 0.0}
@@ -171,7 +203,7 @@ def test_spectral_kernel_against_random_matrices(shape):
 
 
 @pytest.mark.parametrize("d", [1, 3, 8])
-def test_vector_kernel_against_random_vectors(d):
+def test_the_vector_kernel_agrees_with_random_vectors(d):
     rng = np.random.default_rng(2)
     x, z = rng.standard_normal((2, 400_000, d))
     for r in (0.5, 0.9):
@@ -185,7 +217,7 @@ def test_vector_kernel_against_random_vectors(d):
 
 @pytest.mark.parametrize("alpha", [1e-3, 1e-2, 0.1, 0.5, 1.0])
 @pytest.mark.parametrize("name", ["linear", "sign", "vector 2", "vector 8", "square", "1:4"])
-def test_gain_is_the_sum_over_lags(name, alpha):
+def test_the_gain_is_the_sum_over_lags(name, alpha):
     lmo, shape, f = TWINS[name]
     kernel = overlap(lmo, shape)
     for eta in (1e-8, 1e-4, 0.5):
@@ -202,7 +234,7 @@ def test_without_momentum_there_is_no_gain(name):
     assert kernel.gain(0.1, eta=1.0) == 1.0  # nor when every step forgets the last
 
 
-def test_linear_gain_at_no_decay_is_the_papers():
+def test_the_linear_gain_at_no_decay_is_the_papers():
     for alpha in (1e-3, 0.02, 0.1, 0.5, 0.9):
         a = alpha
         kernel = overlap("linear", None)
@@ -215,7 +247,7 @@ def test_linear_gain_at_no_decay_is_the_papers():
 
 
 @pytest.mark.parametrize("alpha", [1e-3, 0.1, 0.5, 1.0])
-def test_steady_correlation_is_kappa_times_a_power(alpha):
+def test_the_steady_correlation_is_kappa_times_a_power(alpha):
     for nesterov in (False, True):
         first, ratio, *_ = steady_correlation(ema(alpha, nesterov=nesterov))
         assert first == pytest.approx(twin.kappa(alpha, nesterov) * (1 - alpha), rel=1e-12)
@@ -231,7 +263,7 @@ def test_trace_momentum_is_ema_to_a_normalised_update(nesterov):
 
 
 @pytest.mark.parametrize("betas", [(0.9, 0.99), (0.95, 0.98), (0.5, 0.9)])
-def test_lion_correlation_follows_from_its_weights(betas):
+def test_lions_correlation_follows_from_its_weights(betas):
     first, ratio, *_ = steady_correlation(lion(*betas))
     expected = twin.lion_correlation(*betas, count=6)
     np.testing.assert_allclose(first * ratio ** np.arange(5), expected[1:], rtol=1e-10)

@@ -46,20 +46,20 @@ def name_of(case):
 
 
 @pytest.mark.parametrize("case", VECTORS["steady_norm_sq"], ids=name_of)
-def test_steady_norm_vectors(case):
+def test_steady_norms_equal_their_test_vectors(case):
     kernel = overlap(case["lmo"], case["shape"])
     got = steady_norm_sq(case["lr"], case["weight_decay"], case["alpha"], nesterov=case["nesterov"], overlap=kernel)
     assert got == pytest.approx(case["value"], rel=1e-6)
 
 
 @pytest.mark.parametrize("case", VECTORS["effective_lr"], ids=name_of)
-def test_effective_lr_vectors(case):
+def test_effective_lrs_equal_their_test_vectors(case):
     assert effective_lr(case["lr"], case["alpha"], nesterov=case["nesterov"]) == pytest.approx(case["value"], rel=1e-6)
 
 
 @pytest.mark.parametrize("case", VECTORS["paper"], ids=lambda c: c["what"])
-def test_decays_printed_in_the_paper(case):
-    """Both ways: C^2 gives the paper's decay, the decay gives the paper's C^2."""
+def test_the_decays_printed_in_the_paper_are_reproduced(case):
+    """Both directions hold: C^2 gives the paper's decay, and the decay gives the paper's C^2."""
     lr, alpha, norm_sq, decay = (case[k] for k in ("lr", "alpha", "steady_norm_sq", "weight_decay"))
     assert weight_decay_for(norm_sq, lr, alpha) == pytest.approx(decay, rel=1e-6)
     assert steady_norm_sq(lr, decay, alpha, limit=True) == pytest.approx(norm_sq, rel=1e-6)
@@ -69,15 +69,15 @@ def test_decays_printed_in_the_paper(case):
 
 
 @pytest.mark.parametrize("a", ALPHAS)
-def test_linear_decay_is_the_papers_formula(a):
+def test_the_linear_decay_is_the_papers_formula(a):
     gamma, C2 = 0.013, 2.7
     assert weight_decay_for(C2, gamma, a) == pytest.approx((2 - a) / (2 * a * C2) * gamma, rel=1e-14)
     factor = (2 - a) / (a * (1 + 4 * a - 6 * a**2 + 2 * a**3))
     assert weight_decay_for(C2, gamma, a, nesterov=True) == pytest.approx(factor / (2 * C2) * gamma, rel=1e-14)
 
 
-def test_linear_decay_is_proportional_to_lr_and_the_norm_does_not_move():
-    """The correction itself: constant decay lets the norm follow lr, corrected decay keeps it."""
+def test_the_linear_decay_is_proportional_to_lr_and_the_norm_does_not_move():
+    """This is the correction itself: constant decay lets the norm follow lr, corrected decay keeps it."""
     C2, alpha = 4.0, 0.1
     decays = {lr: weight_decay_for(C2, lr, alpha) for lr in (0.02, 0.01, 0.001)}
     assert decays[0.01] == pytest.approx(decays[0.02] / 2)
@@ -100,7 +100,7 @@ def test_trace_momentum_has_the_effective_lr_of_the_papers_appendix(mu):
 
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("a", ALPHAS)
-def test_effective_lr_squared_over_two_eta_is_the_limit_norm(a, nesterov):
+def test_the_effective_lr_squared_over_two_eta_is_the_limit_norm(a, nesterov):
     lr, decay = 0.01, 0.1
     norm = effective_lr(lr, a, nesterov=nesterov) ** 2 / (2 * lr * decay)
     assert steady_norm_sq(lr, decay, a, nesterov=nesterov, limit=True) == pytest.approx(norm, rel=1e-12)
@@ -114,7 +114,7 @@ def test_effective_lr_squared_over_two_eta_is_the_limit_norm(a, nesterov):
 
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("name", KERNELS)
-def test_steady_norm_is_the_plain_sum(name, nesterov):
+def test_the_steady_norm_is_the_plain_sum(name, nesterov):
     kernel, f = KERNELS[name]
     for lr, decay, alpha in ((1e-4, 1e-4, 0.01), (0.01, 0.1, 0.1), (0.5, 1.0, 0.5), (0.9, 1.1, 0.1)):
         expected = twin.steady_norm_sq(lr, decay, twin.gain(f, alpha, nesterov, lr * decay))
@@ -123,7 +123,7 @@ def test_steady_norm_is_the_plain_sum(name, nesterov):
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_limit_is_what_the_norm_tends_to_as_decay_vanishes(name):
+def test_the_limit_is_what_the_norm_tends_to_as_decay_vanishes(name):
     kernel, f = KERNELS[name]
     lr, alpha = 0.01, 0.1
     ratios = []
@@ -137,7 +137,7 @@ def test_limit_is_what_the_norm_tends_to_as_decay_vanishes(name):
 
 
 def test_square_matrices_fall_short_of_the_papers_prediction():
-    """The deviation the paper reports and does not explain: about 10 % of the norm at alpha = 0.1."""
+    """The paper reports and does not explain this deviation: about 10 % of the norm at alpha = 0.1."""
     exact = steady_norm_sq(0.01, 0.1, 0.1, overlap=overlap("spectral", (384, 384)))
     assert 0.86 < math.sqrt(exact / steady_norm_sq(0.01, 0.1, 0.1)) < 0.92
 
@@ -149,7 +149,7 @@ def test_linear_by_name_and_by_kernel_predict_the_same():
         assert by_name == by_kernel
 
 
-def test_nothing_decays_nothing_settles():
+def test_without_decay_nothing_settles():
     assert steady_norm_sq(0.01, 0.0, 0.1) == steady_norm_sq(0.01, 0.0, 0.1, limit=True) == math.inf
     assert steady_norm_sq(0.0, 0.1, 0.1) == 0.0
     assert steady_norm_sq(0.5, 2.0, 0.1) == 0.25  # eta = 1: only the last update is left
@@ -160,7 +160,7 @@ def test_nothing_decays_nothing_settles():
 
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("name", KERNELS)
-def test_exact_decay_inverts_the_steady_norm(name, nesterov):
+def test_the_exact_decay_inverts_the_steady_norm(name, nesterov):
     kernel, _ = KERNELS[name]
     for alpha in ALPHAS:
         for eta in (1e-8, 1e-6, 1e-4, 0.01, 0.1, 0.5, 0.9, 0.99):
@@ -170,7 +170,7 @@ def test_exact_decay_inverts_the_steady_norm(name, nesterov):
             assert decay * lr == pytest.approx(eta, rel=1e-9), (alpha, eta)
 
 
-def test_exact_decay_hits_targets_that_the_linear_one_misses():
+def test_the_exact_decay_hits_targets_that_the_linear_one_misses():
     kernel, target, lr, alpha = KERNELS["square"][0], 0.3, 0.05, 0.1
     exact = weight_decay_for(target, lr, alpha, overlap=kernel)
     linear = weight_decay_for(target, lr, alpha)
@@ -178,7 +178,7 @@ def test_exact_decay_hits_targets_that_the_linear_one_misses():
     assert steady_norm_sq(lr, linear, alpha, overlap=kernel) < 0.85 * target
 
 
-def test_exact_decay_of_small_steps_is_the_papers_formula():
+def test_the_exact_decay_of_small_steps_is_the_papers_formula():
     exact = weight_decay_for(10.0, 1e-5, 0.1, overlap=overlap("linear", None))
     assert exact == pytest.approx(weight_decay_for(10.0, 1e-5, 0.1), rel=1e-8)
 
@@ -195,7 +195,7 @@ def test_hand_made_kernels_of_one_name_do_not_share_a_cached_decay():
         assert steady_norm_sq(0.01, decay, 0.1, overlap=kernel) == pytest.approx(1.0, rel=1e-9)
 
 
-def test_target_below_one_update_is_unreachable():
+def test_a_target_below_one_update_is_unreachable():
     kernel, lr = KERNELS["square"][0], 0.1
     with pytest.raises(ValueError, match=r"steady_norm_sq=0\.009 is unreachable at lr=0\.1.*lower lr or raise"):
         weight_decay_for(0.009, lr, 0.1, overlap=kernel)
@@ -234,7 +234,7 @@ def exact_gain(kernel: Overlap, filter: theory.Filter, keep: Fraction, eta: floa
 @pytest.mark.parametrize("name", ["linear", "square"])
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("alpha", [0.1, 1e-6, 1e-10, 1e-17, 1e-30, 1 - 1e-12])
-def test_gain_has_all_its_digits_at_any_alpha(alpha, nesterov, name):
+def test_the_gain_has_all_its_digits_at_any_alpha(alpha, nesterov, name):
     kernel, a = KERNELS[name][0], Fraction(alpha)
     filter = theory.Filter((1 - a) ** 2, a * (2 - a), 1 - a, a) if nesterov else theory.Filter(1 - a, a, 1 - a, a)
     for eta in (0.0, 1e-20, 1e-3):
@@ -246,14 +246,14 @@ def test_gain_has_all_its_digits_at_any_alpha(alpha, nesterov, name):
 
 
 @pytest.mark.parametrize("betas", [(0.9, 0.99), (0.0, 1 - 2**-53), (1 - 2**-53, 1 - 2**-53), (1 - 2**-50, 0.3)])
-def test_lion_s_gain_has_all_its_digits_next_to_one(betas):
+def test_lions_gain_has_all_its_digits_next_to_one(betas):
     one, two = map(Fraction, betas)
     expected = exact_gain(KERNELS["sign"][0], theory.Filter(one, 1 - one, two, 1 - two), two)
     assert lion_gain(*betas) == pytest.approx(expected, rel=1e-12)
 
 
-def test_steady_norm_where_momentum_outlasts_decay():
-    """alpha far below eta: gradients go on counting until decay ends them, R^2 = gamma^2 / eta^2."""
+def test_the_steady_norm_holds_where_momentum_outlasts_decay():
+    """With alpha far below eta, gradients count until decay ends them: R^2 = gamma^2 / eta^2."""
     for nesterov in (False, True):
         reached = steady_norm_sq(0.01, 0.1, 1e-17, nesterov=nesterov)
         assert reached == pytest.approx(100.0, rel=1e-12)
@@ -279,7 +279,7 @@ BETAS = [(0.9, 0.99), (0.95, 0.98), (0.9, 0.9), (0.0, 0.9)]
 
 
 @pytest.mark.parametrize("betas", BETAS)
-def test_lion_gain_is_the_plain_sum(betas):
+def test_lions_gain_is_the_plain_sum(betas):
     for eta in (1e-8, 1e-3, 0.5):
         expected = twin.lion_gain(*betas, eta)
         assert lion_gain(*betas, eta=eta) == pytest.approx(expected, rel=1e-9)
@@ -289,7 +289,7 @@ def test_lion_gain_is_the_plain_sum(betas):
 
 
 @pytest.mark.parametrize("betas", BETAS)
-def test_lion_decay_inverts_the_lion_norm(betas):
+def test_lions_decay_inverts_lions_norm(betas):
     lr = 1e-3
     for eta in (1e-8, 1e-4, 0.1, 0.99):
         norm = lion_steady_norm_sq(lr, eta / lr, *betas)
@@ -311,7 +311,7 @@ def test_adam_has_no_beta_in_the_limit():
 
 
 @pytest.mark.parametrize("beta1", [0.0, 0.5, 0.9, 0.99])
-def test_adam_norm_at_finite_decay_is_the_plain_sum(beta1):
+def test_adams_norm_at_finite_decay_is_the_plain_sum(beta1):
     for lr, decay in ((1e-3, 0.1), (0.1, 1.0), (0.5, 1.0)):
         update_sq = (1 - beta1) ** 2 * math.fsum(beta1 ** (2 * j) for j in range(4000))
         gain = twin.gain(twin.f_linear, 1 - beta1, False, lr * decay)
@@ -320,7 +320,7 @@ def test_adam_norm_at_finite_decay_is_the_plain_sum(beta1):
     assert adam_mean_square(0.5, 1.0, 0.9) < 0.9 * adam_mean_square(0.5, 1.0, 0.0)  # beta is back when eta is large
 
 
-def test_adam_decay_inverts_the_limit():
+def test_adams_decay_inverts_the_limit():
     decay = adam_weight_decay_for(0.005, 1e-3)
     assert adam_mean_square(1e-3, decay, limit=True) == pytest.approx(0.005, rel=1e-14)
 
@@ -328,7 +328,7 @@ def test_adam_decay_inverts_the_limit():
 # --- half-life
 
 
-def test_decay_alone_halves_a_weight_in_its_half_life():
+def test_decay_without_updates_halves_a_weight_in_its_half_life():
     for lr, decay in ((1e-3, 0.1), (0.1, 1.0), (0.5, 1.0)):
         assert (1 - lr * decay) ** half_life(lr, decay) == pytest.approx(0.5, rel=1e-9)
     eta = 1e-8  # no cancellation here: ln(1 - eta) = -(eta + eta^2 / 2 + ...)
@@ -367,7 +367,7 @@ def test_numpy_numbers_give_python_floats(name):
     assert type(FLOATS[name]()) is float
 
 
-def test_single_precision_alpha_loses_nothing_but_its_own_rounding():
+def test_a_single_precision_alpha_loses_nothing_but_its_own_rounding():
     alpha = np.float32(0.001)
     assert steady_norm_sq(0.01, 0.1, alpha) == pytest.approx(steady_norm_sq(0.01, 0.1, float(alpha)), rel=1e-12)
 

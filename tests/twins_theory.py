@@ -22,7 +22,7 @@ def f_linear(r: Floats) -> Floats:
 
 
 def f_sign(r: Floats) -> Floats:
-    """Grothendieck's identity."""
+    """Return the overlap by Grothendieck's identity."""
     return 2 / math.pi * np.arcsin(r)
 
 
@@ -98,19 +98,19 @@ def kappa(alpha: float, nesterov: bool) -> float:
 
 
 def lags(ratio: float, eta: float) -> Floats:
-    """k = 1, 2, ... until (1-eta)^k ratio^k is nothing."""
+    """Return k = 1, 2, ... until (1-eta)^k ratio^k is negligible."""
     q = (1 - eta) * ratio
     return np.arange(1, 2 + (math.ceil(math.log(1e-22) / math.log(q)) if q > 0 else 1))
 
 
 def gain(f: F, alpha: float, nesterov: bool, eta: float) -> float:
-    """G = 1 + 2 sum_k (1-eta)^k f(kappa (1-alpha)^k)."""
+    """Return G = 1 + 2 sum_k (1-eta)^k f(kappa (1-alpha)^k)."""
     k = lags(1 - alpha, eta)
     return 1 + 2 * math.fsum((1 - eta) ** k * f(kappa(alpha, nesterov) * (1 - alpha) ** k))
 
 
 def lion_correlation(beta1: float, beta2: float, count: int) -> Floats:
-    """corr(x_{t-k}, x_t), k = 0 .. count-1, from x_t = (1-b1) g_t + b1 (1-b2) sum_j b2^j g_{t-1-j}."""
+    """Return corr(x_{t-k}, x_t), k = 0 .. count-1, from x_t = (1-b1) g_t + b1 (1-b2) sum_j b2^j g_{t-1-j}."""
     j = np.arange(math.ceil(math.log(1e-18) / math.log(beta2)) + count)
     w = np.concatenate(([1 - beta1], beta1 * (1 - beta2) * beta2**j))
     return np.array([w[: len(w) - k] @ w[k:] for k in range(count)]) / (w @ w)
@@ -200,3 +200,42 @@ def alignments(lr: Floats, weight_decay: Floats, S: Floats, start: float = 0.0) 
         c = contributions(lr, weight_decay, t)
         out[t] = -c @ S[:t, t] / math.sqrt(norm_sq_at(t, lr, weight_decay, S, start))
     return out
+
+
+# --- cautious decay
+
+
+def cautious_norm_sq(eta: float, alpha: float, f: F, nesterov: bool, *, signs: bool) -> float:
+    """sigma^2 / gamma^2 under cautious decay by iterating the balance of one step, with expectations as integrals.
+
+    In polar coordinates theta = sigma r cos(phi) and x = r (-c cos(phi) + sqrt(1-c^2) sin(phi)); u is x or sign x.
+    """
+    a, k = alpha, np.arange(1, 2000)
+    kappa = (1 - 2 * a**2 + a**3) / (1 + 4 * a - 6 * a**2 + 2 * a**3) if nesterov else 1.0
+    lags = float(np.sum((1 - eta / 2) ** (k - 1) * f(kappa * (1 - a) ** k)))
+    nodes, weights = np.polynomial.legendre.leggauss(40)
+
+    def mean(low: float, high: float, value: Callable[[Floats, Floats], Floats], c: float) -> float:
+        """Average over the angles low..high and their opposites; the radius has E r^2 = 2."""
+        phi = low + (high - low) * (nodes + 1) / 2
+        z = np.cos(phi)
+        return float(weights @ value(z, -c * z + math.sqrt(1 - c * c) * np.sin(phi))) * (high - low) / math.pi
+
+    sigma, cross = math.sqrt((1 + 2 * lags) / eta), 0.0
+    for _ in range(500):
+        c = cross / sigma * (math.sqrt(math.pi / 2) if signs else 1.0)
+        flip, quarter = math.asin(c), math.pi / 2  # where x and theta change sign
+        if signs:
+            theta_u = sigma * math.sqrt(2 / math.pi)
+        else:  # E|theta u|
+            product = [
+                mean(low, high, lambda z, x: np.abs(z * x), c) for low, high in ((-quarter, flip), (flip, quarter))
+            ]
+            theta_u = sigma * sum(product)
+        removed = (2 * eta - eta**2) * mean(flip, quarter, lambda z, x: z * z, c)  # of sigma^2
+        added = 1 + 2 * cross + eta * (theta_u - cross)
+        old, sigma, cross = sigma, math.sqrt(added / removed), (1 + eta / 2 * theta_u) * lags
+        sigma = math.sqrt(old * sigma)  # damped
+        if abs(sigma / old - 1) < 1e-13:
+            break
+    return sigma**2

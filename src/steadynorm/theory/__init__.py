@@ -1,5 +1,13 @@
 """Predict weight norms: overlap kernels, steady state, the decay for a target, forecasts. No torch in here."""
 
+from steadynorm.theory.balance import balance_keep, forecast_balance
+from steadynorm.theory.cautious import (
+    cautious_adam_weight_decay_for,
+    cautious_lion_weight_decay_for,
+    cautious_share,
+    cautious_steady_norm_sq,
+    cautious_weight_decay_for,
+)
 from steadynorm.theory.equilibrium import (
     adam_mean_square,
     adam_weight_decay_for,
@@ -25,12 +33,14 @@ from steadynorm.theory.momentum import (
     trace,
     variance,
 )
+from steadynorm.theory.rotation import angle_per_step, fixed_norm_lr, lr_of_fixed_norm
 from steadynorm.theory.trajectory import (
     ForecastState,
     advance_forecast,
     expected_alignment,
     forecast,
     forecast_adam,
+    forecast_cautious,
     forecast_lion,
     forecast_sgd,
     initial_state,
@@ -48,12 +58,22 @@ __all__ = [
     "adam_weight_decay_for",
     "advance",
     "advance_forecast",
+    "angle_per_step",
+    "balance_keep",
+    "cautious_adam_weight_decay_for",
+    "cautious_lion_weight_decay_for",
+    "cautious_share",
+    "cautious_steady_norm_sq",
+    "cautious_weight_decay_for",
     "effective_lr",
     "effective_lr_trace",
     "ema",
     "expected_alignment",
+    "fixed_norm_lr",
     "forecast",
     "forecast_adam",
+    "forecast_balance",
+    "forecast_cautious",
     "forecast_lion",
     "forecast_sgd",
     "half_life",
@@ -62,6 +82,7 @@ __all__ = [
     "lion_gain",
     "lion_steady_norm_sq",
     "lion_weight_decay_for",
+    "lr_of_fixed_norm",
     "matrix_sides",
     "momentum_gain",
     "overlap",

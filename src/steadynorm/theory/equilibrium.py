@@ -7,6 +7,7 @@
 
 import functools
 import math
+from collections.abc import Callable
 from typing import TypeAlias
 
 from steadynorm.theory.kernels import LINEAR, Overlap, vector_kernel
@@ -24,7 +25,11 @@ def momentum_gain(alpha: float, *, nesterov: bool = False) -> float:
         >>> round(momentum_gain(0.1), 9), round(momentum_gain(0.1, nesterov=True), 4)
         (19.0, 14.158)
     """
-    a = check_alpha(alpha)
+    return linear_gain(check_alpha(alpha), nesterov=nesterov)
+
+
+def linear_gain(a: float, *, nesterov: bool = False) -> float:
+    """Return `momentum_gain` unchecked, by arithmetic only: JAX traces it (`steadynorm.jax`)."""
     denominator = a * (1 + 4 * a - 6 * a**2 + 2 * a**3) if nesterov else a
     return (2 - a) / denominator
 
@@ -118,13 +123,13 @@ def weight_decay_for(
         >>> round(weight_decay_for(1.1875, 0.01, 0.1), 12)
         0.08
     """
-    alpha, lr, target = check_alpha(alpha), check_lr(lr), _check_target("steady_norm_sq", steady_norm_sq)
+    alpha, lr, target = check_alpha(alpha), check_lr(lr), check_target("steady_norm_sq", steady_norm_sq)
     if lr == 0:
         return 0.0
     if isinstance(overlap, Overlap):
         return _decay_for(target, lr, overlap, steady_correlation(ema(alpha, nesterov=nesterov)))
     as_kernel(overlap)
-    return _limit_decay(target, lr, momentum_gain(alpha, nesterov=nesterov))
+    return limit_decay(target, lr, momentum_gain(alpha, nesterov=nesterov))
 
 
 def lion_steady_norm_sq(lr: float, weight_decay: float, beta1: float, beta2: float) -> float:
@@ -134,7 +139,7 @@ def lion_steady_norm_sq(lr: float, weight_decay: float, beta1: float, beta2: flo
         >>> lion_steady_norm_sq(1e-4, 1.0, 0.9, 0.99) > steady_norm_sq(1e-4, 1.0, 1.0)
         True
     """
-    return _norm_sq(float(lr), eta_of(lr, weight_decay), vector_kernel(1), _lion(beta1, beta2))
+    return _norm_sq(float(lr), eta_of(lr, weight_decay), vector_kernel(1), lion_correlation(beta1, beta2))
 
 
 def lion_weight_decay_for(steady_norm_sq: float, lr: float, beta1: float, beta2: float) -> float:
@@ -145,7 +150,11 @@ def lion_weight_decay_for(steady_norm_sq: float, lr: float, beta1: float, beta2:
         >>> round(lion_steady_norm_sq(1e-3, decay, 0.9, 0.99), 9)
         0.01
     """
-    correlation, lr, target = _lion(beta1, beta2), check_lr(lr), _check_target("steady_norm_sq", steady_norm_sq)
+    correlation, lr, target = (
+        lion_correlation(beta1, beta2),
+        check_lr(lr),
+        check_target("steady_norm_sq", steady_norm_sq),
+    )
     return _decay_for(target, lr, vector_kernel(1), correlation) if lr > 0 else 0.0
 
 
@@ -156,7 +165,7 @@ def lion_gain(beta1: float, beta2: float, *, eta: float = 0.0) -> float:
         >>> lion_gain(0.9, 0.99) > 1
         True
     """
-    return vector_kernel(1).gain_of(_lion(beta1, beta2), float(eta))
+    return vector_kernel(1).gain_of(lion_correlation(beta1, beta2), float(eta))
 
 
 def adam_mean_square(lr: float, weight_decay: float, beta1: float = 0.9, *, limit: bool = False) -> float:
@@ -171,8 +180,12 @@ def adam_mean_square(lr: float, weight_decay: float, beta1: float = 0.9, *, limi
     eta, beta1 = eta_of(lr, weight_decay), check_beta("beta1", beta1)
     if limit:
         return math.inf if weight_decay == 0 else float(lr) / (2 * float(weight_decay))
-    update_sq = (1 - beta1) / (1 + beta1)
-    return update_sq * _norm_sq(float(lr), eta, LINEAR, steady_correlation(ema(1 - beta1)))
+    return adam_update_sq(beta1) * _norm_sq(float(lr), eta, LINEAR, steady_correlation(ema(1 - beta1)))
+
+
+def adam_update_sq(beta1: float) -> float:
+    """Return |u|^2 of Adam per element, (1-b1)/(1+b1), once its second moment has settled."""
+    return (1 - beta1) / (1 + beta1)
 
 
 def adam_weight_decay_for(mean_square: float, lr: float) -> float:
@@ -182,10 +195,11 @@ def adam_weight_decay_for(mean_square: float, lr: float) -> float:
         >>> adam_weight_decay_for(0.005, 1e-3)
         0.1
     """
-    return check_lr(lr) / (2 * _check_target("mean_square", mean_square))
+    return check_lr(lr) / (2 * check_target("mean_square", mean_square))
 
 
-def _lion(beta1: float, beta2: float) -> Correlation:
+def lion_correlation(beta1: float, beta2: float) -> Correlation:
+    """Return the correlation of successive inputs of Lion's sign."""
     return steady_correlation(lion(check_beta("beta1", beta1), check_beta("beta2", beta2)))
 
 
@@ -197,20 +211,32 @@ def _norm_sq(lr: float, eta: float, kernel: Overlap, correlation: Correlation) -
     return lr / (eta * (2 - eta)) * lr * kernel.gain_of(correlation, eta)
 
 
-def _limit_decay(target: float, lr: float, gain: float) -> float:
-    """Return the decay for a target at eta -> 0."""
+def limit_decay(target: float, lr: float, gain: float) -> float:
+    """Return the decay for a target at eta -> 0, by arithmetic only: JAX traces it."""
     return gain / (2 * target) * lr
+
+
+def relative_decay(weight_decay: float, lr: float, peak_lr: float, factor: float = 1.0) -> float:
+    """Return lambda (gamma_t / gamma_peak) F_t, the decay that keeps the norm of the peak, unchecked.
+
+    F_t = G(momentum now) / G(initial momentum) is what a changing momentum does to the norm.
+
+    Examples:
+        >>> relative_decay(0.1, 5e-4, 1e-3)
+        0.05
+    """
+    return weight_decay * (lr / peak_lr) * factor
 
 
 def _decay_for(target: float, lr: float, kernel: Overlap, correlation: Correlation) -> float:
     if lr * (lr / target) < 1e-290:  # eta would underflow; use the limit
-        return _limit_decay(target, lr, kernel.gain_of(correlation))
+        return limit_decay(target, lr, kernel.gain_of(correlation))
     return _eta_for(target, lr, kernel, correlation) / lr
 
 
 @functools.lru_cache(maxsize=4096)
 def _eta_for(target: float, lr: float, kernel: Overlap, correlation: Correlation) -> float:
-    """Solve R^2(eta) = target by bracketed secant steps in log-log coordinates, where the curve is nearly straight."""
+    """Solve R^2(eta) = target in log-log coordinates, where the curve is nearly straight."""
     if target < lr * lr * (1 - 1e-12):
         raise ValueError(
             f"steady_norm_sq={target:g} is unreachable at lr={lr:g}: one update alone has lr^2={lr * lr:g}; "
@@ -222,9 +248,22 @@ def _eta_for(target: float, lr: float, kernel: Overlap, correlation: Correlation
         return math.log(_norm_sq(lr, math.exp(log_eta), kernel, correlation)) - goal
 
     low, high = 2 * math.log(lr) - goal - math.log(2), 0.0  # G >= 1, so eta >= lr^2 / (2 target); eta = 1: R = lr
-    old = max(min(low + math.log(kernel.gain_of(correlation)), high), low)
+    return math.exp(find_root(miss, low, high, low + math.log(kernel.gain_of(correlation))))
+
+
+def find_root(miss: Callable[[float], float], low: float, high: float, start: float, slope: float = -1.0) -> float:
+    """Return where a falling function crosses zero between low and high, by bracketed secant steps.
+
+    Args:
+        miss: The function.
+        low: Where it is not negative.
+        high: Where it is not positive.
+        start: The first guess; it is moved into the bracket.
+        slope: The first guess of the function's derivative.
+    """
+    old = max(min(start, high), low)
     old_miss = miss(old)
-    new, slope = old, -1.0
+    new = old
     for _ in range(60):
         if abs(old_miss) < 1e-15:
             break
@@ -238,7 +277,7 @@ def _eta_for(target: float, lr: float, kernel: Overlap, correlation: Correlation
         secant = (new_miss - old_miss) / (new - old)
         slope = secant if secant < -1e-9 else slope
         old, old_miss = new, new_miss
-    return math.exp(new)
+    return new
 
 
 def as_kernel(overlap: Kernel) -> Overlap:
@@ -277,7 +316,8 @@ def check_lr(lr: float) -> float:
     return float(lr)
 
 
-def _check_target(name: str, value: float) -> float:
+def check_target(name: str, value: float) -> float:
+    """Return a target as a float; raise ValueError if it is not positive and finite."""
     if not (value > 0 and math.isfinite(value)):
         raise ValueError(f"{name}={value} must be positive and finite")
     return float(value)

@@ -10,13 +10,15 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from steadynorm.theory.momentum import Correlation, check_alpha, ema, steady_correlation
 
 Floats: TypeAlias = np.ndarray
+
+GAUSSIAN_MEAN_ABS = math.sqrt(2 / math.pi)  # E|z| of a standard normal z
 
 _LAST_MODE = 1 << 20  # (1 - alpha)^n is below 1e-45 there for every alpha >= 1e-4
 _EXACT_MODES = 40  # odd n = 1, 3, ..., 79 are stored unchanged
@@ -33,6 +35,8 @@ class Overlap:
         n: The exponents; not all are whole after compression.
         a: The weights, which sum to 1.
         closed: f in closed form, if there is one.
+        mean_abs: E|u_i| of the elements of an update with E u_i^2 = 1; elements of long updates are nearly Gaussian.
+        spread: E|u_i|^3 / E|u_i| - 1: 1 for Gaussian elements, 0 for signs.
 
     Examples:
         >>> f = vector_kernel(1)  # of the sign
@@ -46,6 +50,8 @@ class Overlap:
     n: Floats = field(repr=False)
     a: Floats = field(repr=False)
     closed: Callable[[float], float] | None = field(default=None, repr=False)
+    mean_abs: float = field(default=GAUSSIAN_MEAN_ABS, repr=False)
+    spread: float = field(default=1.0, repr=False)
 
     def __call__(self, r: float) -> float:
         """Return the expected overlap of two unit updates whose inputs have correlation r."""
@@ -69,10 +75,24 @@ class Overlap:
         first, ratio, first_gap, ratio_gap = correlation
         if first <= 0.0 or eta >= 1.0:
             return 1.0
-        log_q = math.log1p(-eta) + self.n * _log(ratio, ratio_gap)
         with np.errstate(over="ignore"):  # infinite where alpha is almost 0
-            terms = self.a * np.exp(self.n * _log(first, first_gap)) / -np.expm1(log_q)
-        return 1.0 + 2.0 * (1.0 - eta) * float(terms.sum())
+            return float(sum_gain(self.n, self.a, _log(first, first_gap), _log(ratio, ratio_gap), eta))
+
+
+def sum_gain(n: Any, a: Any, log_first: Any, log_ratio: Any, eta: Any, numbers: Any = np) -> Any:
+    """Return 1 + 2 (1-eta) sum_n a_n first^n / (1 - q_n) with q_n = (1-eta) ratio^n, unchecked.
+
+    Args:
+        n: The exponents.
+        a: The weights.
+        log_first: The logarithm of the correlation of successive inputs.
+        log_ratio: The logarithm of the factor from one lag to the next.
+        eta: lr times decay.
+        numbers: The library that computes: numpy, or `jax.numpy` for values that JAX traces.
+    """
+    log_q = numbers.log1p(-eta) + n * log_ratio
+    terms = a * numbers.exp(n * log_first) / -numbers.expm1(log_q)
+    return 1.0 + 2.0 * (1.0 - eta) * terms.sum()
 
 
 def _log(value: float, gap: float) -> float:
@@ -86,14 +106,16 @@ def _log(value: float, gap: float) -> float:
 def vector_kernel(d: int) -> Overlap:
     """Return the kernel of a normalised Gaussian d-vector: f(r) = r (2/d) (Gamma((d+1)/2)/Gamma(d/2))^2 2F1(1/2, 1/2; d/2+1; r^2).
 
-    d = 1 is the sign of a Gaussian: (2/pi) asin r.
+    d = 1 is the sign of a Gaussian: (2/pi) asin r. Direction and length of x are independent, so x_i = u_i |x| / sqrt(d)
+    gives E|u_i| = sqrt(2/pi) / sqrt(a_1) and E|u_i|^3 = 2d/(d+1) E|u_i|.
     """
     d = max(d, 1)
     lead = 2 / d * math.exp(2 * (math.lgamma((d + 1) / 2) - math.lgamma(d / 2)))
     k = np.arange(_LAST_MODE // 2, dtype=np.float64)
     ratio = (k + 0.5) ** 2 / ((k + d / 2 + 1) * (k + 1))  # of successive coefficients
     a = lead * np.concatenate(([1.0], np.exp(np.cumsum(np.log(ratio[:-1])))))
-    return Overlap(f"vector({d})" if d > 1 else "sign", *_compress(a), _arcsine if d == 1 else None)
+    name, closed = (f"vector({d})", None) if d > 1 else ("sign", _arcsine)
+    return Overlap(name, *_compress(a), closed, GAUSSIAN_MEAN_ABS / math.sqrt(lead), (d - 1) / (d + 1))
 
 
 def _arcsine(r: float) -> float:
@@ -128,6 +150,30 @@ def _polar_kernel(small: int, large: int) -> Overlap:
     sine = np.sin(phi) / np.sqrt(1 + c + 2 * math.sqrt(c) * np.cos(phi))
     coefficient = -2 / grid * np.fft.rfft(sine).imag[1:-1]
     return Overlap(name, *_compress(coefficient**2))
+
+
+@functools.lru_cache(maxsize=256)
+def mean_kernel(kernels: tuple[Overlap, ...], weights: tuple[float, ...]) -> Overlap:
+    """Return the kernel of a parameter made of independent blocks: the mean of theirs, weighted by their U^2.
+
+        f(r) = sum_b U_b^2 f_b(r) / sum_b U_b^2
+
+    because inner products of updates are sums over blocks. Weights of a block are as large as its updates, so E|u_i|
+    is weighted in the same way.
+
+    Examples:
+        >>> round(mean_kernel((vector_kernel(1), LINEAR), (3.0, 1.0))(0.5), 6)  # 3/4 of 1/3 and 1/4 of 1/2
+        0.375
+    """
+    if len({kernel.name for kernel in kernels}) == 1:
+        return kernels[0]
+    shares = [weight / math.fsum(weights) for weight in weights]
+    n = np.concatenate([kernel.n for kernel in kernels])
+    a = np.concatenate([share * kernel.a for share, kernel in zip(shares, kernels, strict=True)])
+    sizes = [share * kernel.mean_abs for share, kernel in zip(shares, kernels, strict=True)]
+    spread = sum(size * kernel.spread for size, kernel in zip(sizes, kernels, strict=True)) / sum(sizes)
+    name = " + ".join(f"{share:.12g} {kernel.name}" for share, kernel in zip(shares, kernels, strict=True))
+    return Overlap(name, n, a, None, sum(sizes), spread)
 
 
 def _compress(a: Floats) -> tuple[Floats, Floats]:

@@ -11,6 +11,8 @@ for all of them.
 import math
 from typing import NamedTuple
 
+FADES_BELOW = 1e-5  # the share of its momentum below which a normalised update fades, where gradients have stopped
+
 
 class Filter(NamedTuple):
     """The coefficients of one step: x = p m + q g, then m = r m + s g."""
@@ -126,6 +128,12 @@ def steady_correlation(filter: Filter) -> Correlation:
     gap = _gap(filter)
     if p == r and q == s:  # x is m: avoid rounding in the most common case
         return Correlation(r, r, gap, gap)
+    return mixed_correlation(filter, gap)
+
+
+def mixed_correlation(filter: Filter, gap: float) -> Correlation:
+    """Return the same for any filter with gap = 1 - r, by arithmetic only: JAX traces it (`steadynorm.jax`)."""
+    p, q, r, s = filter
     h, w = q / s, gap * (1 + r)
     var_x = p * p + h * h * w
     return Correlation(p * (p * r + h * w) / var_x, r, gap * (p * p + h * (h - p) * (1 + r)) / var_x, gap)

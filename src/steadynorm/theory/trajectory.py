@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from steadynorm.theory.cautious import cautious_change
 from steadynorm.theory.equilibrium import Kernel, as_kernel, eta_of
 from steadynorm.theory.kernels import Floats, Overlap, vector_kernel
 from steadynorm.theory.momentum import Filter, Step, advance, check_alpha, check_beta, ema, lion, trace
@@ -26,15 +27,15 @@ _CHUNK = 2048  # steps whose powers are taken at once: 2048 x 160 modes is 2.6 M
 
 @dataclass(frozen=True)
 class ForecastState:
-    """The state of a forecast between two steps.
+    """The state of a forecast between two steps, of one layer or of several that differ in the lengths of their updates.
 
     Attributes:
-        norm_sq: N = E|theta|^2 / |u|^2.
+        norm_sq: N = E|theta|^2 / |u|^2, or one per layer.
         var: E m^2, for gradients of unit variance.
-        overlaps: D_n for each mode of the kernel.
+        overlaps: D_n for each mode of the kernel, (modes,) or (modes, layers).
     """
 
-    norm_sq: float
+    norm_sq: float | Floats
     var: float
     overlaps: Floats
 
@@ -47,9 +48,7 @@ def initial_state(kernel: Overlap, *, start: float = 0.0, warm_momentum: bool = 
         start: |theta_0|^2 / |u|^2.
         warm_momentum: Whether m_0 is a gradient sample rather than 0.
     """
-    if not (start >= 0 and math.isfinite(start)):
-        raise ValueError(f"start={start} must be finite and not negative: it is |theta_0|^2 / |u|^2")
-    return ForecastState(float(start), 1.0 if warm_momentum else 0.0, np.zeros(len(kernel.n)))
+    return ForecastState(check_start(start), 1.0 if warm_momentum else 0.0, np.zeros(len(kernel.n)))
 
 
 def steady_overlap(kernel: Overlap, step: Step, lr: float, eta: float) -> Floats:
@@ -58,7 +57,13 @@ def steady_overlap(kernel: Overlap, step: Step, lr: float, eta: float) -> Floats
 
 
 def advance_forecast(
-    state: ForecastState, kernel: Overlap, filters: Iterable[Filter], lr: Floats, eta: Floats
+    state: ForecastState,
+    kernel: Overlap,
+    filters: Iterable[Filter],
+    lr: Floats,
+    eta: Floats,
+    *,
+    cautious: bool = False,
 ) -> tuple[Floats, Floats, ForecastState]:
     """Continue a forecast for len(lr) steps.
 
@@ -66,8 +71,9 @@ def advance_forecast(
         state: Where to start.
         kernel: The overlap kernel.
         filters: The momentum filter of each step.
-        lr: gamma of each step.
+        lr: gamma of each step; (steps, layers) if the state has layers, whose updates differ in length.
         eta: lr * weight_decay of each step.
+        cautious: Whether only coordinates whose update and weight agree in sign decay.
 
     Returns:
         N after each step, the expected cosine at each step, and the state after the last one.
@@ -77,21 +83,27 @@ def advance_forecast(
         steps.append(advance(filter, var))
         var = steps[-1].var_m
     to_x, to_m, x_m = (np.array([getattr(s, name) for s in steps]) for name in ("to_x", "to_m", "x_m"))
-    norms, cosines = np.empty(len(lr)), np.empty(len(lr))
+    norms, crosses = np.empty(lr.shape), np.empty(lr.shape)
     norm, overlaps = state.norm_sq, state.overlaps.copy()
-    for low in range(0, len(lr), _CHUNK):
-        part = slice(low, low + _CHUNK)
-        weights = kernel.a * _powers(to_x[part], kernel.n)  # (steps, modes)
-        keep = (1 - eta[part])[:, None] * _powers(to_m[part], kernel.n)
-        add = lr[part, None] * _powers(x_m[part], kernel.n)
-        for t, (g, e) in enumerate(zip(lr[part].tolist(), eta[part].tolist(), strict=True)):
-            cross = float(weights[t] @ overlaps)
-            cosines[low + t] = -cross / math.sqrt(norm) if norm > 0 else 0.0
-            norm = (1 - e) ** 2 * norm + g * g + 2 * g * (1 - e) * cross
-            norms[low + t] = norm
-            overlaps *= keep[t]
-            overlaps += add[t]
-    return norms, cosines, ForecastState(norm, var, overlaps)
+    per_mode = (slice(None), *[None] * (lr.ndim - 1))  # broadcasts (modes,) over layers
+    with np.errstate(over="ignore", invalid="ignore"):  # a forecast may grow without bound
+        for low in range(0, len(lr), _CHUNK):
+            part = slice(low, low + _CHUNK)
+            weights = kernel.a * _powers(to_x[part], kernel.n)  # (steps, modes)
+            keep, reach = _powers(to_m[part], kernel.n), _powers(x_m[part], kernel.n)
+            for t, (g, e) in enumerate(zip(lr[part], eta[part].tolist(), strict=True)):
+                cross = weights[t] @ overlaps
+                crosses[low + t] = cross
+                if cautious:
+                    norm, kept, push = cautious_change(norm, cross, g, e, kernel)
+                else:
+                    norm, kept, push = (1 - e) ** 2 * norm + g * g + 2 * g * (1 - e) * cross, 1 - e, g
+                norms[low + t] = norm
+                overlaps *= (kept * keep[t])[per_mode]
+                overlaps += push * reach[t][per_mode]
+        before = np.concatenate([np.broadcast_to(state.norm_sq, lr.shape[1:])[None], norms])[: len(lr)]
+        cosines = np.divide(-crosses, np.sqrt(before), out=np.zeros(lr.shape), where=before > 0)
+    return norms, cosines, ForecastState(norm if lr.ndim > 1 else float(norm), var, overlaps)
 
 
 def _powers(base: Floats, n: Floats) -> Floats:
@@ -132,6 +144,26 @@ def forecast(
     return _forecast_ema(lr, weight_decay, alpha, nesterov, overlap, start, warm_momentum)[0]
 
 
+def forecast_cautious(
+    lr: Series,
+    weight_decay: Series,
+    alpha: Series,
+    *,
+    nesterov: bool = False,
+    overlap: Kernel = "linear",
+    start: float = 0.0,
+) -> Floats:
+    """Return the expected |theta_t|^2 / |u|^2 under cautious decay; the arguments are those of `forecast`.
+
+    Examples:
+        >>> norm = forecast_cautious(np.full(20000, 0.01), 0.08, 0.1)
+        >>> from steadynorm.theory import cautious_steady_norm_sq
+        >>> round(float(norm[-1]) / cautious_steady_norm_sq(0.01, 0.08, 0.1), 6)
+        1.0
+    """
+    return _forecast_ema(lr, weight_decay, alpha, nesterov, overlap, start, False, cautious=True)[0]
+
+
 def expected_alignment(
     lr: Series,
     weight_decay: Series,
@@ -154,14 +186,21 @@ def expected_alignment(
 
 
 def _forecast_ema(
-    lr: Series, weight_decay: Series, alpha: Series, nesterov: bool, overlap: Kernel, start: float, warm: bool
+    lr: Series,
+    weight_decay: Series,
+    alpha: Series,
+    nesterov: bool,
+    overlap: Kernel,
+    start: float,
+    warm: bool,
+    *,
+    cautious: bool = False,
 ) -> tuple[Floats, Floats]:
     kernel = as_kernel(overlap)
     gamma, decay, a = _series(lr=lr, weight_decay=weight_decay, alpha=alpha)
     filters = (ema(check_alpha(value), nesterov=nesterov) for value in a.tolist())
-    return advance_forecast(
-        initial_state(kernel, start=start, warm_momentum=warm), kernel, filters, gamma, gamma * decay
-    )[:2]
+    state = initial_state(kernel, start=start, warm_momentum=warm)
+    return advance_forecast(state, kernel, filters, gamma, gamma * decay, cautious=cautious)[:2]
 
 
 def forecast_lion(
@@ -241,6 +280,13 @@ def _forecast_linear(
         var = step.var_m
         out[t] = norm
     return out
+
+
+def check_start(start: float) -> float:
+    """Return |theta_0|^2 / |u|^2 as a float; raise ValueError if it is negative or not finite."""
+    if not (start >= 0 and math.isfinite(start)):
+        raise ValueError(f"start={start} must be finite and not negative: it is |theta_0|^2 / |u|^2")
+    return float(start)
 
 
 def _series(**values: Series) -> list[Floats]:

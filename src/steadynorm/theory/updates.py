@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from steadynorm import views
-from steadynorm.theory.kernels import LINEAR, Overlap, spectral_kernel, vector_kernel
-from steadynorm.views import MatrixView
+from steadynorm.theory.kernels import LINEAR, Overlap, mean_kernel, spectral_kernel, vector_kernel
+from steadynorm.views import INPUTS, BlockLayout, Blocks, MatrixView, Run
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Muon's quintic a s + b s^3 + c s^5: fast at first, never converges
 BY_SHAPE = "by-shape"
 MUON_ADJUST = ("original", "match_rms_adamw")
+MUON_ROWS = ("spectral", "spectral-transposed", "conv")  # how Muon may see a parameter as matrices
 MUON_ITERATION = (NEWTON_SCHULZ, 5)  # torch.optim.Muon's default ns_coefficients and ns_steps
 
 
@@ -42,42 +43,61 @@ class Update:
     is_elementwise: bool = False
     row_separable: bool = False
 
-    def update_norm_sq(self, shape: Sequence[int], *, blocks: int = 1) -> float:
-        """Return U^2 = |u|^2 for an exact polar factor.
+    def update_norm_sq(self, shape: Sequence[int], *, blocks: Blocks = 1) -> float:
+        """Return U^2 = |u|^2 for an exact polar factor: the sum of that of all blocks.
 
-        >>> UPDATES["spectral"].update_norm_sq((1536, 384))
-        1536.0
+        >>> UPDATES["spectral"].update_norm_sq((1536, 384)), UPDATES["spectral"].update_norm_sq((24, 16), blocks=(16, 8))
+        (1536.0, 20.0)
         """
         self.check(shape, blocks)
-        if not (elements := math.prod(shape)):
+        if not math.prod(shape):
             return 0.0
-        rows, columns = self.view.sides(shape, blocks)
-        total = self.matrix_norm_sq(rows, columns) * (elements // (rows * columns))
-        return total / self.view.divisor(shape) ** 2
+        return sum(map(self._run_norm_sq, self.view.runs(shape, blocks)))
 
-    def overlap(self, shape: Sequence[int], *, blocks: int = 1) -> Overlap:
-        """Return the overlap kernel for a parameter of this shape; see `overlap`."""
+    def sides(self, shape: Sequence[int], blocks: Blocks = 1) -> list[tuple[int, int]]:
+        """Return (d_out, d_in) of the matrices in a parameter of this shape, one pair per run of equal blocks."""
+        return [(run.d_out, run.d_in) for run in self.view.runs(shape, blocks)]
+
+    def _run_norm_sq(self, run: Run) -> float:
+        return self.matrix_norm_sq(run.d_out, run.d_in) * run.matrices / run.divisor**2
+
+    def overlap(self, shape: Sequence[int], *, blocks: Blocks = 1) -> Overlap:
+        """Return the overlap kernel for a parameter of this shape: the mean of its blocks', weighted by their U^2."""
         self.check(shape, blocks)
-        return self.kernel(*self.view.sides(shape, blocks))
+        kernels = tuple(self.kernel(*pair) for pair in self.sides(shape, blocks))
+        if len(kernels) == 1 or not math.prod(shape):
+            return kernels[0]
+        return mean_kernel(kernels, tuple(map(self._run_norm_sq, self.view.runs(shape, blocks))))
 
-    def check(self, shape: Sequence[int], blocks: int = 1) -> None:
+    def check(self, shape: Sequence[int], blocks: Blocks = 1) -> None:
         """Raise ValueError if this lmo does not fit a parameter of this shape."""
         if len(shape) < self.view.least_ndim:
             remedy = "use lmo='spectral'" if len(shape) == 2 else "use lmo='bias' for vectors and scalars"
             raise ValueError(
                 f"lmo {self.name!r} needs {self.view.least_ndim} dimensions or more, got shape {tuple(shape)}; {remedy}"
             )
-        self.view.check_blocks(shape, blocks)
+        layout = BlockLayout.of(blocks)
+        if layout.side == INPUTS and not self.is_polar:
+            raise ValueError(
+                f"blocks={layout.plain!r}: only spectral lmos see blocks of the inputs, not {self.name!r}; use blocks=1"
+            )
+        self.view.check_blocks(shape, layout)
 
-    def length_share(self, shape: Sequence[int], blocks: int, method: str, steps: int) -> float:
+    def length_share(self, shape: Sequence[int], blocks: Blocks, method: str, steps: int) -> float:
         """Return |u|^2 over that of an exact lmo, given how polar factors are found; for Gaussian momentum.
 
-        Only Newton-Schulz falls short. A vector is normalised, not iterated on.
+        Only Newton-Schulz falls short. A vector is normalised, not iterated on. Of blocks it is the mean of theirs,
+        weighted by their U^2.
         """
-        sides = self.view.sides(shape, blocks)
-        if method != "newton-schulz" or not self.is_polar or min(sides) <= 1:
+        if method != "newton-schulz" or not self.is_polar:
             return 1.0
-        return newton_schulz_share(*sides, NEWTON_SCHULZ, steps)
+        shares = [
+            newton_schulz_share(*pair, NEWTON_SCHULZ, steps) if min(pair) > 1 else 1.0
+            for pair in self.sides(shape, blocks)
+        ]
+        if len(shares) == 1 or not math.prod(shape):
+            return shares[0]
+        return float(np.average(shares, weights=[self._run_norm_sq(run) for run in self.view.runs(shape, blocks)]))
 
 
 @functools.lru_cache(maxsize=256)
@@ -113,6 +133,15 @@ def muon_factor(adjust: str, shape: Sequence[int]) -> float:
         raise ValueError(f"adjust={adjust!r} is unknown; choose one of {', '.join(MUON_ADJUST)}")
     rows, columns = shape[0], shape[1]
     return math.sqrt(max(1, rows / columns)) if adjust == "original" else 0.2 * math.sqrt(max(rows, columns))
+
+
+def muon_adam_lr(lr: float, adjust: str | None) -> float:
+    """Return the lr of the AdamW beside Muon, by default: Muon's if its updates have AdamW's RMS, else a twentieth of it.
+
+    >>> muon_adam_lr(0.02, "original"), muon_adam_lr(1e-3, "match_rms_adamw")
+    (0.001, 0.001)
+    """
+    return lr if adjust == "match_rms_adamw" else lr / 20
 
 
 def muon_update_norm_sq(
@@ -168,7 +197,23 @@ def update_of(lmo: str, shape: Sequence[int]) -> Update:
     return UPDATES[lmo]
 
 
-def overlap(lmo: str, shape: Sequence[int] | None, *, blocks: int = 1) -> Overlap:
+def muon_row(lmo: str | None, shape: Sequence[int]) -> Update:
+    """Return the row that says how Muon sees a parameter of this shape as matrices; None chooses by shape.
+
+    >>> muon_row(None, (8, 3, 3, 3)).name, muon_row("spectral-transposed", (4, 8)).name
+    ('conv', 'spectral-transposed')
+    """
+    if len(shape) < 2:
+        raise ValueError(
+            f"Muon takes matrices, and this has shape {tuple(shape)}; put it in a group with use_muon=False (Adam)"
+        )
+    row = update_of(BY_SHAPE if lmo is None else lmo, shape)
+    if row.name not in MUON_ROWS:
+        raise ValueError(f"lmo={lmo!r} is not Muon's; choose one of {', '.join(MUON_ROWS)}, or use_muon=False for Adam")
+    return row
+
+
+def overlap(lmo: str, shape: Sequence[int] | None, *, blocks: Blocks = 1) -> Overlap:
     """Return the overlap kernel of an lmo on a parameter of this shape.
 
     The spectral kernel is that of large Gaussian matrices (free probability). A matrix with one row or column is a
@@ -178,7 +223,7 @@ def overlap(lmo: str, shape: Sequence[int] | None, *, blocks: int = 1) -> Overla
         lmo: "linear", "spectral", "spectral-transposed", "conv", "conv-tap", "sign", "embedding", "lion", "bias", "row",
             "column" or "adam".
         shape: the parameter's shape; not needed for linear, adam, sign, embedding and lion.
-        blocks: how many independent matrices the rows are (fused QKV: 3).
+        blocks: which blocks are independent matrices, as in Scion (fused QKV: 3).
 
     Examples:
         >>> round(overlap("spectral", (384, 384))(0.5), 4)
@@ -196,10 +241,10 @@ def overlap(lmo: str, shape: Sequence[int] | None, *, blocks: int = 1) -> Overla
     return row.overlap(tuple(int(side) for side in shape), blocks=blocks)
 
 
-def matrix_sides(lmo: str, shape: Sequence[int], blocks: int = 1) -> tuple[int, int]:
-    """Return (d_out, d_in) of one of the matrices that an lmo sees in a parameter of this shape.
+def matrix_sides(lmo: str, shape: Sequence[int], blocks: Blocks = 1) -> tuple[int, int]:
+    """Return (d_out, d_in) of the first of the matrices that an lmo sees in a parameter of this shape.
 
     >>> matrix_sides("conv", (64, 3, 7, 7)), matrix_sides("spectral", (1152, 384), blocks=3)
     ((64, 147), (384, 384))
     """
-    return UPDATES[lmo].view.sides(shape, blocks)
+    return UPDATES[lmo].sides(shape, blocks)[0]
