@@ -1,4 +1,4 @@
-"""Polar factors: accuracy, scale, bad matrices in a batch, and the coefficients' optimality."""
+"""Polar factors: accuracy, scale, bad matrices in a batch, and the optimality of the coefficients."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def error(x: torch.Tensor, y: torch.Tensor) -> float:
 
 
 def spectrum(rows: int, columns: int, low: float, seed: int = 0) -> torch.Tensor:
-    """A matrix with singular values spread log-uniformly over [low, 1]."""
+    """Return a matrix with singular values spread log-uniformly over [low, 1]."""
     g = torch.Generator().manual_seed(seed)
     u, _, vh = torch.linalg.svd(torch.randn(rows, columns, dtype=torch.float64, generator=g), full_matrices=False)
     s = torch.logspace(0, np.log10(low), min(rows, columns), dtype=torch.float64)
@@ -51,7 +51,7 @@ def test_more_steps_converge_to_the_exact_factor_in_fp64(shape):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("shape", [(12, 20), (16, 64)])
-def test_scale_of_the_input_does_not_matter(method, shape):
+def test_the_scale_of_the_input_does_not_matter(method, shape):
     x = torch.randn(2, *shape, generator=torch.Generator().manual_seed(2))
     for power in (-100, 100):
         assert torch.equal(polar_factor(x * 2.0**power, method=method), polar_factor(x, method=method))
@@ -62,7 +62,7 @@ def test_scale_of_the_input_does_not_matter(method, shape):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("power", [-1000, -500, -130, 130, 500, 1000])
-def test_scale_of_an_fp64_input_does_not_matter_at_all(method, power):
+def test_the_scale_of_an_fp64_input_does_not_matter_at_all(method, power):
     x = torch.randn(2, 5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     assert torch.allclose(
         polar_factor(x * 2.0**power, method=method), polar_factor(x, method=method), rtol=0, atol=1e-12
@@ -70,7 +70,7 @@ def test_scale_of_an_fp64_input_does_not_matter_at_all(method, power):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_transpose_of_a_matrix_gives_the_transpose(method):
+def test_the_transpose_of_a_matrix_gives_the_transpose(method):
     x = torch.randn(3, 10, 24, dtype=torch.float64)
     assert torch.allclose(polar_factor(x.mT, method=method), polar_factor(x, method=method).mT, atol=1e-12)
 
@@ -88,7 +88,7 @@ def test_zero_and_missing_rank_stay_zero(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_bad_matrix_leaves_its_neighbours_alone(method):
+def test_a_bad_matrix_leaves_its_neighbours_alone(method):
     x = torch.randn(4, 8, 16)
     alone = polar_factor(x, method=method)
     x[1, 2, 3] = float("nan")
@@ -110,7 +110,7 @@ def test_fp64_never_goes_through_bf16():
     assert error(x, polar_factor(x, steps=9)) < 1e-12
 
 
-def test_single_row_is_a_normalised_vector_in_every_method():
+def test_a_single_row_is_a_normalised_vector_in_every_method():
     x = torch.randn(1, 300)
     for method in METHODS:
         assert torch.allclose(polar_factor(x, method=method), x / x.norm(), atol=1e-6)
@@ -144,7 +144,7 @@ def test_more_steps_reach_smaller_singular_values():
     assert bounds[5:] == [coefficients._LOWER] * 2
 
 
-def test_best_quintic_equioscillates():
+def test_the_best_quintic_equioscillates():
     a, b, c = coefficients._best_quintic(0.1, 1.0)
     s = np.linspace(0.1, 1, 20001)
     miss = 1 - (a * s + b * s**3 + c * s**5)
@@ -172,7 +172,7 @@ def test_errors_quote_what_was_passed(call, message):
 
 
 def frobenius_express(x, steps=5, lower=1e-3):
-    """What peers do at best: PolarExpress after scaling by the Frobenius norm, in bf16."""
+    """Return what peers do at best: PolarExpress after scaling by the Frobenius norm, in bf16."""
     y = (x / (1.01 * x.norm(dim=(-2, -1), keepdim=True))).bfloat16()
     for a, b, c in coefficients._compose(steps, lower)[0]:
         gram = y @ y.mT
@@ -195,7 +195,7 @@ def test_four_steps_are_no_worse_than_five_of_the_peers(shape, kind):
 
 @pytest.mark.parametrize("shape", [(40, 40), (40, 100), (33, 140)])
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 6])
-def test_gram_form_equals_direct_form_in_fp64(shape, steps):
+def test_the_gram_form_equals_the_direct_form_in_fp64(shape, steps):
     x = torch.randn(3, *shape, dtype=torch.float64)
     quintics = Polar(steps=steps).quintics
     for tall in (False, True):
@@ -204,8 +204,8 @@ def test_gram_form_equals_direct_form_in_fp64(shape, steps):
         assert torch.allclose(iteration._steps_on_gram(x, quintics, tall), wanted, atol=1e-9)
 
 
-def test_gram_form_without_its_restart_diverges_in_bf16(monkeypatch):
-    """Why the restart is there: on a hard spectrum R's small eigenvalues drown in rounding."""
+def test_the_gram_form_without_its_restart_diverges_in_bf16(monkeypatch):
+    """This is why the restart is there: on a hard spectrum R's small eigenvalues drown in rounding."""
     x = spectrum(96, 384, 1e-3).float().bfloat16().unsqueeze(0)
     quintics = Polar(steps=6).quintics
     gram = iteration._symmetric(x, x.mT)
@@ -221,7 +221,7 @@ def test_gram_form_without_its_restart_diverges_in_bf16(monkeypatch):
 @pytest.mark.parametrize("steps", [3, 4, 5, 6, 7])
 @pytest.mark.parametrize(("shape", "in_bf16"), [((192, 384), True), ((768, 192), True), ((384, 1536), False)])
 def test_no_direction_is_enlarged_in_the_gram_form(shape, in_bf16, steps, monkeypatch):
-    """In fp64 at most by 1.11. Bfloat16 adds 0.03, as long as an odd step does not come last: then 0.15."""
+    """The bound is 1.11 in fp64. Bfloat16 adds 0.03, unless an odd step comes last: then 0.15."""
     if in_bf16:  # fp32 rounds too little to show it; where it is emulated, large products take long
         monkeypatch.setenv("STEADYNORM_NATIVE_BF16", "1")
     for x in (torch.randn(shape, generator=torch.Generator().manual_seed(4)), spectrum(*shape, 1e-3).float()):
@@ -229,7 +229,7 @@ def test_no_direction_is_enlarged_in_the_gram_form(shape, in_bf16, steps, monkey
 
 
 @pytest.mark.parametrize("side", [3, 7, 96, 100])
-def test_symmetric_product_by_blocks_equals_the_whole(side, monkeypatch):
+def test_a_symmetric_product_by_blocks_equals_the_whole(side, monkeypatch):
     monkeypatch.setattr(iteration, "_SINGLE_MIN_ROWS", 1)
     monkeypatch.setattr(iteration, "_FP32_SIZES", iteration.Sizes(gram_rows=32, batch_max_elements=1000, block=32))
     x = torch.randn(side, 50, dtype=torch.float64)
@@ -237,7 +237,7 @@ def test_symmetric_product_by_blocks_equals_the_whole(side, monkeypatch):
 
 
 @pytest.mark.parametrize("shape", [(5, 24, 24), (5, 24, 60), (5, 60, 24)])
-def test_taken_alone_in_groups_or_together_a_matrix_has_one_factor(shape, monkeypatch):
+def test_a_matrix_has_the_same_factor_alone_in_groups_and_together(shape, monkeypatch):
     x = torch.randn(shape, dtype=torch.float64)
     together = polar_factor(x)
     for alone, cached in ((8, 10), (512, 10), (512, 2500)):
@@ -272,7 +272,7 @@ def test_denormal_matrices_have_finite_factors_of_full_size(shape, method, dtype
 
 @pytest.mark.parametrize("shape", [(24, 24), (2, 20, 50), (50, 20)])
 def test_newton_schulz_takes_the_published_steps(shape, monkeypatch):
-    """Muon's code, in fp32 instead of bf16 so that rounding does not hide a difference."""
+    """Compare with Muon's code, in fp32 instead of bf16 so that rounding does not hide a difference."""
     monkeypatch.setenv("STEADYNORM_NATIVE_BF16", "0")
     x = torch.randn(shape, generator=torch.Generator().manual_seed(3))
     y = x.mT if shape[-2] > shape[-1] else x
@@ -304,7 +304,7 @@ def test_no_singular_value_is_thrown_far_above_one(d: int, n: int, count: int, s
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("shape", [(2, 12, 20), (330, 340)])
 def test_autocast_changes_nothing(method, shape):
-    """Its products would be rounded to bf16."""
+    """Autocast would round the products to bf16."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = polar_factor(x, method=method)

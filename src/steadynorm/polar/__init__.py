@@ -23,7 +23,20 @@ products for the same reach), a last step by least squares instead of minimax (n
 native (2x slower).
 """
 
+from typing import TYPE_CHECKING
+
 from steadynorm.polar.coefficients import METHODS, find_quintics
-from steadynorm.polar.iteration import Polar, polar_factor
+
+if TYPE_CHECKING:
+    from steadynorm.polar.iteration import Polar, polar_factor
 
 __all__ = ["METHODS", "Polar", "find_quintics", "polar_factor"]
+
+
+def __getattr__(name: str) -> object:
+    """Import what needs torch when it is first used: `steadynorm.jax` takes the coefficients only."""
+    if name not in ("Polar", "polar_factor"):
+        raise AttributeError(f"module 'steadynorm.polar' has no attribute {name!r}")
+    from steadynorm.polar import iteration
+
+    return getattr(iteration, name)

@@ -1,4 +1,4 @@
-"""The polar iteration on a CPU or an accelerator, on x or on its Gram matrix; see the package for what makes it fast."""
+"""The polar iteration: what a caller sees, and the CPU path, on x or on its Gram matrix; see the package for what makes it fast."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,10 +8,11 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from steadynorm.machine import matmul_dtype
+from steadynorm import machine
+from steadynorm.polar.accelerator import GRAM_MIN_ASPECT, find_factors
 from steadynorm.polar.coefficients import Quintic, find_quintics
 
-_GRAM_MIN_ASPECT = 1.5  # d_in/d_out from which iterating on the Gram matrix takes fewer operations
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _SINGLE_MIN_ROWS = 320  # rows from which a CPU takes matrices one by one
 
 
@@ -38,8 +39,13 @@ def _sizes(dtype: torch.dtype) -> Sizes:
 class Polar:
     """A way to find polar factors, with its coefficients worked out: call it on a batch of matrices.
 
-    lower: express is best for singular values from here to 1, relative to the Schatten-8 norm; by default from as low
-    as this many steps can lift.
+    Attributes:
+        method: "express", "newton-schulz" or "svd".
+        steps: How many.
+        lower: Express is best for singular values from here to 1, relative to the Schatten-8 norm; by default from as low
+            as this many steps can lift.
+        dtype: The working dtype of the iteration. "auto": fp16 on an accelerator, bf16 on a CPU that has it, else fp32.
+        keeps_dtype: Whether factors are in x's dtype; if not, an accelerator leaves them in the working dtype.
 
     >>> Polar("newton-schulz", 3).steps
     3
@@ -48,31 +54,53 @@ class Polar:
     method: str = "express"
     steps: int = 5
     lower: float | None = None
+    dtype: str = "auto"
+    keeps_dtype: bool = True
     quintics: tuple[Quintic, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.dtype != "auto" and self.dtype not in DTYPES:
+            raise ValueError(f"polar_dtype={self.dtype!r} is unknown; choose one of auto, {', '.join(DTYPES)}")
         object.__setattr__(self, "quintics", find_quintics(self.method, self.steps, self.lower))
 
-    def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor:
-        """Return the polar factor of each matrix of x (..., d_out, d_in), tall or wide, in x's dtype.
+    def __call__(self, x: Tensor, *, out: Tensor | None = None, scale: float = 1.0) -> Tensor:
+        """Return `scale` times the polar factor of each matrix of x (..., d_out, d_in), tall or wide.
 
-        fp64 is computed in fp64 throughout, everything else in bf16 or, on a CPU without it, in fp32 (svd: fp32). Any scale will do, denormals included. The result is
-        written to `out`, contiguous memory like x or x itself, else to new memory. Autocast changes nothing.
+        fp64 is computed in fp64 throughout, everything else in the working dtype (svd: fp32). Any scale of x will do,
+        denormals included. The result is written to `out`, contiguous memory like x or x itself, else to new memory. Autocast
+        changes nothing.
         """
         if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
             with torch.autocast(x.device.type, enabled=False):
-                return self(x, out=out)
+                return self(x, out=out, scale=scale)
         if x.ndim < 2:
             raise ValueError(f"polar: needs matrices, got shape {tuple(x.shape)}")
+        working = self.working_dtype(x.dtype, x.device, x.shape)
+        if x.numel() and self._iterates(x.shape) and (machine.is_accelerator(x.device) or working == torch.float16):
+            matrices, published = x.reshape(-1, *x.shape[-2:]), self.method == "newton-schulz"
+            factors = find_factors(matrices, self.quintics, working, published=published, scale=scale).view(x.shape)
+            if out is not None:
+                return out.copy_(factors)
+            return factors.to(x.dtype) if self.keeps_dtype else factors
         if out is None:
             out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        return _polar(x, self, self.working_dtype(x.dtype, x.device, x.shape), out) if x.numel() else out
+        if x.numel():
+            _polar(x, self, working, out)
+        return out.mul_(scale)
+
+    def _iterates(self, shape: Sequence[int]) -> bool:
+        """Return whether such matrices need an iteration: vectors do not, and svd has none."""
+        return bool(self.quintics) and min(shape[-2:]) > 1
 
     def working_dtype(self, dtype: torch.dtype, device: torch.device, shape: Sequence[int]) -> torch.dtype:
         """Return the dtype to which such matrices are rounded before the iteration, and their factors after it."""
         if dtype == torch.float64:
             return dtype
-        return matmul_dtype(device) if self.quintics and min(shape[-2:]) > 1 else torch.float32
+        if not self._iterates(shape):
+            return torch.float32
+        if self.dtype != "auto":
+            return DTYPES[self.dtype]
+        return machine.matmul_dtype(device) if device.type == "cpu" else torch.float16
 
 
 def polar_factor(x: Tensor, *, method: str = "express", steps: int = 5) -> Tensor:
@@ -136,7 +164,7 @@ def _factor(x: Tensor, polar: Polar) -> Tensor:
         return _svd(x)
     if len(y) == 1 and not torch.compiler.is_compiling():  # inductor (2.13) gets NaN out of the two-dimensional form
         y = y.squeeze(0)  # two dimensions: their products need no copies
-    flat = y.shape[-2] >= _sizes(y.dtype).gram_rows and y.shape[-1] >= _GRAM_MIN_ASPECT * y.shape[-2]
+    flat = y.shape[-2] >= _sizes(y.dtype).gram_rows and y.shape[-1] >= GRAM_MIN_ASPECT * y.shape[-2]
     if flat and not published:
         return _steps_on_gram(y, quintics, tall).view(x.shape)
     return _steps_on_x(y, quintics, tall, _frobenius if published else _schatten8).view(x.shape)
@@ -155,7 +183,7 @@ def _steps_on_x(y: Tensor, quintics: Sequence[Quintic], tall: bool, norm: "Norm"
     y = _apply(_first_polynomial(_symmetric(y, y.mT), quintics[0], norm), y, tall and last == 0)
     for k, (a, b, c) in enumerate(quintics[1:], start=1):
         gram = _symmetric(y, y.mT)
-        inner = torch.add(_symmetric(gram, gram), gram, alpha=b / c)
+        inner = _symmetric(gram, gram, b / c)
         product = torch.addmm if y.ndim == 2 else torch.baddbmm  # rounds once
         y = product(y.mT, y.mT, inner, beta=a, alpha=c) if tall and k == last else product(y, inner, y, beta=a, alpha=c)
     return y
@@ -222,16 +250,25 @@ def _first_polynomial(gram: Tensor, quintic: Quintic, norm: Norm) -> Tensor:
     return out.to(gram.dtype)
 
 
-def _symmetric(a: Tensor, b: Tensor) -> Tensor:
-    """Return a b, known to be symmetric: of one large matrix, compute only the blocks on and below the diagonal."""
+def _symmetric(a: Tensor, b: Tensor, plus: float = 0.0) -> Tensor:
+    """Return a b + plus a, known to be symmetric: of one large matrix, only the blocks on and below the diagonal.
+
+    The sum is rounded once: in bf16, rounding the product first would double or triple the error of five steps.
+    """
     side = a.shape[-2]
     if a.ndim > 2 or side < _SINGLE_MIN_ROWS or a.device.type != "cpu":
-        return a @ b
+        if not plus:
+            return a @ b
+        return (torch.addmm if a.ndim == 2 else torch.baddbmm)(a, a, b, beta=plus)
     out = a.new_empty(side, side)
     width = _block(side, a.shape[-1], a.dtype)
     for low in range(0, side, width):
         high = min(low + width, side)
-        torch.mm(a[low:high], b[:, :high], out=out[low:high, :high])
+        part = out[low:high, :high]
+        if plus:
+            torch.addmm(a[low:high, :high], a[low:high], b[:, :high], beta=plus, out=part)
+        else:
+            torch.mm(a[low:high], b[:, :high], out=part)
         if low:
             out[:low, low:high] = out[low:high, :low].mT
     return out
