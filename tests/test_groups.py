@@ -42,7 +42,7 @@ def test_groups_hold_plain_values_and_their_checkpoint_loads_with_weights_only(m
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_lmo_of_each_group_takes_each_of_its_parameters(model: str) -> None:
+def test_the_lmo_of_each_group_takes_each_of_its_parameters(model: str) -> None:
     make, options = MODELS[model]
     for group in param_groups(make(), **options):
         for _, parameter in group["params"]:
@@ -50,14 +50,14 @@ def test_lmo_of_each_group_takes_each_of_its_parameters(model: str) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_same_model_gives_the_same_groups_in_the_same_order(model: str) -> None:
+def test_the_same_model_gives_the_same_groups_in_the_same_order(model: str) -> None:
     make, options = MODELS[model]
     assert list(by_group(param_groups(make(), **options)).items()) == list(
         by_group(param_groups(make(), **options)).items()
     )
 
 
-def test_roles_of_an_mlp() -> None:
+def test_the_roles_of_an_mlp_follow_from_its_layers() -> None:
     assert by_group(param_groups(mlp(), output="4")) == {
         "hidden": ["0.weight", "2.weight"],
         "vector": ["0.bias"],
@@ -104,7 +104,7 @@ def test_depthwise_convolutions_are_convolutions(layer: Any) -> None:
         ("attention_biases", (4, 25), "vector"),
     ],
 )
-def test_role_of_a_bare_parameter(name: str, shape: tuple[int, ...], role: str) -> None:
+def test_a_bare_parameter_has_the_role_of_its_shape(name: str, shape: tuple[int, ...], role: str) -> None:
     assert list(by_group(param_groups(Holding(**{name: shape}), output=False))) == [role]
 
 
@@ -115,12 +115,12 @@ def test_entries_of_a_parameter_list_go_by_the_lists_name() -> None:
     assert by_group(param_groups(model, output=False)) == {"embedding": ["pos_embed.0"], "hidden": ["mix.0"]}
 
 
-def test_layer_norm_over_several_dimensions_is_a_vector() -> None:
+def test_a_layer_norm_over_several_dimensions_is_a_vector() -> None:
     assert by_group(param_groups(nn.LayerNorm([3, 4, 4]), output=False)) == {"vector": ["weight", "bias"]}
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 5), (1, 4, 4, 5), (2,) * 6])
-def test_ambiguous_parameter_is_an_error_that_names_the_remedy(shape: tuple[int, ...]) -> None:
+def test_an_ambiguous_parameter_is_an_error_that_names_the_remedy(shape: tuple[int, ...]) -> None:
     model = Holding(mixing=shape)
     with pytest.raises(ValueError, match=r'mixing \(.*\) in Holding.*ambiguous.*roles=\{"mixing": <role>\}.*stacked'):
         param_groups(model, output=False)
@@ -135,7 +135,7 @@ def test_roles_win_over_everything() -> None:
     assert "wte.weight" in groups["hidden"]
 
 
-def test_role_output_answers_the_question_for_the_output_layer() -> None:
+def test_the_role_output_answers_the_question_for_the_output_layer() -> None:
     groups = by_group(param_groups(mlp(), roles={"4.*": "output"}))
     assert (groups["output"], groups["output-bias"]) == (["4.weight"], ["4.bias"])
 
@@ -148,15 +148,21 @@ def test_role_output_answers_the_question_for_the_output_layer() -> None:
         ({"output": "4.wieght"}, r"output='4\.wieght' is not in Sequential; did you mean '4\.weight'"),
         ({"blocks": {"0.wieght": 2}}, r"did you mean '0\.weight'"),
         (
-            {"blocks": {"0.weight": [4, 4]}},
-            r"blocks\['0\.weight'\]=\[4, 4\]: pass the number of equal blocks.*different sizes",
+            {"blocks": {"0.weight": [4, 2]}},
+            r"blocks\['0\.weight'\]=\(4, 2\) sums to 6, not to the 8 rows of 0\.weight; pass the sizes of all blocks",
         ),
+        ({"blocks": {"0.weight": [4, 4.0]}}, r"blocks\['0\.weight'\]=\[4, 4\.0\]: pass the number of equal blocks"),
+        (
+            {"blocks": {"0.weight": ("inputs", 3)}},
+            r"blocks\['0\.weight'\]=\('inputs', 3\) does not divide the 4 columns of 0\.weight",
+        ),
+        ({"heads": True}, r"heads=True: no attention of Sequential says how many heads it has; pass blocks= instead"),
         ({"roles": {"0.weight": "matrix"}}, r"roles\['0.weight'\]='matrix' is unknown; choose from hidden"),
         ({"roles": {"0.bias": "hidden"}}, r"0\.bias \(8,\) in Linear: 'hidden' .* takes 2 to 2 dimensions"),
         ({"blocks": {"nothing": 3}}, r"blocks\['nothing'\] matches no matrix"),
         ({"blocks": {"0.bias": 2}}, r"blocks\['0.bias'\] matches no matrix"),
         ({"blocks": {"0.weight": 2}, "kind": "adam"}, r"blocks\['0.weight'\] matches no matrix"),
-        ({"kind": "muon"}, r"kind='muon' is unknown; choose from scion, adam"),
+        ({"kind": "sgd"}, r"kind='sgd' is unknown; choose from scion, adam, muon"),
         ({"output_bias": "none"}, r"output_bias='none' is unknown; choose from corrected, constant"),
         ({"lr": -1.0}, r"lr=-1.0 must be finite"),
         ({"lr": float("nan")}, r"lr=nan must be finite"),
@@ -172,7 +178,7 @@ def test_bad_input_is_named(options: dict[str, Any], message: str) -> None:
         param_groups(mlp(), **{"output": "4", **options})
 
 
-def test_blocks_as_a_number_says_a_dict_is_wanted() -> None:
+def test_the_error_for_blocks_as_a_number_asks_for_a_dict() -> None:
     with pytest.raises(TypeError, match=r"blocks=3: pass a dict from parameter names or globs to numbers of equal"):
         param_groups(mlp(), output="4", blocks=3)  # pyright: ignore[reportArgumentType]
 
@@ -190,7 +196,7 @@ def test_unsupported_parameters_are_named_with_a_remedy() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
-def test_lazy_parameter_error_names_it() -> None:
+def test_the_error_for_a_lazy_parameter_names_it() -> None:
     with pytest.raises(ValueError, match=r"0\.weight has no shape yet; run the model once"):
         param_groups(nn.Sequential(nn.LazyLinear(2)), output="0")
 
@@ -205,7 +211,7 @@ def test_frozen_parameters_are_left_out_and_a_frozen_model_is_an_error() -> None
         param_groups(nn.ReLU())
 
 
-def test_table_over_a_grid_is_ambiguous() -> None:
+def test_a_table_over_a_grid_is_ambiguous() -> None:
     model = Holding(pos_embed=(1, 7, 7, 8))
     with pytest.raises(ValueError, match=r"pos_embed \(1, 7, 7, 8\).*ambiguous"):
         param_groups(model, output=False)
@@ -229,7 +235,7 @@ def test_adam_decays_matrices_only_and_corrects_all_but_the_output() -> None:
 
 
 def test_unset_group_settings_come_from_the_optimizer():
-    """The lr given to the optimizer counts; it would be lost where every group has one of its own."""
+    """The lr passed to the optimizer counts; it would be lost if every group had its own."""
     [hidden, _, output, _] = sn.ScionC(param_groups(mlp(), output="4"), lr=0.02, alpha=0.2).param_groups
     right = {group["name"]: group for group in param_groups(mlp(), output="4", lr=0.02, alpha=0.2)}
     for group in (hidden, output):
@@ -259,7 +265,9 @@ ADAM_KIND = [sn.AdamC, sn.LionC, sn.SGDC, sn.RenormalizedAdamW]
 
 @pytest.mark.parametrize("cls", ADAM_KIND)
 def test_groups_made_for_scion_are_refused_by_all_others(cls: Any) -> None:
-    """They would train: AdamC would take C^2 for the mean square of an element, and the output's lr is 20 times theirs."""
+    """They would train, but AdamC would take C^2 for the mean square of an element, and the output's lr is 20 times
+    theirs.
+    """
     with pytest.raises(ValueError, match=rf"{cls.__name__}: .*for Scion; use param_groups\(model, kind='adam'\)"):
         cls(param_groups(mlp(), output="4"), lr=1e-3)
     as_a_list = list(param_groups(mlp(), output="4"))
@@ -303,7 +311,7 @@ def test_with_nesterov_the_output_starts_with_the_half_life_of_the_hidden_layers
     assert not any("nesterov" in group for group in param_groups(mlp(), output="4"))
 
 
-def test_parameters_instead_of_model_raise() -> None:
+def test_passing_parameters_instead_of_a_model_raises() -> None:
     with pytest.raises(TypeError, match=r"param_groups takes the model, whose modules.*not generator"):
         param_groups(mlp().parameters())  # pyright: ignore[reportArgumentType]
 
@@ -319,7 +327,7 @@ def test_names_in_a_compiled_model_may_be_those_of_the_model(output: str) -> Non
     assert by_group(param_groups(inside, output="0"))["output"] == ["0._orig_mod.weight"]
 
 
-def test_constant_decay_beside_a_target_or_in_every_group_of_scionc_is_refused() -> None:
+def test_a_constant_decay_beside_a_target_or_in_every_group_of_scionc_is_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     with pytest.raises(ValueError, match=r"param_groups: weight_decay=0\.1 makes the decay constant.*pass only one"):
         sn.param_groups(model, output="1", weight_decay=0.1, steady_norm_sq=2.0)

@@ -14,7 +14,7 @@ from steadynorm.groups.explanation import explain
 # the output layer
 
 
-def test_paper_numbers_for_the_output_decay() -> None:
+def test_the_output_decay_has_the_papers_numbers() -> None:
     vision = group_of(param_groups(mlp(), output="4", lr=0.01, alpha=0.1, steady_norm_sq=1.1875), "4.weight")
     assert (vision["lr"], vision["weight_decay"]) == (0.2, pytest.approx(0.004, rel=1e-12))
     lr = 2**-12 * 50
@@ -22,7 +22,7 @@ def test_paper_numbers_for_the_output_decay() -> None:
     assert group_of(text, "wte.weight")["weight_decay"] == pytest.approx(1 / 3000, rel=1e-12)
 
 
-def test_output_decays_constantly_and_the_rest_is_corrected() -> None:
+def test_the_output_decays_constantly_and_the_rest_is_corrected() -> None:
     groups = param_groups(mlp(), output="4", steady_norm_sq=2.0, output_weight_decay=0.3, alpha=0.2)
     for group in groups:
         constant = group["name"] == "output"
@@ -37,7 +37,7 @@ def test_eta_is_the_same_in_every_group_at_the_start_with_constant_decay() -> No
     assert not any("steady_norm_sq" in group for group in groups)
 
 
-def test_constant_output_bias_keeps_the_eta_it_starts_with() -> None:
+def test_a_constant_output_bias_keeps_the_eta_it_starts_with() -> None:
     groups = param_groups(mlp(), output="4", output_bias="constant")
     bias = group_of(groups, "4.bias")
     assert bias["lr"] * bias["weight_decay"] == pytest.approx(0.01 * 0.08)
@@ -46,11 +46,11 @@ def test_constant_output_bias_keeps_the_eta_it_starts_with() -> None:
     assert group_of(param_groups(mlp(), output="4"), "4.bias")["weight_decay"] is None
 
 
-def test_zero_output_lr_gives_zero_decay_not_a_division_error() -> None:
+def test_a_zero_output_lr_gives_zero_decay_not_a_division_error() -> None:
     assert group_of(param_groups(mlp(), output="4", output_lr=0.0), "4.weight")["weight_decay"] == 0.0
 
 
-def test_tied_weight_is_the_output_and_listed_once() -> None:
+def test_a_tied_weight_is_the_output_and_listed_once() -> None:
     groups = param_groups(Transformer(tied=True))
     assert by_group(groups)["output"] == ["wte.weight"]
     assert "embedding" not in by_group(groups)
@@ -87,7 +87,7 @@ def test_get_classifier_finds_all_heads_also_inside_a_wrapper() -> None:
     assert groups["output-bias"] == ["module.head.bias", "module.second.bias"]
 
 
-def test_model_without_a_known_output_raises() -> None:
+def test_a_model_without_a_known_output_raises() -> None:
     class Backbone(VisionTransformer):
         def get_output_embeddings(self) -> None:
             return None
@@ -100,13 +100,13 @@ def test_model_without_a_known_output_raises() -> None:
 
 
 @pytest.mark.parametrize("how", ["name", "parameter name", "module", "parameter", "list"])
-def test_output_may_be_a_module_a_parameter_or_a_name(how: str) -> None:
+def test_the_output_may_be_a_module_a_parameter_or_a_name(how: str) -> None:
     model = mlp()
     given = {"name": "4", "parameter name": "4.weight", "module": model[4], "parameter": model[4].weight, "list": ["4"]}
     assert by_group(param_groups(model, output=given[how]))["output"] == ["4.weight"]
 
 
-def test_tied_weight_can_be_named_by_its_alias() -> None:
+def test_a_tied_weight_can_be_named_by_its_alias() -> None:
     assert by_group(param_groups(Transformer(tied=True), output="lm_head.weight"))["output"] == ["wte.weight"]
 
 
@@ -125,12 +125,12 @@ def test_no_output_makes_the_last_layer_hidden() -> None:
         ("4.bias", r"'4.bias' is a vector; name the output layer's weight"),
     ],
 )
-def test_wrong_output_error_says_what_to_pass(output: Any, message: str) -> None:
+def test_the_error_for_a_wrong_output_says_what_to_pass(output: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         param_groups(mlp(), output=output)
 
 
-def test_output_convolution_is_refused_with_a_remedy_that_works() -> None:
+def test_an_output_convolution_is_refused_with_a_remedy_that_works() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1))
     with pytest.raises(ValueError, match=r'1\.weight \(2, 4, 1, 1\).*roles=\{"1\.weight": <role>\}'):
         param_groups(model, output="1")
@@ -138,7 +138,7 @@ def test_output_convolution_is_refused_with_a_remedy_that_works() -> None:
 
 
 class Classifier(nn.Module):
-    """As Hugging Face's: no output embeddings, a head by one of its names."""
+    """A classifier like Hugging Face's: no output embeddings, and a head under one of its usual names."""
 
     def __init__(self, name: str, head: nn.Module) -> None:
         super().__init__()
@@ -150,12 +150,12 @@ class Classifier(nn.Module):
 
 
 @pytest.mark.parametrize("name", ["classifier", "score", "qa_outputs", "lm_head"])
-def test_head_of_a_hugging_face_model_is_found_by_its_name(name: str) -> None:
+def test_the_head_of_a_hugging_face_model_is_found_by_its_name(name: str) -> None:
     groups = param_groups(Classifier(name, nn.Sequential(nn.Flatten(), nn.Linear(8, 3))))
     assert by_group(groups)["output"] == [f"{name}.1.weight"]
     assert groups.why[f"{name}.1.weight"] == f"output layer, by the name {name}"
 
 
-def test_head_of_several_layers_needs_output() -> None:
+def test_a_head_of_several_layers_needs_output() -> None:
     with pytest.raises(ValueError, match=r"Classifier: cannot tell.*last first: classifier\.1, classifier\.0, body"):
         param_groups(Classifier("classifier", nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3))))

@@ -8,8 +8,10 @@ import torch
 import steadynorm as sn
 from steadynorm import theory
 from steadynorm.lmo import LMOS, get
-from steadynorm.optim.scion import ScionSettings, bf16_scale
+from steadynorm.optim.batch import Encoding
+from steadynorm.optim.scion_rule import ScionSettings, encode
 from steadynorm.polar import Polar
+from steadynorm.views import BlockLayout
 
 SHAPES = {
     "spectral": [(6, 12), (12, 6), (3, 8, 10)],
@@ -29,6 +31,18 @@ CASES = [
     for shape in shapes
     for blocks in (1, 2)
     if blocks == 1 or (shape and shape[CUT.get(name, 0)] % 2 == 0)
+] + [
+    ("spectral", (12, 6), (6, 3, 3)),
+    ("spectral", (3, 8, 10), (2, 2, 4)),
+    ("spectral", (6, 12), ("inputs", 3)),
+    ("spectral", (3, 8, 10), ("inputs", (7, 3))),
+    ("spectral-transposed", (6, 12), (6, 3, 3)),
+    ("spectral-transposed", (12, 6), ("inputs", 3)),
+    ("spectral-transposed", (12, 6), ("inputs", (6, 3, 3))),
+    ("conv", (8, 4, 3, 3), (5, 3)),
+    ("conv-tap", (8, 4, 3, 3), (2, 3, 3)),
+    ("bias", (12,), (8, 4)),
+    ("column", (6, 9), (2, 4)),
 ]
 EXACT = Polar("svd")
 
@@ -51,7 +65,7 @@ def test_every_lmo_is_in_these_tests():
 
 
 @pytest.mark.parametrize(("name", "shape", "blocks"), CASES)
-def test_update_has_unit_norm_and_the_stated_size(name, shape, blocks):
+def test_every_update_has_unit_norm_and_the_stated_size(name, shape, blocks):
     u = update(name, sample(shape), blocks)
     assert u.shape == shape
     assert get(name).norm(u, blocks=blocks).item() == pytest.approx(1)
@@ -69,12 +83,12 @@ NORMS = {  # Table 1, of one d_out x d_in matrix, by loops
 
 
 @pytest.mark.parametrize("name", NORMS)
-def test_norm_is_that_of_table_1(name):
+def test_the_norm_is_that_of_table_1(name):
     x = sample((6, 9))
     assert get(name).norm(x).item() == pytest.approx(float(NORMS[name](x)))
 
 
-def test_norm_of_vectors_and_convolutions_is_that_of_table_1():
+def test_the_norm_of_vectors_and_convolutions_is_that_of_table_1():
     x, kernel = sample((12,)), sample((6, 4, 3, 3))
     assert get("bias").norm(x).item() == pytest.approx(math.hypot(*x.tolist()) / math.sqrt(12))
     assert get("conv").norm(kernel).item() == pytest.approx(float(NORMS["spectral"](kernel.reshape(6, 36))))
@@ -83,7 +97,7 @@ def test_norm_of_vectors_and_convolutions_is_that_of_table_1():
 
 
 @pytest.mark.parametrize(("name", "shape", "blocks"), CASES)
-def test_update_is_the_steepest_point_of_the_unit_ball(name, shape, blocks):
+def test_an_update_is_the_steepest_point_of_the_unit_ball(name, shape, blocks):
     """<x, u> = max over |w| <= 1: no other unit-norm point does better."""
     x = sample(shape)
     best = (x * update(name, x, blocks)).sum()
@@ -94,7 +108,7 @@ def test_update_is_the_steepest_point_of_the_unit_ball(name, shape, blocks):
 
 
 @pytest.mark.parametrize(("name", "shape", "blocks"), CASES)
-def test_scale_does_not_matter_and_zero_stays_zero(name, shape, blocks):
+def test_the_scale_does_not_matter_and_zero_stays_zero(name, shape, blocks):
     x = sample(shape).float()
     for scale in (1e-30, 1e30):
         assert torch.allclose(update(name, x * scale, blocks), update(name, x, blocks), atol=1e-5)
@@ -110,7 +124,7 @@ def test_stacked_parameters_are_independent(name, shape, blocks):
         assert torch.allclose(together[k], update(name, x[k], blocks), atol=1e-12)
 
 
-def test_formulas_of_table_1():
+def test_updates_follow_the_formulas_of_table_1():
     x = sample((6, 12))
     assert torch.allclose(update("spectral", x), math.sqrt(6 / 12) * polar_of(x))
     assert torch.equal(update("sign", x), x.sign() / 12)
@@ -128,9 +142,40 @@ def test_blocks_are_matrices_of_their_own():
     assert not torch.allclose(update("spectral", x, 3), update("spectral", x))
 
 
+def test_sizes_of_equal_blocks_are_the_same_as_their_number():
+    x = sample((2, 12, 5))
+    assert torch.equal(update("spectral", x, (4, 4, 4), batch_ndim=1), update("spectral", x, 3, batch_ndim=1))
+
+
+@pytest.mark.parametrize("polar", [Polar(), EXACT], ids=["express", "svd"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("blocks", [(6, 3, 3), ("inputs", (2, 2, 4)), ("inputs", 4)])
+@pytest.mark.parametrize("name", ["spectral", "spectral-transposed"])
+def test_an_update_of_blocks_may_be_written_over_its_input(name, blocks, batch, polar):
+    """Runs of blocks are written one after the other, where memory allows without a copy."""
+    shape = (12, 8) if name == "spectral" else (8, 12)
+    x = torch.stack([sample(shape, seed).float() for seed in range(batch)])
+    expected = get(name).update(x.clone(), blocks=blocks, polar=polar, batch_ndim=1)
+    for out in (torch.full_like(x, torch.nan), x.clone()):
+        given = x.clone() if out.isnan().any() else out
+        u = get(name).update(given, blocks=blocks, polar=polar, batch_ndim=1, out=out)
+        torch.testing.assert_close(u, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("blocks", [1, 3, (6, 3, 3), ("inputs", 4), ("inputs", (5, 3))])
+def test_no_update_enlarges_an_rms_whatever_its_blocks(blocks):
+    """Blocks of outputs do not see each other's; blocks of inputs add up, and share the norm."""
+    for seed in range(10):
+        u = update("spectral", sample((12, 8), seed), blocks)
+        norm = torch.linalg.matrix_norm(u, 2).item() * math.sqrt(8 / 12)
+        assert norm <= 1 + 1e-9
+    aligned = update("spectral", sample((12, 1)) @ sample((1, 8), 1) + 1e-9 * sample((12, 8), 2), ("inputs", 2))
+    assert torch.linalg.matrix_norm(aligned, 2).item() * math.sqrt(8 / 12) > 1 / 2
+
+
 @pytest.mark.parametrize("blocks", [1, 3])
 @pytest.mark.parametrize("shape", [(5, 12), (12, 3), (4, 5, 12)])
-def test_weight_stored_transposed_moves_as_if_stored_the_usual_way(shape, blocks):
+def test_a_weight_stored_transposed_moves_as_if_stored_the_usual_way(shape, blocks):
     x = sample(shape)
     assert torch.allclose(update("spectral-transposed", x, blocks), update("spectral", x.mT, blocks).mT)
     transposed, usual = get("spectral-transposed"), get("spectral")
@@ -141,7 +186,7 @@ def test_weight_stored_transposed_moves_as_if_stored_the_usual_way(shape, blocks
     assert transposed.overlap(shape, blocks=blocks) is usual.overlap(turned, blocks=blocks)
 
 
-def test_convolutions_flattened_and_per_tap():
+def test_convolutions_are_taken_flattened_or_per_tap():
     x = sample((8, 4, 3, 3))
     flat = update("spectral", x.reshape(8, 36)).reshape(x.shape)
     assert torch.allclose(update("conv", x), flat)
@@ -152,7 +197,7 @@ def test_convolutions_flattened_and_per_tap():
 
 
 @pytest.mark.parametrize(("name", "shape", "blocks"), CASES)
-def test_init_is_a_point_of_unit_norm_or_zero(name, shape, blocks):
+def test_the_init_is_a_point_of_unit_norm_or_zero(name, shape, blocks):
     x = torch.full(shape, 7.0)
     assert get(name).init_(x, blocks=blocks, generator=torch.Generator().manual_seed(0)) is x
     assert get(name).norm(x, blocks=blocks).item() == pytest.approx(0 if name == "bias" else 1, abs=1e-5)
@@ -160,7 +205,7 @@ def test_init_is_a_point_of_unit_norm_or_zero(name, shape, blocks):
     assert torch.equal(x, again)
 
 
-def test_spectral_init_is_orthogonal_per_block():
+def test_the_spectral_init_is_orthogonal_per_block():
     w = get("spectral").init_(torch.empty(12, 4, dtype=torch.float64), blocks=3)
     for part in w.chunk(3):
         assert torch.allclose(part.mT @ part, torch.eye(4, dtype=torch.float64), atol=1e-12)
@@ -179,28 +224,32 @@ def test_spectral_init_is_orthogonal_per_block():
         ("embedding", (6, 24), 1, theory.overlap("sign", None)),
     ],
 )
-def test_kernel_is_that_of_what_the_lmo_normalises(name, shape, blocks, kernel):
+def test_the_kernel_is_that_of_what_the_lmo_normalises(name, shape, blocks, kernel):
     assert get(name).overlap(shape, blocks=blocks)(0.7) == pytest.approx(kernel(0.7))
 
 
-def test_kernel_agrees_with_measured_overlap():
+def test_the_kernel_agrees_with_the_measured_overlap():
     """Two inputs that correlate by r give updates that overlap by f(r) U^2."""
     r = 0.8
-    for name, shape in (
-        ("spectral", (48, 48)),
-        ("conv", (32, 8, 3, 3)),
-        ("row", (64, 3)),
-        ("column", (3, 64)),
-        ("sign", (40, 40)),
+    for name, shape, blocks in (
+        ("spectral", (48, 48), 1),
+        ("spectral", (72, 48), (48, 12, 12)),
+        ("spectral", (48, 64), ("inputs", (48, 16))),
+        ("bias", (36,), (32, 1, 1, 2)),
+        ("conv", (32, 8, 3, 3), 1),
+        ("row", (64, 3), 1),
+        ("column", (3, 64), 1),
+        ("sign", (40, 40), 1),
     ):
-        a, b = sample((40, *shape), 1), sample((40, *shape), 2)
-        ua, ub = (update(name, x, batch_ndim=1) for x in (a, r * a + math.sqrt(1 - r * r) * b))
-        measured = (ua * ub).sum().item() / 40 / get(name).update_norm_sq(shape)
-        assert measured == pytest.approx(get(name).overlap(shape)(r), rel=0.015)
+        count = 4000 if name == "bias" else 40
+        a, b = sample((count, *shape), 1), sample((count, *shape), 2)
+        ua, ub = (update(name, x, blocks, batch_ndim=1) for x in (a, r * a + math.sqrt(1 - r * r) * b))
+        measured = (ua * ub).sum().item() / count / get(name).update_norm_sq(shape, blocks=blocks)
+        assert measured == pytest.approx(get(name).overlap(shape, blocks=blocks)(r), rel=0.015)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_in_and_out(dtype):
+def test_half_precision_input_gives_half_precision_updates(dtype):
     for name, shapes in SHAPES.items():
         u = get(name).update(sample(shapes[0]).to(dtype) * 1e-4, polar=Polar("express"))
         assert u.dtype == dtype
@@ -213,7 +262,7 @@ def test_empty_parameters_pass():
         assert get(name).norm(torch.empty(shape)).item() == 0
 
 
-def test_by_shape():
+def test_by_shape_chooses_the_lmo_by_dimension():
     assert [get("by-shape", shape).name for shape in ((), (3,), (3, 3), (3, 3, 3), (3, 3, 3, 3))] == [
         "bias",
         "bias",
@@ -247,39 +296,61 @@ def test_errors_quote_what_was_passed(call, message):
         ("spectral", (250, 400), 1),
         ("spectral", (27, 9), 3),
         ("spectral-transposed", (9, 27), 3),
+        ("spectral", (9, 27), ("inputs", 3)),
+        ("spectral", (28, 7), (7, 7, 7, 7)),
         ("conv", (6, 3, 3, 3), 1),
         ("conv-tap", (6, 4, 3, 3), 2),
         ("sign", (5, 7), 1),
         ("embedding", (5, 7), 1),
     ],
 )
-def test_what_travels_in_bf16_loses_nothing(name, shape, blocks, monkeypatch):
+def test_bf16_transfers_are_lossless(name, shape, blocks, monkeypatch):
     monkeypatch.setenv("STEADYNORM_NATIVE_BF16", "1")
     lmo, x = get(name), torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 1e-5
-    unit = bf16_scale(shape, ScionSettings(lmo, blocks, False, Polar()), x.dtype, x.device)
+    encoding = encode(shape, ScionSettings(lmo, BlockLayout.of(blocks), False, Polar()), x.dtype, x.device)
+    assert encoding.x_dtype == encoding.u_dtype == torch.bfloat16
+    unit = encoding.scale
     u = lmo.update(x.clone(), blocks=blocks)
     arrived = x.bfloat16().float()
     torch.testing.assert_close(lmo.update(arrived, blocks=blocks), u, rtol=1e-6, atol=0)
     torch.testing.assert_close((u / unit).bfloat16().float() * unit, u, rtol=2e-7, atol=0)
 
 
+def test_blocks_with_scales_of_their_own_are_sent_unchanged(monkeypatch):
+    monkeypatch.setenv("STEADYNORM_NATIVE_BF16", "1")
+    settings = ScionSettings(get("spectral"), BlockLayout.of((16, 8, 8)), False, Polar())
+    encoding = encode((32, 16), settings, torch.float32, torch.device("cpu"))
+    assert encoding == Encoding(torch.float32, torch.float32)
+
+
 @pytest.mark.parametrize("name", ["bias", "row", "column"])
-def test_what_would_be_rounded_travels_as_it_is(name):
-    assert bf16_scale((4, 6), ScionSettings(get(name), 1, False, Polar()), torch.float32, torch.device("cpu")) is None
+def test_updates_that_bf16_would_round_are_sent_unchanged(name):
+    encoding = encode(
+        (4, 6), ScionSettings(get(name), BlockLayout(), False, Polar()), torch.float32, torch.device("cpu")
+    )
+    assert encoding == Encoding(torch.float32, torch.float32)
 
 
-def test_exact_factors_travel_as_they_are(monkeypatch):
+def test_exact_factors_are_sent_unchanged(monkeypatch):
     monkeypatch.setenv("STEADYNORM_NATIVE_BF16", "0")
-    express, svd = (ScionSettings(get("spectral"), 1, False, polar) for polar in (Polar(), Polar("svd")))
-    assert bf16_scale((4, 6), express, torch.float32, torch.device("cpu")) is None
-    assert bf16_scale((4, 6), svd, torch.float32, torch.device("cpu")) is None
-    assert bf16_scale((4, 6), express, torch.float64, torch.device("cpu")) is None
-    assert bf16_scale((1, 6), express, torch.float32, torch.device("cuda")) is None
-    assert bf16_scale((4, 16), express, torch.float32, torch.device("cuda")) == 0.5
+    express, svd = (ScionSettings(get("spectral"), BlockLayout(), False, polar) for polar in (Polar(), Polar("svd")))
+    fp32, fp64 = (Encoding(dtype, dtype) for dtype in (torch.float32, torch.float64))
+    assert encode((4, 6), express, torch.float32, torch.device("cpu")) == fp32
+    assert encode((4, 6), svd, torch.float32, torch.device("cpu")) == fp32
+    assert encode((4, 6), express, torch.float64, torch.device("cpu")) == fp64
+    assert encode((1, 6), express, torch.float32, torch.device("cuda")) == fp32
 
 
-@pytest.mark.parametrize(("shape", "blocks"), [((128, 128), 1), (((96, 384)), 1), ((384, 128), 3)])
-def test_newton_schulz_falls_short_by_the_share_that_is_known(shape, blocks):
+def test_an_fp16_iteration_gets_momentum_as_it_is_and_sends_factors_in_fp16():
+    express = ScionSettings(get("spectral"), BlockLayout(), False, Polar())
+    encoding = encode((4, 16), express, torch.float32, torch.device("cuda"))
+    assert encoding == Encoding(torch.float32, torch.float16, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "blocks"), [((128, 128), 1), (((96, 384)), 1), ((384, 128), 3), ((192, 128), (128, 64))]
+)
+def test_newton_schulz_falls_short_by_a_known_share(shape, blocks):
     p = torch.nn.Parameter(torch.zeros(shape))
     optimizer = sn.ScionC([p], lmo="spectral", blocks=blocks, polar="newton-schulz", overlap="exact")
     settings, _ = optimizer.settings(optimizer.param_groups[0], p)
@@ -292,3 +363,14 @@ def test_newton_schulz_falls_short_by_the_share_that_is_known(shape, blocks):
     assert optimizer.weight_decay_of(p) == pytest.approx(
         settings.length_share(shape) * exact.weight_decay_of(p), rel=0.01
     )
+
+
+def test_blocks_fall_short_by_the_mean_of_their_shares_weighted_by_their_squared_updates():
+    """U^2 is 128 of the square block and 64 (64/128) = 32 of the other."""
+    spectral = get("spectral").numbers
+    square, flat, both = (
+        spectral.length_share(shape, blocks, "newton-schulz", 5)
+        for shape, blocks in (((128, 128), 1), ((64, 128), 1), ((192, 128), (128, 64)))
+    )
+    assert both == pytest.approx((128 * square + 32 * flat) / 160, rel=1e-9)
+    assert abs(square - flat) > 0.01

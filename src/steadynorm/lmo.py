@@ -2,8 +2,9 @@
 
 Each row of `LMOS` has an update u = -lmo(x), the norm it belongs to, and (from `theory.updates`) the view under which it
 sees a parameter, U^2 = |u|^2 and its overlap kernel. The update has unit norm, does not depend on the scale of x, and is
-zero where x is zero. `blocks` treats each of that many row blocks as a matrix of its own (fused QKV: 3). Tensors may
-carry leading batch dimensions: a stack of parameters.
+zero where x is zero. `blocks` says which blocks of a parameter are matrices of their own (`views.BlockLayout`): 3 of
+equal size (fused QKV), (2048, 512, 512) rows (grouped queries), or ("inputs", 16) (an output projection, per head).
+Tensors may carry leading batch dimensions: a stack of parameters.
 """
 
 import math
@@ -16,7 +17,7 @@ from torch import Tensor
 from steadynorm.polar import Polar
 from steadynorm.theory import Overlap
 from steadynorm.theory.updates import BY_SHAPE, UPDATES, Update, update_of
-from steadynorm.views import MatrixView
+from steadynorm.views import BlockLayout, Blocks, MatrixView, Run
 
 _POLAR = Polar()
 _EXACT = Polar("svd")
@@ -58,38 +59,61 @@ class Lmo:
         return self.numbers.view
 
     def update(
-        self, x: Tensor, *, blocks: int = 1, polar: Polar = _POLAR, batch_ndim: int = 0, out: Tensor | None = None
+        self, x: Tensor, *, blocks: Blocks = 1, polar: Polar = _POLAR, batch_ndim: int = 0, out: Tensor | None = None
     ) -> Tensor:
-        """Return u = -lmo(x), of x's shape and dtype.
+        """Return u = -lmo(x), of x's shape and dtype (unless `polar` leaves its factors in another).
 
         Args:
             x: the parameter's momentum, or a stack of several.
-            blocks: how many row blocks are matrices of their own.
+            blocks: which blocks are matrices of their own.
             polar: how polar factors are found.
             batch_ndim: how many leading dimensions number independent parameters.
             out: contiguous memory like x, or x itself, that the result may be written to.
         """
-        shape, view = x.shape[batch_ndim:], self.view
-        self.check(shape, blocks)
+        shape, layout = x.shape[batch_ndim:], BlockLayout.of(blocks)
+        self.check(shape, layout)
         if x.numel() == 0:
             return x.clone()
-        matrices = view.to_matrices(x, blocks, batch_ndim)
-        target = out.view(matrices.shape) if out is not None and view.keeps_order(blocks) else None
-        u = self._update(matrices, polar, target)
-        if (divisor := view.divisor(shape)) != 1:
-            u = u / divisor
-        return view.from_matrices(u, x.shape, batch_ndim)
+        runs = self.view.runs(shape, layout)
+        if len(runs) == 1:
+            return self._update_run(x, runs[0], layout.side, polar, batch_ndim, out)
+        u = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+        dim = self.view.block_dims[layout.side] % len(shape) + batch_ndim
+        for run in runs:
+            part, target = (whole.narrow(dim, run.start, run.length) for whole in (x, u))
+            is_direct = (
+                self.numbers.is_polar and target.is_contiguous() and self.view.keeps_order(run.blocks, layout.side)
+            )
+            own = target if is_direct else None
+            updated = self._update_run(part, run, layout.side, polar, batch_ndim, own)
+            if not is_direct:
+                target.copy_(updated)
+        return u
 
-    def norm(self, x: Tensor, *, blocks: int = 1) -> Tensor:
+    def _update_run(self, x: Tensor, run: Run, side: str, polar: Polar, batch_ndim: int, out: Tensor | None) -> Tensor:
+        """Return the update of one run of blocks of every parameter."""
+        matrices = self.view.to_matrices(x, run.blocks, side, batch_ndim)
+        target = out.view(matrices.shape) if out is not None and self.view.keeps_order(run.blocks, side) else None
+        u = self._update(matrices, polar, target)
+        if run.divisor != 1:
+            u = u.div_(run.divisor)
+        return self.view.from_matrices(u, x.shape, side, batch_ndim)
+
+    def norm(self, x: Tensor, *, blocks: Blocks = 1) -> Tensor:
         """Return the norm that this lmo belongs to, of one parameter: a 0-d tensor; with blocks the largest of theirs."""
-        self.check(x.shape, blocks)
+        self.check(x.shape, layout := BlockLayout.of(blocks))
         if x.numel() == 0:
             return x.new_zeros(())
-        largest = self._norm(self.view.to_matrices(x, blocks)).amax()
-        return largest * self.view.divisor(x.shape)
+        runs, dim = self.view.runs(x.shape, layout), self.view.block_dims[layout.side]
+        parts = [x.narrow(dim, run.start, run.length) for run in runs] if len(runs) > 1 else [x]
+        norms = [
+            self._norm(self.view.to_matrices(part, run.blocks, layout.side)).amax() * run.divisor
+            for part, run in zip(parts, runs, strict=True)
+        ]
+        return torch.stack(norms).amax()
 
     @torch.no_grad()
-    def init_(self, x: Tensor, *, blocks: int = 1, generator: torch.Generator | None = None) -> Tensor:
+    def init_(self, x: Tensor, *, blocks: Blocks = 1, generator: torch.Generator | None = None) -> Tensor:
         """Fill x with a random point of unit norm (bias: zero). No optimizer calls this."""
         self.check(x.shape, blocks)
         if self.starts_at_zero:
@@ -97,7 +121,7 @@ class Lmo:
         noise = torch.randn(x.shape, dtype=torch.float64, device=x.device, generator=generator)
         return x.copy_(self.update(noise, blocks=blocks, polar=_EXACT))
 
-    def update_norm_sq(self, shape: Sequence[int], *, blocks: int = 1) -> float:
+    def update_norm_sq(self, shape: Sequence[int], *, blocks: Blocks = 1) -> float:
         """Return U^2 = |u|^2 for an exact polar factor.
 
         >>> LMOS["spectral"].update_norm_sq((1536, 384))
@@ -123,7 +147,7 @@ class Lmo:
         """
         return 1 if self.rows_wait else 2 if self.view.is_stack(shape) else 0
 
-    def operations(self, shape: Sequence[int], *, blocks: int = 1, steps: int = 5) -> float:
+    def operations(self, shape: Sequence[int], *, blocks: Blocks = 1, steps: int = 5) -> float:
         """Estimate how many operations an update takes, for spreading the work over processes.
 
         >>> LMOS["spectral"].operations((2, 4)), LMOS["sign"].operations((2, 4))
@@ -131,15 +155,17 @@ class Lmo:
         """
         if not self.numbers.is_polar:
             return float(math.prod(shape))
-        rows, columns = self.view.sides(shape, blocks)
-        matrices, (d, n) = math.prod(shape) / (rows * columns), sorted((rows, columns))
-        return matrices * steps * (4.0 * d * d * n + 2.0 * d**3)
+        total = 0.0
+        for run in self.view.runs(shape, blocks):
+            d, n = sorted((run.d_out, run.d_in))
+            total += run.matrices * steps * (4.0 * d * d * n + 2.0 * d**3)
+        return total
 
-    def overlap(self, shape: Sequence[int], *, blocks: int = 1) -> Overlap:
+    def overlap(self, shape: Sequence[int], *, blocks: Blocks = 1) -> Overlap:
         """Return how updates overlap when their inputs correlate: see `steadynorm.theory.overlap`."""
         return self.numbers.overlap(shape, blocks=blocks)
 
-    def check(self, shape: Sequence[int], blocks: int = 1) -> None:
+    def check(self, shape: Sequence[int], blocks: Blocks = 1) -> None:
         """Raise ValueError if this lmo does not fit a parameter of this shape."""
         self.numbers.check(shape, blocks)
 
@@ -172,7 +198,7 @@ def _length(x: Tensor, dim: int) -> Tensor:
 
 
 def _spectral(x: Tensor, polar: Polar, out: Tensor | None) -> Tensor:
-    return polar(x, out=out).mul_(math.sqrt(x.shape[-2] / x.shape[-1]))
+    return polar(x, out=out, scale=math.sqrt(x.shape[-2] / x.shape[-1]))
 
 
 def _spectral_norm(x: Tensor) -> Tensor:
@@ -181,7 +207,7 @@ def _spectral_norm(x: Tensor) -> Tensor:
 
 def _spectral_transposed(x: Tensor, polar: Polar, out: Tensor | None) -> Tensor:
     """polar(x^T) = polar(x)^T, so only the scale sqrt(d_out/d_in) turns: x is (..., d_in, d_out)."""
-    return polar(x, out=out).mul_(math.sqrt(x.shape[-1] / x.shape[-2]))
+    return polar(x, out=out, scale=math.sqrt(x.shape[-1] / x.shape[-2]))
 
 
 LMOS: dict[str, Lmo] = {

@@ -10,22 +10,23 @@ from typing import Any
 
 from torch import nn
 
+from steadynorm.groups.fusion import find_blocks, has_heads
+from steadynorm.groups.role_table import BLOCKED, OUTPUT_LR_RATIO, ROLES, check_choice
 from steadynorm.groups.roles import (
-    BLOCKED,
-    ROLES,
     ParamSite,
-    check_choice,
     check_patterns,
     check_supported,
     find_outputs,
     param_sites,
     role_of,
-    row_blocks,
 )
 from steadynorm.theory import weight_decay_for
+from steadynorm.theory.updates import MUON_ADJUST, muon_adam_lr
+from steadynorm.views import BlockLayout, Blocks
 
 Output = nn.Module | nn.Parameter | str  # one layer: itself, its weight, or the dotted name of either
 Rules = dict[str, dict[str, Any]]  # role -> the values of its group
+KINDS = {"scion": "Scion", "adam": "Adam", "muon": "Muon"}
 
 
 class ParamGroups(list[dict[str, Any]]):
@@ -55,10 +56,10 @@ class ParamGroups(list[dict[str, Any]]):
         """
         if self.rebuild.keywords["kind"] != kind:
             raise ValueError(
-                f"{optimizer}: these groups are for {'Adam' if kind == 'scion' else 'Scion'}; "
+                f"{optimizer}: these groups are for {KINDS[self.rebuild.keywords['kind']]}; "
                 f"use param_groups(model, kind={kind!r})"
             )
-        values = {key: settings.get(key) for key in ("lr", "alpha", "steady_norm_sq", "weight_decay")}
+        values = {key: settings.get(key) for key in ("lr", "alpha", "steady_norm_sq", "weight_decay", "adam_lr")}
         changes: dict[str, Any] = {
             key: float(value) for key, value in values.items() if key not in self.explicit and value is not None
         }
@@ -66,6 +67,8 @@ class ParamGroups(list[dict[str, Any]]):
             changes.pop("weight_decay", None)  # 0 is Scion's default; pass it to param_groups to mean no decay
         if kind == "scion" and settings.get("nesterov") and "nesterov" not in self.explicit:
             changes["nesterov"] = True
+        if kind == "muon" and settings.get("adjust_lr_fn") and "adjust_lr_fn" not in self.explicit:
+            changes["adjust_lr_fn"] = settings["adjust_lr_fn"]
         if changes:
             before = {group["name"]: group for group in self.rebuild()}
             after = {group["name"]: group for group in self.rebuild(**changes)}
@@ -84,12 +87,15 @@ def param_groups(
     output_weight_decay: float | None = None,
     output: Output | Sequence[Output] | bool | None = None,
     output_bias: str = "corrected",
-    blocks: Mapping[str, int] | None = None,
+    blocks: Mapping[str, Blocks] | None = None,
+    heads: bool = False,
     roles: Mapping[str, str] | None = None,
     alpha: float | None = None,
     steady_norm_sq: float | None = None,
     weight_decay: float | None = None,
     nesterov: bool | None = None,
+    adam_lr: float | None = None,
+    adjust_lr_fn: str | None = None,
 ) -> ParamGroups:
     """Put every trainable parameter into exactly one group, by its role in the model.
 
@@ -100,30 +106,37 @@ def param_groups(
 
     lambda_0 is the corrected decay at the start. A `weight_decay` of None in a group means corrected decay. With
     `kind="adam"` there is one lr, only matrices decay, and `corrected` is False in the group of the output weight.
+    `kind="muon"` gives the roles that are spectral or conv above to Muon and the rest to Adam (`use_muon`).
     Frozen parameters are left out: pass them to `add_param_group` when you unfreeze them. `explain` shows which
     parameter got which rule, and why.
 
     Args:
         model: The model. A tied parameter is listed once, under its first name.
-        kind: "scion" or "adam".
-        lr: The lr of every group except the output's; 1e-2 by default ("adam": 1e-3).
-        output_lr: The lr of the output weight; 20 lr by default ("adam": lr).
-        output_weight_decay: The decay of the output weight; as above by default ("adam": weight_decay).
+        kind: "scion", "adam" or "muon".
+        lr: The lr of every group except the output's; 1e-2 by default ("adam": 1e-3). "muon": that of Muon, 0.02 by default.
+        output_lr: The lr of the output weight; 20 lr by default ("adam": lr, "muon": adam_lr).
+        output_weight_decay: The decay of the output weight; as above by default ("adam", "muon": weight_decay).
         output: The output layer, or several; False if there is none. By default it is found by
             `get_output_embeddings()`, `get_classifier()`, a weight tied to an embedding or Hugging Face's names for
             heads; otherwise an error asks for it.
         output_bias: "corrected" like other vectors, or "constant" with the decay lambda_0.
-        blocks: {parameter name or glob: number of equal blocks of the outputs}, instead of what names and shapes imply.
+        blocks: {parameter name or glob: blocks as in ScionC}, instead of what the model implies: a number of equal blocks
+            of the outputs, their sizes, or ("inputs", either of them).
+        heads: Whether every head of an attention is a matrix of its own: blocks of outputs in the projections to queries,
+            keys and values, of inputs in the output projection. The attention, or its configuration, must say how many
+            heads it has.
         roles: {parameter name or glob: role}, before any other rule: hidden or stacked (matrices), both also with
             "-transposed" (stored d_in x d_out), conv, vector, embedding or output.
-        alpha: As in ScionC, 0.1 by default; "adam" does not use it.
-        steady_norm_sq: As in ScionC, 1.1875 by default; "adam" does not use it.
-        weight_decay: With "scion", constant decay in place of corrected decay; with "adam", 0.1 by default.
-        nesterov: As in ScionC, False by default; lambda_0 depends on it. "adam" does not use it.
+        alpha: As in ScionC, 0.1 by default; only "scion" uses it.
+        steady_norm_sq: As in ScionC, 1.1875 by default; as in MuonC, None by default; "adam" does not use it.
+        weight_decay: With "scion", constant decay in place of corrected decay; with "adam" and "muon", 0.1 by default.
+        nesterov: As in ScionC, False by default; lambda_0 depends on it. Only "scion" uses it.
+        adam_lr: As in MuonC; only "muon" uses it.
+        adjust_lr_fn: As in MuonC, "original" by default; only "muon" uses it.
 
     Returns:
         Groups for one optimizer: named parameters and plain values. Our optimizers fill lr, alpha, steady_norm_sq,
-        weight_decay and nesterov from their own arguments where they are not passed here.
+        weight_decay, nesterov, adam_lr and adjust_lr_fn from their own arguments where they are not passed here.
 
     Raises:
         ValueError: If a parameter or the output layer has no clear role, or a setting is out of range.
@@ -135,16 +148,23 @@ def param_groups(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"param_groups takes the model, whose modules decide the roles, not {type(model).__name__}")
-    check_choice("kind", kind, ("scion", "adam"))
+    check_choice("kind", kind, tuple(KINDS))
     check_choice("output_bias", output_bias, ("corrected", "constant"))
-    settings = {"lr": lr, "alpha": alpha, "steady_norm_sq": steady_norm_sq, "weight_decay": weight_decay, "nesterov": nesterov}  # fmt: skip
+    settings = {
+        "lr": lr, "alpha": alpha, "steady_norm_sq": steady_norm_sq, "weight_decay": weight_decay, "nesterov": nesterov,
+        "adam_lr": adam_lr, "adjust_lr_fn": adjust_lr_fn,
+    }  # fmt: skip
     rebuild = functools.partial(
         param_groups, model, kind=kind, output_lr=output_lr, output_weight_decay=output_weight_decay, output=output,
-        output_bias=output_bias, blocks=blocks, roles=roles, **settings,
+        output_bias=output_bias, blocks=blocks, heads=heads, roles=roles, **settings,
     )  # fmt: skip
-    scion, roles, blocks = kind == "scion", roles or {}, blocks or {}
-    lr = _non_negative("lr", (1e-2 if scion else 1e-3) if lr is None else lr)
-    output_lr = _non_negative("output_lr", (20 * lr if scion else lr) if output_lr is None else output_lr)
+    scion, strict, roles, blocks = kind == "scion", kind != "adam", roles or {}, blocks or {}
+    lr = _non_negative("lr", {"scion": 1e-2, "adam": 1e-3, "muon": 0.02}[kind] if lr is None else lr)
+    adjust = adjust_lr_fn or "original"
+    check_choice("adjust_lr_fn", adjust, MUON_ADJUST)
+    adam_lr = _non_negative("adam_lr", muon_adam_lr(lr, adjust) if adam_lr is None else adam_lr)
+    usual = {"scion": OUTPUT_LR_RATIO * lr, "adam": lr, "muon": adam_lr}[kind]
+    output_lr = _non_negative("output_lr", usual if output_lr is None else output_lr)
     decay = None if weight_decay is None else _non_negative("weight_decay", weight_decay)
     if scion:
         if decay is not None and steady_norm_sq is not None:
@@ -155,6 +175,8 @@ def param_groups(
         alpha = 0.1 if alpha is None else float(alpha)
         target = 1.1875 if steady_norm_sq is None else float(steady_norm_sq)
         rules = _scion_rules(lr, output_lr, alpha, target, decay, nesterov, output_bias == "constant")
+    elif kind == "muon":
+        rules = _muon_rules(lr, adam_lr, output_lr, 0.1 if decay is None else decay, steady_norm_sq, adjust)
     else:
         rules = _adam_rules(lr, output_lr, 0.1 if decay is None else decay)
     if output_weight_decay is not None:
@@ -168,22 +190,34 @@ def param_groups(
         check_supported(site)
     check_patterns("roles", roles, trainable, "trainable parameter", "roles")
     outputs = find_outputs(model, sites, output, roles)
-    decided = [(site, *role_of(site, roles, outputs, strict=scion)) for site in trainable]
-    matrices = {site: role for site, role, _ in decided if scion and ROLES[role][0] in BLOCKED}
-    check_patterns("blocks", blocks, [*matrices], "matrix with the spectral lmo", "numbers of equal blocks")
-    groups = _gather(decided, rules, {site.name: row_blocks(site, role, blocks) for site, role in matrices.items()})
+    decided = [(site, *role_of(site, roles, outputs, strict=strict)) for site in trainable]
+    matrices = {site: role for site, role, _ in decided if strict and ROLES[role][0] in BLOCKED}
+    check_patterns(
+        "blocks", blocks, [*matrices], "matrix with the spectral lmo", "numbers of equal blocks or their sizes"
+    )
+    layouts = {site.name: find_blocks(site, role, blocks, heads=heads) for site, role in matrices.items()}
+    if heads and strict and not any(has_heads(site, role) for site, role in matrices.items()):
+        raise ValueError(
+            f"heads=True: no attention of {type(model).__name__} says how many heads it has; pass blocks= instead: "
+            '{"*.q.weight": 16, "*.out.weight": ("inputs", 16)}'
+        )
+    groups = _gather(decided, rules, layouts)
     groups.rebuild = rebuild
     groups.explicit = frozenset(key for key, value in settings.items() if value is not None)
     return groups
 
 
-def _gather(decided: list[tuple[ParamSite, str, str]], rules: Rules, blocks: dict[str, tuple[int, str]]) -> ParamGroups:
+def _gather(
+    decided: list[tuple[ParamSite, str, str]], rules: Rules, layouts: dict[str, tuple[BlockLayout, str]]
+) -> ParamGroups:
     """Put parameters under the same rule into one group; keep groups and parameters in model order."""
     by_name: Rules = {}
     why: dict[str, str] = {}
     for site, role, reason in decided:
-        count, note = blocks.get(site.name, (1, ""))
-        rule = rules[role] if count == 1 else {**rules[role], "name": f"{role}-blocks{count}", "blocks": count}
+        layout, note = layouts.get(site.name, (BlockLayout(), ""))
+        rule = rules[role]
+        if layout.count > 1:
+            rule = {**rule, "name": f"{role}-blocks{layout.name}", "blocks": layout.plain}
         by_name.setdefault(rule["name"], {**rule, "params": []})["params"].append((site.name, site.parameter))
         why[site.name] = reason + note
     groups = ParamGroups(by_name.values())
@@ -215,6 +249,21 @@ def _adam_rules(lr: float, output_lr: float, decay: float) -> Rules:
     vector = {"name": "vector", "lr": lr, "weight_decay": 0.0, "corrected": True}
     output = {"name": "output", "lr": output_lr, "weight_decay": decay, "corrected": False}
     return dict.fromkeys(ROLES, matrix) | {"vector": vector, "output-bias": vector, "output": output}
+
+
+def _muon_rules(lr: float, adam_lr: float, output_lr: float, decay: float, norm_sq: float | None, adjust: str) -> Rules:
+    """Return rules for MuonC: Muon where the lmo would be a polar factor, Adam elsewhere."""
+    hidden: dict[str, Any] = {"use_muon": True, "lr": lr, "weight_decay": decay, "corrected": True, "blocks": 1}
+    hidden |= {"adjust_lr_fn": adjust} | ({} if norm_sq is None else {"steady_norm_sq": float(norm_sq)})
+    rest = {"use_muon": False, "lr": adam_lr, "weight_decay": decay, "corrected": True}
+    vector = {"name": "vector", **rest, "weight_decay": 0.0}
+    rules = {role: {"name": role, "lmo": lmo, **hidden} for role, (lmo, _, _) in ROLES.items() if lmo in BLOCKED}
+    return rules | {
+        "embedding": {"name": "embedding", **rest},
+        "vector": vector,
+        "output-bias": vector,
+        "output": {"name": "output", **rest, "lr": output_lr, "corrected": False},
+    }
 
 
 def from_radius(lr: float, radius: float) -> dict[str, float]:

@@ -1,15 +1,14 @@
 """A table of parameter groups for people: which parameter got which rule, and why."""
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
 from steadynorm.decay.rule import decay_rule
+from steadynorm.groups.tables import fold_rows, format_table
 
-_NUMBER = re.compile(r"(?<![^.])(\d+)(?![^.])")
 _TITLES = ("parameter", "shape", "role", "lmo", "lr", "decay", "reason")
 
 
@@ -26,7 +25,7 @@ def explain(groups: Iterable[Mapping[str, Any]] | Optimizer, *, full: bool = Fal
         full: Print one line per parameter.
 
     Returns:
-        A line of titles, then the lines of the parameters.
+        A line of titles, then the lines of the parameters. A note on bf16 parameters follows, if an optimizer has any.
 
     Examples:
         >>> from torch import nn
@@ -44,7 +43,20 @@ def explain(groups: Iterable[Mapping[str, Any]] | Optimizer, *, full: bool = Fal
             shown = f"{name} (also {', '.join(ties[name])})" if ties.get(name) else name
             rows.append((shown, *_rule(index, group, parameter), (why or {}).get(name, "given by hand")))
     table = [_TITLES, *(rows if full else fold_rows(rows))]
-    return format_table(table if why is not None else [row[:-1] for row in table])
+    text = format_table(table if why is not None else [row[:-1] for row in table])
+    return "\n".join([text, *_bf16_notes(groups)])
+
+
+def _bf16_notes(optimizer: Any) -> Iterator[str]:
+    """Yield what becomes of bf16 parameters: own optimizers keep in the state what bf16 rounds away."""
+    if not isinstance(optimizer, Optimizer):
+        return
+    params = [p for group in optimizer.param_groups for p in group["params"] if p.dtype == torch.bfloat16]
+    exact = sum("weight_residual" in optimizer.state.get(p, {}) for p in params)
+    if exact:
+        yield f"{exact} bf16 parameters train as fp32 weights: weight_residual keeps the other 16 bits, 2 bytes per weight."
+    if exact < len(params):
+        yield f"{len(params) - exact} bf16 parameters are rounded at every step, which loses small updates and decay."
 
 
 def _iter_groups(groups: Any) -> Iterator[Mapping[str, Any]]:
@@ -62,7 +74,9 @@ def _iter_groups(groups: Any) -> Iterator[Mapping[str, Any]]:
 def _rule(index: int, group: Mapping[str, Any], parameter: torch.Tensor) -> tuple[str, str, str, str, str]:
     """Return shape, role, lmo, lr and decay of one parameter."""
     shape = "x".join(map(str, parameter.shape)) or "scalar"
-    role, lmo = str(group.get("name", f"group {index}")), str(group.get("lmo", "-"))
+    role, lmo = str(group.get("name", f"group {index}")), str(group.get("lmo") or "-")
+    if (use_muon := group.get("use_muon")) is not None:
+        lmo = f"muon, {group.get('lmo') or 'by shape'}" if use_muon else "adam"
     lr = f"{float(group['lr']):g}" if "lr" in group else "-"
     return shape, role, lmo, lr, _decay_text(group, parameter)
 
@@ -79,59 +93,3 @@ def _decay_text(group: Mapping[str, Any], parameter: torch.Tensor) -> str:
     if group.get("weight_decay") is None and group.get("steady_norm_sq") is None:
         return "the optimizer's"
     return decay_rule(group, parameter).label
-
-
-def fold_rows(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Join rows that differ only by numbers in their first cells, at the place of the first of them.
-
-    >>> fold_rows([("h.0.fc", "4x4"), ("h.0.out", "4x8"), ("h.1.fc", "4x4"), ("h.1.out", "4x8"), ("h.2.fc", "4x9")])
-    [('h.{0..1}.fc', '4x4'), ('h.{0..1}.out', '4x8'), ('h.2.fc', '4x9')]
-    """
-    split = [(_split(name), rest) for name, *rest in rows]
-    for place in range(max((len(parts) for parts, _ in split), default=0) - 2, 0, -2):  # the last number first
-        joined: dict[Any, tuple[list[Any], list[str]]] = {}
-        for parts, rest in split:
-            key = (*parts[:place], None, *parts[place + 1 :], *rest) if place < len(parts) else (*parts, *rest)
-            held = joined.setdefault(key, (parts, rest))
-            if held[0] is not parts:
-                held[0][place] += parts[place]
-        split = list(joined.values())
-    return [("".join(map(_text, parts)), *rest) for parts, rest in split]
-
-
-def _split(name: str) -> list[Any]:
-    """Split a name into alternating text and 1-tuples of numbers. Numbers stand between dots: w1 is text.
-
-    >>> _split("h.10.w1.weight")
-    ['h.', (10,), '.w1.weight']
-    """
-    return [(int(part),) if k % 2 else part for k, part in enumerate(_NUMBER.split(name))]
-
-
-def _text(part: str | tuple[int, ...]) -> str:
-    """Return text unchanged and numbers as ranges.
-
-    >>> _text((3,)), _text((0, 1, 2)), _text((0, 2, 3, 4, 7))
-    ('3', '{0..2}', '{0,2..4,7}')
-    """
-    if isinstance(part, str):
-        return part
-    ranges: list[list[int]] = []
-    for number in sorted(part):
-        if ranges and number == ranges[-1][-1] + 1:
-            ranges[-1][1:] = [number]
-        else:
-            ranges.append([number])
-    text = ",".join("..".join(map(str, ends)) for ends in ranges)
-    return text if len(part) == 1 else f"{{{text}}}"
-
-
-def format_table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows of cells as text with aligned columns.
-
-    >>> print(format_table([["a", "shape"], ["longer", "2x4"]]))
-    a       shape
-    longer  2x4
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

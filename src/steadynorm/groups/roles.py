@@ -11,34 +11,21 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from steadynorm.groups.role_table import (
+    BIAS_NAME,
+    EXPERT_NAME,
+    HEADS,
+    NORM_CLASS,
+    ROLES,
+    TABLE_NAME,
+    check_choice,
+)
 from steadynorm.suggestions import suggest
-from steadynorm.views import check_block_count
 
-# role: (lmo, least dimensions, most dimensions)
-ROLES = {
-    "hidden": ("spectral", 2, 2),
-    "hidden-transposed": ("spectral-transposed", 2, 2),
-    "stacked": ("spectral", 3, 5),
-    "stacked-transposed": ("spectral-transposed", 3, 5),
-    "conv": ("conv", 3, 5),
-    "vector": ("bias", 0, math.inf),
-    "embedding": ("embedding", 2, 5),
-    "output": ("sign", 2, 2),
-    "output-bias": ("bias", 0, 1),
-}
-BLOCKED = ("spectral", "spectral-transposed", "conv")  # lmos whose parameters may hold several matrices
-_HEADS = ("lm_head", "classifier", "score", "qa_outputs")  # Hugging Face's names for an output layer
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
-_NORM_CLASS = re.compile(r"norm(\d?d)?$", re.I)
-_TABLE_NAME = re.compile(r"(^|[._])(pos|position\w*|tokens?|embed|embeddings?)(_\w*|\d*)(\.\d+)?$", re.I)
-_BIAS_NAME = re.compile(r"bias\w*(\.\d+)?$", re.I)
-_EXPERT_NAME = re.compile(r"expert|gate_up|(gate|up|down)_proj|(^|[._])(moe|w[123])([._]|$)", re.I)
 _EXPERT_CLASS = re.compile(r"experts?$", re.I)
-_FUSED_NAME = re.compile(r"(qkv|c_attn|in_proj|query_key_value)[^.]*(\.weight)?$", re.I)
-_GATE_UP_NAME = re.compile(r"gate_up_proj(\.weight)?$", re.I)
-_SWIGLU_NAME = re.compile(r"(^|[._])w1[23](\.weight)?$", re.I)  # DINOv2's SwiGLU, and experts
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,11 +36,13 @@ class ParamSite:
         parameter: The parameter.
         names: Its name at each place. The first one identifies it; the others are ties.
         owners: The module that holds it at each place.
+        parents: The module around each of those, None around the model.
     """
 
     parameter: nn.Parameter
     names: tuple[str, ...]
     owners: tuple[nn.Module, ...]
+    parents: tuple[nn.Module | None, ...] = ()
 
     @property
     def name(self) -> str:
@@ -79,10 +68,12 @@ def uncompiled(name: str) -> str:
 
 def param_sites(model: nn.Module) -> list[ParamSite]:
     """Return every parameter once, in model order, with all its names and owners."""
-    held: dict[nn.Parameter, list[tuple[str, nn.Module]]] = {}  # tensors hash by identity
-    for prefix, module in model.named_modules(remove_duplicate=False):
+    held: dict[nn.Parameter, list[tuple[str, nn.Module, nn.Module | None]]] = {}  # tensors hash by identity
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for prefix, module in modules.items():
+        parent = modules[prefix.rpartition(".")[0]] if prefix else None
         for name, parameter in module.named_parameters(prefix, recurse=False, remove_duplicate=False):
-            held.setdefault(parameter, []).append((name, module))
+            held.setdefault(parameter, []).append((name, module, parent))
     return [ParamSite(parameter, *zip(*holders, strict=True)) for parameter, holders in held.items()]
 
 
@@ -125,11 +116,11 @@ def role_of(site: ParamSite, roles: Mapping[str, str], outputs: dict[int, str], 
 def _role_by_module(site: ParamSite) -> tuple[str, str] | None:
     owner = type(site.owners[0]).__name__
     reason = f"{site.name.rsplit('.', 1)[-1]} of {owner}"
-    if site.parameter.ndim <= 1 or _NORM_CLASS.search(owner):
+    if site.parameter.ndim <= 1 or NORM_CLASS.search(owner):
         return "vector", reason
-    if site.held_by(*_CONVOLUTIONS):
+    if site.held_by(*CONVOLUTIONS):
         return "conv", reason
-    if site.held_by(*_TRANSPOSED):
+    if site.held_by(*TRANSPOSED_CONVOLUTIONS):
         return "conv", f"{reason}: input channels come first, so it is flattened to d_in x rest"
     if site.held_by(*_EMBEDDINGS):
         return "embedding", f"{reason}: one-hot input"
@@ -148,14 +139,14 @@ def _role_by_name(site: ParamSite) -> tuple[str, str] | None:
     wide = sum(size > 1 for size in site.parameter.shape)
     if wide <= 1:
         return "vector", "only one dimension above 1"
-    if wide == 2 and _TABLE_NAME.search(site.name):
+    if wide == 2 and TABLE_NAME.search(site.name):
         return "embedding", "bare parameter named like a table whose rows are looked up"
-    if _BIAS_NAME.search(site.name):
+    if BIAS_NAME.search(site.name):
         return "vector", "bare parameter named like a bias"
     if site.parameter.ndim == 2:
         return "hidden", "bare two-dimensional parameter"
     owner = site.owners[0]
-    if site.parameter.ndim == 3 and (_EXPERT_NAME.search(site.name) or _EXPERT_CLASS.search(type(owner).__name__)):
+    if site.parameter.ndim == 3 and (EXPERT_NAME.search(site.name) or _EXPERT_CLASS.search(type(owner).__name__)):
         if _stored_transposed(owner):
             return "stacked-transposed", "experts, one matrix each, stored d_in x d_out"
         return "stacked", "experts, one matrix each"
@@ -171,39 +162,6 @@ def _stored_transposed(experts: nn.Module) -> bool:
     if not (isinstance(up, torch.Tensor) and isinstance(down, torch.Tensor)):
         return False
     return tuple(up.shape[-2:]) == (down.shape[-1], 2 * down.shape[-2])
-
-
-def row_blocks(site: ParamSite, role: str, blocks: Mapping[str, int]) -> tuple[int, str]:
-    """Return how many blocks of the outputs (rows, or columns if stored d_in x d_out) are separate matrices, and a note."""
-    shape, side = site.parameter.shape, "row"
-    d_out, d_in = (shape[0], shape[1:].numel()) if role == "conv" else shape[-2:]
-    if ROLES[role][0] == "spectral-transposed":
-        d_out, d_in, side = d_in, d_out, "column"
-    if (pattern := site.first_match(blocks)) is not None:
-        count = blocks[pattern]
-        check_block_count(f"blocks[{pattern!r}]", count)
-        if d_out % count:
-            raise ValueError(f"blocks[{pattern!r}]={count!r} does not divide the {d_out} {side}s of {site.name}")
-        return count, f"; blocks[{pattern!r}]"
-    groups = getattr(site.owners[0], "groups", 1) if site.held_by(*_CONVOLUTIONS, *_TRANSPOSED) else 1
-    if groups > 1:
-        return groups, f"; {groups} groups of channels, one matrix each"
-    if _GATE_UP_NAME.search(site.name):
-        if getattr(site.owners[0], "is_concatenated", True) is False or d_out % 2:
-            return 1, f"; gate and up are not two halves of the {side}s: one matrix"
-        return 2, f"; fused gate, up: 2 {side} blocks"
-    if _SWIGLU_NAME.search(site.name):  # only the model's forward knows which rows are the gate's
-        return 1, "; by its name gate and up fused: one matrix unless blocks= says more"
-    fused = _FUSED_NAME.search(site.name)
-    if fused is None:
-        return 1, ""
-    if d_out == 2 * d_in and side == "column":  # GPT-2's cross-attention: the query is a layer of its own
-        return 2, "; fused k, v: 2 column blocks"
-    if d_out != 3 * d_in:
-        return 1, f"; fused, but {d_out} {side}s are not 3 x {d_in}: one matrix unless blocks= says more"
-    if fused[1].lower() == "query_key_value":  # GPT-NeoX, BLOOM, Falcon: the rows go head by head
-        return 1, "; fused, but by this name usually head by head: one matrix unless blocks= says more"
-    return 3, f"; fused q, k, v: 3 {side} blocks"
 
 
 def find_outputs(model: nn.Module, sites: list[ParamSite], output: Any, roles: Mapping[str, str]) -> dict[int, str]:
@@ -229,7 +187,7 @@ def _find_output(model: nn.Module, sites: list[ParamSite]) -> tuple[list[Any], s
     if tied:
         return tied, "a weight tied to an embedding"
     if hasattr(model, "get_output_embeddings"):  # a Hugging Face model whose head is not a vocabulary
-        for name in _HEADS:
+        for name in HEADS:
             head = getattr(model, name, None)
             if isinstance(head, nn.Module) and [p.ndim for p in head.parameters() if p.ndim > 1] == [2]:
                 return [head], f"the name {name}"
@@ -260,11 +218,6 @@ def _output_weight(item: Any, source: str, model: nn.Module, sites: list[ParamSi
     if item.ndim < 2:
         raise ValueError(f"{where} is a vector; name the output layer's weight, its bias follows")
     return item
-
-
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name}={value!r} is unknown; choose from {', '.join(choices)}")
 
 
 def check_patterns(
