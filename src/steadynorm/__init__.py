@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from steadynorm import schedule, theory
     from steadynorm.conversion.converter import Converted, convert
-    from steadynorm.decay.foreign import correct, uncorrect
+    from steadynorm.decay.foreign import correct, fill_scalars, uncorrect
     from steadynorm.groups.builder import from_radius, param_groups
     from steadynorm.groups.explanation import explain
     from steadynorm.monitor import Monitor
-    from steadynorm.optim import SGDC, AdamC, LionC, RenormalizedAdamW, Scion, ScionC
+    from steadynorm.optim import SGDC, AdamC, LionC, MuonC, RenormalizedAdamW, Scion, ScionC
     from steadynorm.scheduler import Scheduler
 
 __version__ = "0.1.0.dev0"
@@ -28,6 +28,7 @@ __all__ = [
     "Converted",
     "LionC",
     "Monitor",
+    "MuonC",
     "RenormalizedAdamW",
     "Scheduler",
     "Scion",
@@ -35,6 +36,7 @@ __all__ = [
     "convert",
     "correct",
     "explain",
+    "fill_scalars",
     "from_radius",
     "param_groups",
     "schedule",
@@ -44,11 +46,11 @@ __all__ = [
 
 _MODULES = {
     "groups.explanation": ("explain",),
-    "decay.foreign": ("correct", "uncorrect"),
+    "decay.foreign": ("correct", "fill_scalars", "uncorrect"),
     "groups.builder": ("from_radius", "param_groups"),
     "monitor": ("Monitor",),
     "conversion.converter": ("Converted", "convert"),
-    "optim": ("SGDC", "AdamC", "LionC", "RenormalizedAdamW", "Scion", "ScionC"),
+    "optim": ("SGDC", "AdamC", "LionC", "MuonC", "RenormalizedAdamW", "Scion", "ScionC"),
     "scheduler": ("Scheduler",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}

@@ -10,6 +10,8 @@ _EXTRAS = {
     "tokenizers": "train",
     "pyarrow": "train",
     "filelock": "train",
+    "jax": "jax",
+    "optax": "jax",
 }
 
 

@@ -7,6 +7,10 @@ Everything that picks a dtype or a block size by hardware asks here, so that eac
     STEADYNORM_NATIVE_BF16=1    treat it as one with them (the bf16 path, slow if they are emulated)
 
 The variable selects the path, never what a path computes. It is read at every call.
+
+On an accelerator a step takes whole buckets at a time, and state is packed. That path can run on a CPU as well, to test it:
+
+    STEADYNORM_ACCELERATOR=1    treat the CPU as an accelerator; read when this module is imported
 """
 
 import functools
@@ -19,6 +23,19 @@ import torch
 
 VARIABLE = "STEADYNORM_NATIVE_BF16"
 _BF16_INSTRUCTIONS = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+_CPU_IS_ACCELERATOR = os.environ.get("STEADYNORM_ACCELERATOR") == "1"
+
+
+def is_accelerator(device: torch.device) -> bool:
+    """Return whether launches and memory traffic are what a step on this device costs, not cache misses."""
+    return device.type != "cpu" or _CPU_IS_ACCELERATOR
+
+
+def is_capturing() -> bool:
+    """Return whether a CUDA graph is being captured, so that the host must read nothing and write no numbers."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def native_bf16() -> bool:

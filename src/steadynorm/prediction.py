@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from steadynorm import schedule, theory
 from steadynorm.theory.updates import Update, update_of
+from steadynorm.views import Blocks
 
 Floats = NDArray[np.float64]
 
@@ -31,7 +32,7 @@ class ParamSetting:
         nesterov: Whether the momentum is Nesterov's.
         weight_decay: Decay lambda, or None to derive it from `steady_norm_sq`.
         steady_norm_sq: Target C^2 = |theta|^2 / |u|^2, or None to use `weight_decay`.
-        blocks: Number of row blocks that are treated as separate matrices.
+        blocks: Blocks that are treated as separate matrices, as in ScionC.
 
     Raises:
         ValueError: If both or neither of `weight_decay` and `steady_norm_sq` are set, or a value is out of range.
@@ -44,7 +45,7 @@ class ParamSetting:
     nesterov: bool = False
     weight_decay: float | None = None
     steady_norm_sq: float | None = None
-    blocks: int = 1
+    blocks: Blocks = 1
 
     def __post_init__(self) -> None:
         if (self.weight_decay is None) == (self.steady_norm_sq is None):

@@ -3,16 +3,27 @@
 import contextlib
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from steadynorm import theory
+from steadynorm import machine, theory
 from steadynorm.decay.families import Family
+from steadynorm.decay.hold import (
+    HOLD_KEYS,
+    HOLD_STATE,
+    check_balance,
+    check_cautious,
+    check_hold,
+    exact_dtype,
+    is_rescaled,
+)
+from steadynorm.decay.live import LiveDecay
 from steadynorm.decay.peak import PeakWatch
+from steadynorm.decay.rescale import Rescaler
 from steadynorm.decay.rule import (
     KEYS,
     UNCORRECTED,
@@ -25,13 +36,6 @@ from steadynorm.decay.rule import (
 from steadynorm.decay.skip import StandIn, unsplit
 
 
-def drop_capturable(groups: Iterable[Group]) -> None:
-    """Turn `capturable` off in the groups of a checkpoint; it is refused when groups are made."""
-    for group in groups:
-        if group.get("capturable"):
-            group["capturable"] = False
-
-
 class Correction:
     """Writes lambda_t into each corrected group before a step: a step pre-hook, or called by our own classes."""
 
@@ -40,22 +44,42 @@ class Correction:
         self.given = given  # keys that the caller chose: a checkpoint that replaces one is reported
         self.handles: list[RemovableHandle] = []  # of the hooks that `correct` registers
         self.saved_keys: list[Group] = []  # the groups' keys, for checkpoints that lack them
+        self.were_capturable: list[bool] = []
+        self.loading: dict[str, Any] | None = None  # the checkpoint that is being loaded
         self.written: list[tuple[Group, Any]] = []  # groups and the decay last seen in them; a loaded group is another
         self.warned = False
         self.stand_in = StandIn()
+        self.rescaler = Rescaler()
+        self.live = LiveDecay()
         self.peak_watch = PeakWatch()
 
     def __call__(self, optimizer: Optimizer, args: Any = None, kwargs: Any = None) -> tuple[Any, Any] | None:
         if optimizer is self.stand_in.optimizer:  # a subclass's step calls its parent's, which runs the hooks again
             return None
+        if not machine.is_capturing():
+            self.fill(optimizer)
+        if not args:  # our own classes say themselves what else a step needs
+            return None
+        self.live.apply(optimizer)
+        self.rescaler.measure(optimizer, self.family)
+        stepper = self.stand_in.of(optimizer)
+        return None if stepper is optimizer else ((stepper, *args[1:]), kwargs)
+
+    def fill(self, optimizer: Optimizer) -> None:
+        """Write lambda_t of this step into the groups, and to the device where a captured step reads it."""
         values = [self._value(index, group) for index, group in enumerate(optimizer.param_groups)]
         self._warn_of_lost_decay(optimizer.param_groups, values)
         for group, value in zip(optimizer.param_groups, values, strict=True):
             if value is not None:
                 group["weight_decay"] = value
         self.record_written(optimizer.param_groups)
-        stepper = self.stand_in.of(optimizer)
-        return None if stepper is optimizer or not args else ((stepper, *args[1:]), kwargs)
+        self.live.fill(optimizer.param_groups)
+
+    def after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        """Scale the weights of groups whose norm is held, and take the groups back: a step post-hook."""
+        if optimizer is not self.stand_in.optimizer:  # that is the end of a parent's step, which ran the hooks again
+            self.rescaler.apply(optimizer)
+            self.stand_in.take_back()
 
     def record_written(self, groups: Sequence[Group]) -> None:
         """Note each group's decay: another one found before the next step was written by somebody else."""
@@ -106,32 +130,58 @@ class Correction:
         try:
             if not names_peak(group):
                 raise ValueError("it was added after correct() and says no peak; put peak_lr=<its largest lr> in it")
-            return correction_keys(group, self.family)
+            keys = correction_keys(group, self.family)
+            check_held({**group, **keys}, self.family)
+            return keys
         except ValueError as error:
             raise ValueError(f"{group_label(index, group)}: {error}") from None
 
     def before_load(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
         """Note the groups' keys, for a checkpoint that lacks them; bring one with split groups into today's layout."""
         self.save_keys(optimizer.param_groups)
-        return unsplit(optimizer.param_groups, state_dict)
+        whole = unsplit(optimizer.param_groups, state_dict)
+        self.loading = state_dict if whole is None else whole
+        return whole
 
     def save_keys(self, groups: Sequence[Group]) -> None:
         """Note the groups' keys as they are before a checkpoint is loaded."""
-        self.saved_keys = [{key: group[key] for key in KEYS if key in group} for group in groups]
+        self.saved_keys = [{key: group[key] for key in (*KEYS, *HOLD_KEYS) if key in group} for group in groups]
+        self.were_capturable = [group.get("capturable", False) for group in groups]
+
+    def restore_capturable(self, groups: Sequence[Group]) -> None:
+        """Keep `capturable` as it was before a checkpoint was loaded: how a step runs is up to this run and its device."""
+        for group, was_capturable in zip(groups, self.were_capturable, strict=True):
+            if "capturable" in group:
+                group["capturable"] = was_capturable
 
     def after_load(self, optimizer: Optimizer) -> None:
         """Take the weight_decay of a checkpoint from before the correction as the base, and keep the other keys."""
-        drop_capturable(optimizer.param_groups)
+        self.restore_capturable(optimizer.param_groups)
         for group, known in zip(optimizer.param_groups, self.saved_keys, strict=True):
             if "base_weight_decay" not in group and "base_weight_decay" in known:
-                own = {key: group[key] for key in KEYS if key in group}  # of a group that was added, and never stepped
+                own = {
+                    key: group[key] for key in (*KEYS, *HOLD_KEYS) if key in group
+                }  # of a group that was added, and never stepped
                 if own.get("peak_lr") is not None:
                     own.setdefault("peak_lr_given", True)
                 both = known["corrected"] and own.get("corrected", True)  # what correct() skips stays skipped
                 group.update({**known, "base_weight_decay": float(group["weight_decay"]), **own, "corrected": both})
             elif known.get(UNCORRECTED) and not group.get(UNCORRECTED):  # nobody had been skipped, or groups were split
                 group.update({UNCORRECTED: known[UNCORRECTED], "corrected": known["corrected"]})
+            for key in HOLD_KEYS:  # a checkpoint from before the norm was held
+                if key in known:
+                    group.setdefault(key, known[key])
+        self._load_held(optimizer)
         self.warn_of_replaced(optimizer)
+
+    def _load_held(self, optimizer: Optimizer) -> None:
+        """Take what holds norms from the checkpoint as it was saved; torch rounds it to the dtype of the weights."""
+        loaded, self.loading = self.loading or {"state": {}, "param_groups": []}, None
+        for group, saved in zip(optimizer.param_groups, loaded["param_groups"], strict=False):
+            for p, key in zip(group["params"], saved["params"], strict=True):
+                for name in HOLD_STATE.values() & loaded["state"].get(key, {}).keys():
+                    value = loaded["state"][key][name]
+                    optimizer.state[p][name] = value.to(exact_dtype(p), copy=True).to(p.device)
 
     def warn_of_replaced(self, optimizer: Optimizer) -> None:
         """Warn about the first setting that the caller gave and that differs from the checkpoint's, which wins."""
@@ -156,6 +206,28 @@ class Correction:
             if "base_weight_decay" not in group:
                 with contextlib.suppress(ValueError):  # what makes no sense is refused by the step
                     group.update(self._keys_of_added(index, group))
+
+
+def check_held(group: Group, family: Family) -> None:
+    """Raise ValueError if a group asks for something that a hook around this family's step cannot do."""
+    refuse_residual(group.get("weight_residual"))
+    check_hold(group)
+    check_balance(group, family)
+    check_cautious(group, family)
+    if group.get("capturable") and is_rescaled(group):
+        raise ValueError(
+            "capturable=True: what holds the norm around another optimizer's step reads the lr on the host; leave hold and "
+            "cautious out, or use ScionC, MuonC or LionC, which do it inside their step"
+        )
+
+
+def refuse_residual(weight_residual: bool | None) -> None:
+    """Raise ValueError if bf16 weights are to be exact in a step that is not ours."""
+    if weight_residual:
+        raise ValueError(
+            "weight_residual=True needs a step that writes the weights itself, and this one is torch's or somebody else's; "
+            "keep the weights in fp32 (with autocast), or use ScionC, LionC, SGDC or RenormalizedAdamW"
+        )
 
 
 def own_correction(optimizer: Optimizer, family: Family) -> Correction:

@@ -1,5 +1,6 @@
 """Families: all that the theory must know about a kind of optimizer, so that gain, decay and forecast follow."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -9,7 +10,8 @@ from steadynorm.decay.rule import Group
 from steadynorm.theory import Filter, Overlap
 from steadynorm.theory.kernels import LINEAR
 from steadynorm.theory.momentum import check_alpha
-from steadynorm.theory.updates import Update, muon_update_norm_sq, update_of
+from steadynorm.theory.updates import Update, muon_factor, muon_row, muon_update_norm_sq, update_of
+from steadynorm.views import Blocks
 
 Momentum: TypeAlias = float | list[float]
 
@@ -35,6 +37,10 @@ class Family:
     has_target = False
     has_forecast = False
     is_linear = False
+
+    def of(self, group: Group) -> "Family":
+        """Return the family of a group; that of the optimizer, unless its groups are of several kinds."""
+        return self
 
     def momentum(self, group: Group) -> Momentum | None:
         """Return the group's momentum, which is saved as the initial one; None if it does not matter to the norm."""
@@ -79,6 +85,10 @@ class Family:
         """Return the decay whose steady state is `target`; `kernel` None stands for the paper's linear one."""
         raise NotImplementedError(self.name)
 
+    def cautious_decay(self, target: float, lr: float, group: Group, kernel: Overlap | None = None) -> float:
+        """Return the same for decay that acts only where update and weight agree in sign."""
+        raise ValueError(f"cautious=True: how {self.name} updates move the weights is unknown; leave it out")
+
     def alpha(self, group: Group) -> float:
         """Return the weight of the new gradient."""
         raise NotImplementedError(self.name)
@@ -99,12 +109,19 @@ class Family:
         """Return U^2 of a parameter of this shape, None if unknown; of linear updates the number of elements."""
         return float(math.prod(shape))
 
+    def nominal_norm_sq(self, shape: Sequence[int], group: Group) -> float | None:
+        """Return U^2 of an exact update, the unit of targets; None if it is unknown."""
+        return self.update_norm_sq(shape, group) if self.has_target else None
+
 
 class _Adam(Family):
     name, has_target, has_forecast, is_linear = "adam", True, True, True
 
     def target_decay(self, target: float, lr: float, group: Group, kernel: Overlap | None = None) -> float:
         return theory.adam_weight_decay_for(target, lr)
+
+    def cautious_decay(self, target: float, lr: float, group: Group, kernel: Overlap | None = None) -> float:
+        return theory.cautious_adam_weight_decay_for(target, lr, _betas(group)[0])
 
     def alpha(self, group: Group) -> float:
         return 1 - _betas(group)[0]
@@ -135,6 +152,10 @@ class _Scion(Family):
         nesterov = self.is_nesterov(group)
         return theory.weight_decay_for(target, lr, self.alpha(group), nesterov=nesterov, overlap=kernel or "linear")
 
+    def cautious_decay(self, target: float, lr: float, group: Group, kernel: Overlap | None = None) -> float:
+        alpha, nesterov = self.alpha(group), self.is_nesterov(group)
+        return theory.cautious_weight_decay_for(target, lr, alpha, nesterov=nesterov, overlap=kernel or "linear")
+
     def filter(self, group: Group) -> Filter:
         return theory.ema(self.alpha(group), nesterov=_nesterov(group))
 
@@ -149,6 +170,10 @@ class _Scion(Family):
         update, blocks = _scion_update(shape, group)
         share = update.length_share(shape, blocks, group["polar"], group["polar_steps"])
         return update.update_norm_sq(shape, blocks=blocks) * share
+
+    def nominal_norm_sq(self, shape: Sequence[int], group: Group) -> float | None:
+        update, blocks = _scion_update(shape, group)
+        return update.update_norm_sq(shape, blocks=blocks)
 
 
 class _Muon(_Scion):
@@ -179,6 +204,65 @@ class _Muon(_Scion):
         iteration = tuple(group["ns_coefficients"]), group["ns_steps"]
         return muon_update_norm_sq(shape, group["adjust_lr_fn"] or "original", iteration)
 
+    def nominal_norm_sq(self, shape: Sequence[int], group: Group) -> float | None:
+        return self.update_norm_sq(shape, group)
+
+
+class _OwnMuon(_Muon):
+    """Our Muon, which knows blocks, stacks and convolutions, and in whose groups the polar iteration is named."""
+
+    def _row(self, shape: Sequence[int], group: Group) -> Update:
+        adjust = group.get("adjust_lr_fn") or "original"
+        row = muon_row(group["lmo"], shape)
+        return dataclasses.replace(row, matrix_norm_sq=lambda m, n: muon_factor(adjust, (m, n)) ** 2 * min(m, n))
+
+    def kernel(self, shape: Sequence[int], group: Group) -> Overlap:
+        return self._row(shape, group).overlap(shape, blocks=group["blocks"])
+
+    def update_norm_sq(self, shape: Sequence[int], group: Group) -> float | None:
+        row, blocks = self._row(shape, group), group["blocks"]
+        share = row.length_share(shape, blocks, group["polar"], group["polar_steps"])
+        return row.update_norm_sq(shape, blocks=blocks) * share
+
+
+class _MuonAndAdam(Family):
+    """Groups of two kinds: Muon's where `use_muon` is true, Adam's elsewhere."""
+
+    name, has_target, has_forecast = "muon and adam", True, True
+
+    def of(self, group: Group) -> Family:
+        return OWN_MUON if group["use_muon"] else ADAM
+
+    def momentum(self, group: Group) -> Momentum | None:
+        return self.of(group).momentum(group)
+
+    def gain(self, momentum: Any, group: Group) -> float:
+        return self.of(group).gain(momentum, group)
+
+    def target_decay(self, target: float, lr: float, group: Group, kernel: Overlap | None = None) -> float:
+        return self.of(group).target_decay(target, lr, group, kernel)
+
+    def cautious_decay(self, target: float, lr: float, group: Group, kernel: Overlap | None = None) -> float:
+        return self.of(group).cautious_decay(target, lr, group, kernel)
+
+    def alpha(self, group: Group) -> float:
+        return self.of(group).alpha(group)
+
+    def filter(self, group: Group) -> Filter:
+        return self.of(group).filter(group)
+
+    def effective_lr(self, group: Group) -> float:
+        return self.of(group).effective_lr(group)
+
+    def kernel(self, shape: Sequence[int], group: Group) -> Overlap:
+        return self.of(group).kernel(shape, group)
+
+    def update_norm_sq(self, shape: Sequence[int], group: Group) -> float | None:
+        return self.of(group).update_norm_sq(shape, group)
+
+    def nominal_norm_sq(self, shape: Sequence[int], group: Group) -> float | None:
+        return self.of(group).nominal_norm_sq(shape, group)
+
 
 class _Lion(Family):
     name, momentum_key, has_target, has_forecast = "lion", "betas", True, True
@@ -191,6 +275,9 @@ class _Lion(Family):
 
     def target_decay(self, target: float, lr: float, group: Group, kernel: Overlap | None = None) -> float:
         return theory.lion_weight_decay_for(target, lr, *_betas(group))
+
+    def cautious_decay(self, target: float, lr: float, group: Group, kernel: Overlap | None = None) -> float:
+        return theory.cautious_lion_weight_decay_for(target, lr, *_betas(group))
 
     def alpha(self, group: Group) -> float:
         return 1 - _betas(group)[1]
@@ -214,6 +301,11 @@ class _SGD(Family):
     def gain(self, momentum: float, group: Group) -> float:
         return check_alpha(momentum) ** -2 if group.get("trace") else 1.0
 
+    def cautious_decay(self, target: float, lr: float, group: Group, kernel: Overlap | None = None) -> float:
+        """Return Adam's: SGD's update is a moving average as well, of gradients whose variance is the target's unit."""
+        scale = 1 / self.alpha(group) if group["trace"] else 1.0
+        return scale * theory.cautious_adam_weight_decay_for(target, scale * lr, 1 - self.alpha(group))
+
     def alpha(self, group: Group) -> float:
         return float(group["alpha"])
 
@@ -226,6 +318,7 @@ class _SGD(Family):
 
 
 ADAM, OTHER, SGD, MUON, SCION, LION = _Adam(), Family(), _SGD(), _Muon(), _Scion(), _Lion()
+OWN_MUON, MUON_AND_ADAM = _OwnMuon(), _MuonAndAdam()
 FAMILIES: dict[str, Family] = {family.name: family for family in (ADAM, OTHER, SGD, MUON, SCION, LION)}
 
 
@@ -237,7 +330,7 @@ def _nesterov(group: Group) -> bool:
     return bool(group.get("nesterov", False))
 
 
-def _scion_update(shape: Sequence[int], group: Group) -> tuple[Update, int]:
-    """Return the row of the lmo table that a Scion group uses for this shape, and the number of blocks it sees."""
+def _scion_update(shape: Sequence[int], group: Group) -> tuple[Update, Blocks]:
+    """Return the row of the lmo table that a Scion group uses for this shape, and the blocks it sees."""
     update = update_of(group["lmo"], shape)
     return update, 1 if update.row_separable else group["blocks"]

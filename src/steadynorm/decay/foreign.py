@@ -9,8 +9,9 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from steadynorm.decay.correction import Correction, exact_kernel
+from steadynorm.decay.correction import Correction, check_held, exact_kernel
 from steadynorm.decay.families import FAMILIES, Family
+from steadynorm.decay.hold import BALANCE_STEPS, HOLD_KEYS, HOLD_STATE, refuse_idle_balance
 from steadynorm.decay.peak import LARGEST, watch
 from steadynorm.decay.recognition import family_of, unwrap
 from steadynorm.decay.rule import (
@@ -36,6 +37,9 @@ def correct(
     overlap: str = "linear",
     reference_momentum: float | Sequence[float] | None = None,
     decoupled: bool | None = None,
+    hold: str = "decay",
+    balance_steps: float = BALANCE_STEPS,
+    cautious: bool = False,
 ) -> Optimizer:
     """Correct the decoupled weight decay of an optimizer, and return the optimizer.
 
@@ -60,6 +64,15 @@ def correct(
         reference_momentum: The momentum at which the decay is what you set, in the group's own words: Muon's
             `momentum`, Lion's `betas`. Default: the current momentum, which is wrong if it has yet to warm up.
         decoupled: True for an unknown class whose decay is decoupled.
+        hold: How norms are held: "decay" (lambda_t, open loop), "balance" (decay that measures what updates do to the
+            norm and keeps it at the target) or "fixed" (scaled after every step to `steady_norm_sq`, or else to the norm
+            of the first step). The optimizer then steps without decay, and a post-hook scales the weights: two more
+            reads and one more write of the weights per step, and at most two floats of state per parameter.
+        balance_steps: Over how many steps "balance" brings a norm back.
+        cautious: Whether to decay only where weight and update agree in sign. For the Adam family only; it needs
+            temporary memory for one parameter at a time.
+
+    A group that has `hold`, `balance_steps` or `cautious` itself keeps its own, and what is skipped is not held.
 
     Examples:
         >>> import torch; p = nn.Parameter(torch.ones(2))
@@ -83,21 +96,28 @@ def correct(
         trained = {id(p) for group in groups for p in group["params"]}
         skip = [p for p in output_weights(model) if id(p) in trained]
     skipped = find_skipped(groups, () if skip is None else skip, model)
+    held = {"hold": hold, "balance_steps": balance_steps} if hold != "decay" else {}
+    held |= {"cautious": cautious} if cautious else {}
     plans = []
     for index, (group, peak) in enumerate(zip(groups, _peaks(peak_lr, len(groups)), strict=True)):
         try:
             keys = {**correction_keys(group, family, peak_lr=peak), **target}
+            if skipped.get(index) != []:  # or the whole group is skipped
+                keys |= {key: value for key, value in held.items() if key not in group}
             _check_guess(optimizer, group, keys)
             if reference_momentum is not None and (family.momentum_key is None or family.momentum_key in group):
                 keys["initial_momentum"] = family.reference(group, reference_momentum)
             exact_kernel({**group, **keys}, family)
             if target:
                 family.gain(family.momentum(group), group)  # raises if the group does not say enough for a target
+            check_held({**group, **keys}, family)
         except ValueError as error:
             raise ValueError(f"correct: {group_label(index, group)}: {error}") from None
         plans.append((group, keys))
     refuse_idle_target("correct", (keys for _, keys in plans))
+    refuse_idle_balance("correct", [{**group, **keys} for group, keys in plans])
 
+    optimizer.defaults.update(held)  # torch gives them to groups that are added later
     for group, keys in plans:
         group.update(keys)
         if not optimizer.state:  # a run that is joined may have seen its largest lr
@@ -108,7 +128,7 @@ def correct(
         else:
             groups[index]["corrected"] = False
     choices = {"peak_lr": peak_lr, "steady_norm_sq": steady_norm_sq, "initial_momentum": reference_momentum}
-    choices[UNCORRECTED] = skip
+    choices |= {UNCORRECTED: skip} | {key: held.get(key) for key in ("hold", "cautious")}
     correction = Correction(family, [key for key, choice in choices.items() if choice is not None])
     correction.record_written(optimizer.param_groups)
     _attach(optimizer, correction)
@@ -138,15 +158,37 @@ def uncorrect(optimizer: Optimizer) -> Optimizer:
         raise ValueError(f"uncorrect: this {type(optimizer).__name__} is not corrected")
     for handle in correction.handles if correction is not None else ():
         handle.remove()
+    for key in HOLD_KEYS:
+        optimizer.defaults.pop(key, None)
     for group in optimizer.param_groups:
         if "base_weight_decay" in group:
             kept = {"corrected": False} if group.get("corrected") is False else {}
             if not kept:
                 group["weight_decay"] = group["base_weight_decay"]
-            for key in (*KEYS, LARGEST):
+            for key in (*KEYS, *HOLD_KEYS, LARGEST):
                 group.pop(key, None)
             group.update(kept)
+            for state in (optimizer.state.get(p, {}) for p in group["params"]):
+                for key in HOLD_STATE.values():
+                    state.pop(key, None)
     return given
+
+
+def fill_scalars(optimizer: Optimizer) -> None:
+    """Write this step's lr, decay, momentum and target to the device, where a captured step reads them.
+
+    Call it before every replay of a CUDA graph in which a step with `capturable=True` was captured, after the scheduler.
+
+    Raises:
+        ValueError: If the optimizer is neither ours nor corrected.
+    """
+    optimizer = unwrap(optimizer)
+    if hasattr(optimizer, "fill_scalars"):
+        optimizer.fill_scalars()  # pyright: ignore[reportAttributeAccessIssue]
+    elif (correction := correction_of(optimizer)) is not None:
+        correction.fill(optimizer)
+    else:
+        raise ValueError(f"fill_scalars: {type(optimizer).__name__} is not corrected; call correct(optimizer) first")
 
 
 def correction_of(optimizer: Optimizer) -> Correction | None:
@@ -158,7 +200,7 @@ def correction_of(optimizer: Optimizer) -> Correction | None:
 def _attach(optimizer: Optimizer, correction: Correction) -> None:
     correction.handles = [
         optimizer.register_step_pre_hook(correction),
-        optimizer.register_step_post_hook(correction.stand_in.take_back),
+        optimizer.register_step_post_hook(correction.after_step),
         optimizer.register_state_dict_pre_hook(correction.before_save),
         optimizer.register_load_state_dict_pre_hook(correction.before_load),
         optimizer.register_load_state_dict_post_hook(correction.after_load),

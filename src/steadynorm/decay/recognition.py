@@ -77,7 +77,7 @@ def forecast_family(optimizer: Optimizer) -> Family | None:
     """
     names = _class_names(optimizer)
     if isinstance(own := getattr(optimizer, "family", None), Family):
-        return own
+        return own if own.has_forecast else None
     if any(name in _UNFORECAST for name in names):
         return None
     if names[0] == "Adam" and all(group["weight_decay"] == 0 for group in optimizer.param_groups):

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from steadynorm.theory.equilibrium import check_reachable, eta_of
+from steadynorm.theory.equilibrium import check_reachable, eta_of, relative_decay
 
 if TYPE_CHECKING:
     from steadynorm.decay.families import Family
@@ -125,17 +125,33 @@ def weight_decay_now(
     lr, rule = float(group["lr"]), decay_rule(group)
     if isinstance(rule, Constant):
         return rule.weight_decay
+    decay_for = family.cautious_decay if group.get("cautious") else family.target_decay
     if isinstance(rule, Target):
-        decay = family.target_decay(rule.steady_norm_sq / length_share, lr, group, kernel)
+        decay = decay_for(rule.steady_norm_sq / length_share, lr, group, kernel)
         return check_reachable(rule.steady_norm_sq, lr, decay)
     peak = rule.peak_lr or 0.0
     if rule.peak_is_guessed and lr > peak * (1 + 1e-6):
         raise ValueError(
             f"lr={lr} exceeds the guessed peak_lr={peak}; pass peak_lr=<the schedule's maximum>, or put it in the group"
         )
-    decay = rule.weight_decay * (lr / peak) * family.factor(group) if peak > 0 else 0.0
+    if group.get("cautious") and peak > 0:
+        decay = decay_for(relative_target(rule, group, family), lr, group)
+    else:
+        decay = relative_decay(rule.weight_decay, lr, peak, family.factor(group)) if peak > 0 else 0.0
     eta_of(lr, decay)
     return decay
+
+
+def relative_target(rule: Relative, group: Group, family: "Family") -> float:
+    """Return the C^2 that the peak lr and the base decay give, as eta -> 0."""
+    momentum = group.get("initial_momentum")
+    gain = 1.0 if momentum is None else family.gain(momentum, group)
+    return (rule.peak_lr or 0.0) * gain / (2 * rule.weight_decay)
+
+
+def is_live(group: Mapping[str, Any]) -> bool:
+    """Return whether the corrected decay of torch's or somebody else's step is applied from a tensor (see `live`)."""
+    return bool(group.get("capturable") and group.get("corrected") and group.get("base_weight_decay"))
 
 
 def applied_weight_decay(optimizer: Any, group: Mapping[str, Any], p: Any) -> float:
@@ -155,10 +171,6 @@ def correction_keys(group: Group, family: "Family", *, peak_lr: float | None = N
     """Return the correction's keys for a group, keeping those it already has. Nothing is written."""
     if family.name not in ("scion", "other"):
         refuse_scion_groups(group)
-    if group.get("capturable"):
-        raise ValueError(
-            "capturable=True: a captured step would be replayed with the decay of the step that was captured; leave it out"
-        )
     if group.get("weight_decay", 0.0) is None:
         raise ValueError("weight_decay=None is no number to correct; set one")
     keys = {key: group[key] for key in KEYS if group.get(key) is not None}
@@ -191,8 +203,11 @@ def group_label(index: int, group: Mapping[str, Any]) -> str:
 
 
 def refuse_scion_groups(group: Mapping[str, Any]) -> None:
-    """Raise ValueError for a group made for Scion: its lr and target mean something else elsewhere."""
-    if group.get("lmo") is not None:
+    """Raise ValueError for a group made for Scion: its lr and target mean something else elsewhere.
+
+    A group for MuonC may have an lmo as well; it says which kind it is by `use_muon`.
+    """
+    if group.get("lmo") is not None and group.get("use_muon") is None:
         raise ValueError(
             f"it has lmo={group['lmo']!r}, so it is for Scion and ScionC; use param_groups(model, kind='adam')"
         )

@@ -3,7 +3,8 @@
 A group lists the positions of its skipped parameters under `uncorrected`. Its step is taken by a stand-in that shares
 everything with the optimizer except `param_groups`: there, such a group is two, with the decay lambda_t and with the
 constant one. So the optimizer applies each decay itself, whatever its implementation, and its own groups, schedulers
-and checkpoints stay as they are.
+and checkpoints stay as they are. A group whose weights are rescaled after the step (see `rescale`) has a stand-in
+without decay likewise.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from steadynorm.decay.rule import UNCORRECTED, Group
+from steadynorm.decay.hold import is_rescaled
+from steadynorm.decay.rule import UNCORRECTED, Group, is_live
 from steadynorm.suggestions import suggest
 
 _OF_A_PART = ("params", "param_names", "weight_decay")  # what the two parts of a group do not share
@@ -22,7 +24,7 @@ _OF_A_PART = ("params", "param_names", "weight_decay")  # what the two parts of 
 
 
 class StandIn:
-    """Takes an optimizer's steps for it where a group has skipped parameters."""
+    """Takes an optimizer's steps for it where parameters of a group need another decay than the group shows."""
 
     def __init__(self) -> None:
         self.optimizer: Optimizer | None = None  # the one that steps, with the groups in parts; empty between steps
@@ -46,10 +48,8 @@ class StandIn:
         self.optimizer.__dict__ = optimizer.__dict__  # shared: state, defaults, hooks, what a step writes
         return self.optimizer
 
-    def take_back(self, optimizer: Optimizer, *_: Any) -> None:
-        """Write what the step changed in a part, such as a step counter, into its group: a step post-hook."""
-        if optimizer is self.optimizer:  # the end of a parent's step, which ran the hooks again
-            return
+    def take_back(self) -> None:
+        """Write what the step changed in a part, such as a step counter, into its group."""
         for group, part, before in self.parts:
             changed = {key for key, value in part.items() if key not in before or before[key] is not value}
             group.update({key: part[key] for key in changed if key not in _OF_A_PART})
@@ -58,14 +58,26 @@ class StandIn:
             self.optimizer.__dict__ = {}  # or the optimizer would be part of a cycle, and its memory freed late
 
 
+def skipped_positions(group: Group) -> set[int]:
+    """Return the positions of parameters that keep constant decay in a group that is corrected otherwise."""
+    return set(group.get(UNCORRECTED) or ()) if group.get("corrected") else set()
+
+
 def _in_parts(group: Group) -> bool:
-    return bool(group.get("corrected") and group.get(UNCORRECTED))
+    return bool(skipped_positions(group)) or _is_decayed_elsewhere(group)
+
+
+def _is_decayed_elsewhere(group: Group) -> bool:
+    """Return whether the step itself must not decay a group: it is rescaled after it, or decayed before it (see `live`)."""
+    return is_rescaled(group) or is_live(group)
 
 
 def _parts(group: Group) -> Iterator[Group]:
-    """Yield the corrected part of a group, then the skipped one."""
-    skipped = set(group[UNCORRECTED])
-    for chosen, decay in ((False, group["weight_decay"]), (True, group["base_weight_decay"])):
+    """Yield the corrected part of a group, without decay if it is rescaled, then the skipped one, if any."""
+    skipped = skipped_positions(group)
+    decays = [0.0 if _is_decayed_elsewhere(group) else group["weight_decay"]]
+    decays += [group["base_weight_decay"]] if skipped else []
+    for chosen, decay in zip((False, True), decays, strict=False):
         part = {**group, "weight_decay": decay}
         for key in ("params", "param_names"):
             if key in group:

@@ -2,8 +2,9 @@
 
 from steadynorm.optim.adam import AdamC
 from steadynorm.optim.lion import LionC
+from steadynorm.optim.muon import MuonC
 from steadynorm.optim.renormalized import RenormalizedAdamW
 from steadynorm.optim.scion import Scion, ScionC
 from steadynorm.optim.sgd import SGDC
 
-__all__ = ["SGDC", "AdamC", "LionC", "RenormalizedAdamW", "Scion", "ScionC"]
+__all__ = ["SGDC", "AdamC", "LionC", "MuonC", "RenormalizedAdamW", "Scion", "ScionC"]

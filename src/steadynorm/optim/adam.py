@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from steadynorm.decay.correction import drop_capturable, own_correction
+from steadynorm.decay.correction import check_held, own_correction, refuse_residual
 from steadynorm.decay.families import ADAM
+from steadynorm.decay.hold import BALANCE_STEPS, fresh_hold_state, hold_state_keys, refuse_idle_balance
 from steadynorm.decay.peak import watch
 from steadynorm.decay.rule import Group, correction_keys, group_label, refuse_idle_target, refuse_scion_groups
 from steadynorm.optim.base import SteadyOptimizer
@@ -49,11 +50,13 @@ class AdamC(NonFiniteSkipper, torch.optim.AdamW):
         peak_lr: The schedule's maximum. Default: the lr given here (or `max_lr`, `initial_lr` in the group).
         steady_norm_sq: An absolute target, the mean square of an element.
         amsgrad, maximize, foreach, differentiable, fused: As in torch's AdamW.
-        capturable: Refused if True, because replaying would keep the decay of the captured step.
+        capturable: Whether a step can be captured in a CUDA graph, which takes `fused=True`; see `fill_scalars`.
         check_finite: Whether to raise on a non-finite gradient. By default such a parameter is left as it was and its
             `skipped` counter goes up; the same holds for a gradient that is finite but too large to be squared. On an
             accelerator fused=True skips the whole step instead, without a sync; the other implementations sync.
         momentum: Refused, as in Scion.
+        hold, balance_steps, cautious: As in `correct`: the weights are scaled after torch's step, which has no decay then.
+        weight_residual: Refused if True, because torch's step writes the weights. In bf16 they lose what is below half a step.
 
     Examples:
         >>> p = torch.nn.Parameter(torch.ones(2)); optimizer = AdamC([p], lr=1e-3, weight_decay=0.1)
@@ -82,11 +85,17 @@ class AdamC(NonFiniteSkipper, torch.optim.AdamW):
         fused: bool | None = None,
         check_finite: bool = False,
         momentum: None = None,
+        hold: str = "decay",
+        balance_steps: float = BALANCE_STEPS,
+        cautious: bool = False,
+        weight_residual: bool | None = None,
     ):
         refuse_momentum(type(self), momentum)
+        refuse_residual(weight_residual)
         own = {"lr": lr, "weight_decay": weight_decay}
         params = take_params(params, own, type(self))
         self._extra_defaults = {"peak_lr": peak_lr, "steady_norm_sq": steady_norm_sq, "check_finite": check_finite}
+        self._extra_defaults |= {"hold": hold, "balance_steps": balance_steps, "cautious": cautious}
         super().__init__(
             params,
             lr,
@@ -101,6 +110,7 @@ class AdamC(NonFiniteSkipper, torch.optim.AdamW):
             fused=fused,
         )
         refuse_idle_target(type(self).__name__, self.param_groups)
+        refuse_idle_balance(type(self).__name__, self.param_groups)
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a group as torch does, with the correction's keys and its state made; on an error nothing changes."""
@@ -116,6 +126,11 @@ class AdamC(NonFiniteSkipper, torch.optim.AdamW):
             if group["steady_norm_sq"] is not None:
                 check_range("steady_norm_sq", group["steady_norm_sq"])
             group.update(correction_keys(group, ADAM))
+            check_held(group, ADAM)
+            if group["capturable"] and not group["fused"]:
+                raise ValueError(
+                    "capturable=True: torch's other steps cannot skip a non-finite gradient on the device; pass fused=True"
+                )
             for k, p in enumerate(group["params"]):
                 check_parameter(p, name_of(group, k))
             states = [checked_state(group, k, self._fresh_state) for k in range(len(group["params"]))]
@@ -142,6 +157,7 @@ class AdamC(NonFiniteSkipper, torch.optim.AdamW):
         return {
             "step": torch.zeros((), dtype=torch.float32, device=p.device if group["fused"] else "cpu"),
             **{name: torch.zeros_like(p, memory_format=torch.preserve_format) for name in _moments(group)},
+            **fresh_hold_state(group, p),
             "skipped": no_skips(p),
         }
 
@@ -149,7 +165,7 @@ class AdamC(NonFiniteSkipper, torch.optim.AdamW):
         return _moments(group)
 
     def _ensure_state(self) -> None:
-        ensure_state(self, lambda group: ("step", *_moments(group), "skipped"), self._fresh_state)
+        ensure_state(self, _state_keys, self._fresh_state)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -160,17 +176,20 @@ class AdamC(NonFiniteSkipper, torch.optim.AdamW):
                 loss = closure()
         self._prepare()  # pyright: ignore[reportAttributeAccessIssue]
         withheld = self.withhold_non_finite()  # pyright: ignore[reportAttributeAccessIssue]
-        stand_in = own_correction(self, ADAM).stand_in
+        correction = own_correction(self, ADAM)
+        correction.live.apply(self)
         try:
-            _adamw_step()(stand_in.of(self))  # pyright: ignore[reportArgumentType]
+            _adamw_step()(correction.stand_in.of(self))  # pyright: ignore[reportArgumentType]
+            if correction.rescaler.pending:
+                correction.rescaler.apply(self)
         finally:
-            stand_in.take_back(self)
+            correction.stand_in.take_back()
             self.give_back(withheld)
         return loss
 
     @torch._disable_dynamo
     def _prepare(self) -> None:
-        """Write lambda_t; refuse what torch's step would fail on half-way, or turn into NaN."""
+        """Write lambda_t; refuse what torch's step would fail on half-way, or turn into NaN; measure what is held."""
         own_correction(self, ADAM)(self)
         for index, group in enumerate(self.param_groups):
             try:
@@ -179,6 +198,11 @@ class AdamC(NonFiniteSkipper, torch.optim.AdamW):
                     eta_of(float(group["lr"]), group["weight_decay"])
             except ValueError as error:
                 raise ValueError(f"AdamC, {group_label(index, group)}: {error}") from None
+        own_correction(self, ADAM).rescaler.measure(self, ADAM)
+
+    def fill_scalars(self) -> None:
+        """Write this step's decay to the device, where a captured step reads it; see `steadynorm.fill_scalars`."""
+        own_correction(self, ADAM).fill(self)
 
     skipped_steps = SteadyOptimizer.skipped_steps
 
@@ -193,13 +217,22 @@ class AdamC(NonFiniteSkipper, torch.optim.AdamW):
         A checkpoint that does not fit raises ValueError before anything changes.
         """
         with loading(self, ADAM, state_dict):
-            load_exactly(self, super().load_state_dict, state_dict, self._fresh_state, ("betas",))
+            load_exactly(
+                self, super().load_state_dict, state_dict, self._fresh_state, ("betas",), check_group=_check_held
+            )
         self._forget()
-        drop_capturable(self.param_groups)
 
 
 def _moments(group: Group) -> tuple[str, ...]:
     return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
+
+
+def _state_keys(group: Group, p: Tensor) -> tuple[str, ...]:
+    return "step", *_moments(group), "skipped", *hold_state_keys(group)
+
+
+def _check_held(group: Group) -> None:
+    check_held(group, ADAM)
 
 
 def _has_gaps(p: Tensor) -> bool:

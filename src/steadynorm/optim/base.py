@@ -9,13 +9,29 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
+from steadynorm import machine
+from steadynorm.decay.families import OTHER, Family
+from steadynorm.decay.hold import (
+    HOLD_STATE,
+    Hold,
+    check_balance,
+    check_hold,
+    fresh_hold_state,
+    held_target,
+    hold_of,
+    hold_state_keys,
+    refuse_idle_balance,
+)
 from steadynorm.decay.rule import Group, group_label
-from steadynorm.optim.buckets import Bucket, BucketStep, Rule, SplitRule, finite_gradients, unmeasured_products
-from steadynorm.optim.idle import WHOLE, Slices, extremes
-from steadynorm.optim.placement import Local, is_dtensor
-from steadynorm.optim.state import DerivedCache, checked_state, ensure_state, load_exactly, no_skips
+from steadynorm.optim.arithmetic import Arithmetic
+from steadynorm.optim.batch import Rule, Scalars, SplitRule
+from steadynorm.optim.buckets import Bucket, BucketStep, check_finite, unmeasured_products
+from steadynorm.optim.idle import WHOLE, Slices, magnitudes
+from steadynorm.optim.placement import Local, checked_mesh, is_dtensor
+from steadynorm.optim.residual import RESIDUAL, check_residual, fresh_residual, is_kept, low_halves
+from steadynorm.optim.state import DerivedCache, checked_state, ensure_state, load_exactly, no_skips, no_updates, pack
 from steadynorm.optim.validation import (
-    NonFiniteGradientError,
+    check_capturable,
     check_dense_gradients,
     check_lr,
     check_one,
@@ -33,15 +49,12 @@ class SteadyOptimizer(Optimizer, ABC):
     Everything that a resumed run needs is in the groups and the state; buckets are a cache, rebuilt when missing.
 
     Attributes:
-        rule: The arithmetic of a step.
-        split_rule: The Rule in parts, where it needs whole parameters or takes a mesh.
-        is_elementwise: Whether elements do not see each other, so that any shard can be updated by itself.
-        normalizes: Whether an update has full size however small the momentum, and so must fade without gradients.
+        rule, split_rule, is_elementwise, normalizes, counts_updates, state_keys: What `arithmetic` returns for any group.
         mesh: What the state of plain parameters is sharded over.
-        state_keys: The keys of `fresh_state`.
         signature_keys: Group keys without which a checkpoint belongs to another optimizer.
         setting_keys: Group keys that `settings` reads.
         group_kind: The kind of `param_groups` that it takes.
+        family: What the theory must know about it.
         corrects_itself: Whether `correct` must refuse it, because it knows its own decay.
         observing: Set by a monitor before a step, to have products in `observed` after it.
         observed: Parameters, and <theta, u>, |u|^2, |theta|^2 of each, (3, parameters).
@@ -51,21 +64,31 @@ class SteadyOptimizer(Optimizer, ABC):
     split_rule: SplitRule | None = None
     is_elementwise = False
     normalizes = False
+    counts_updates = False
     mesh: Any = None
     state_keys: tuple[str, ...]
     signature_keys: tuple[str, ...]
     setting_keys: tuple[str, ...] = ()
     group_kind = "adam"
+    family: Family = OTHER
     corrects_itself = True
     observing = False
     observed: Sequence[tuple[list[Tensor], Tensor]] = ()
 
     def __init__(self, params: ParamsT, defaults: Group, mesh: Any = None):
-        self.mesh, params = _check_mesh(mesh), take_params(params, defaults, type(self), self.group_kind)
+        self.mesh, params = checked_mesh(mesh), take_params(params, defaults, type(self), self.group_kind)
         self._cache: DerivedCache[list[Bucket]] = DerivedCache()
         super().__init__(params, defaults)
+        refuse_idle_balance(type(self).__name__, self.param_groups)
 
     # --- what a subclass fills in
+
+    def arithmetic(self, group: Group) -> Arithmetic:
+        """Return what the step of a group is made of; by default the class attributes, the same for all groups."""
+        cls = type(self)
+        return Arithmetic(
+            cls.rule, cls.state_keys, cls.split_rule, cls.is_elementwise, cls.normalizes, cls.counts_updates
+        )
 
     @abstractmethod
     def fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
@@ -81,7 +104,7 @@ class SteadyOptimizer(Optimizer, ABC):
 
     def any_waiting(self, group: Group, p: Tensor, grad: Tensor) -> Tensor:
         """Return, as a 0-d tensor, whether a slice of p has a zero gradient; `grad` may be this process's part of it."""
-        return extremes(grad.unsqueeze(0), self.slices(group, p)).nonzero().logical_not().any()
+        return (magnitudes(grad.unsqueeze(0), self.slices(group, p)) == 0).any()
 
     @abstractmethod
     def scalars(self, group: Group, bucket: Bucket) -> dict[str, float]:
@@ -113,6 +136,7 @@ class SteadyOptimizer(Optimizer, ABC):
         except (ValueError, TypeError) as error:
             self.param_groups.pop()
             raise type(error)(f"{type(self).__name__}, {group_label(index, group)}: {error}") from None
+        pack(states)
         for p, state in zip(group["params"], states, strict=True):
             self.state[p].update(state)
         self._forget()
@@ -120,7 +144,11 @@ class SteadyOptimizer(Optimizer, ABC):
     def _check_whole_group(self, group: Group) -> None:
         check_one(group["lr"])
         check_lr(float(group["lr"]))
+        check_hold(group)
+        check_capturable(group)
+        check_residual(group)
         self.check_group(group)
+        check_balance(group, self.family)
         for p in group["params"]:
             self.settings(group, p)
 
@@ -129,11 +157,14 @@ class SteadyOptimizer(Optimizer, ABC):
         self._cache = DerivedCache()
 
     def _ensure_state(self) -> None:
-        ensure_state(self, lambda group: self._own_keys, self._all_state)
+        ensure_state(self, self._own_keys, self._all_state)
 
-    @property
-    def _own_keys(self) -> tuple[str, ...]:
-        return *self.state_keys, "skipped", *(("momentum_left",) if self.normalizes else ())
+    def _own_keys(self, group: Group, p: Tensor) -> tuple[str, ...]:
+        kind = self.arithmetic(group)
+        left = ("momentum_left",) if kind.normalizes else ()
+        counts = ("step",) if kind.counts_updates else ()
+        low = (RESIDUAL,) if is_kept(group, p) else ()
+        return *kind.state_keys, "skipped", *left, *counts, *low, *hold_state_keys(group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -143,53 +174,93 @@ class SteadyOptimizer(Optimizer, ABC):
             with torch.enable_grad():
                 loss = closure()
         placement, steps = self._prepare()  # pyright: ignore[reportAttributeAccessIssue]
-        placement.run(steps, type(self).split_rule)
+        placement.run(steps)
         return loss
 
     @torch._disable_dynamo
     def _prepare(self) -> tuple[Local, list[BucketStep]]:
         """Do the host's part: checks and numbers first, so that an error leaves weights and state as they were."""
-        self.before_step()
+        if not machine.is_capturing():
+            self.before_step()
         observing, self.observing, self.observed = self.observing, False, ()
         buckets = self._cache.get(self, self.setting_keys, self._make_buckets)
         placement = self._cache.placement(self)
         steps = [self._bucket_step(bucket, placement, observing) for bucket in buckets]
         steps = placement.agree(self, steps)
-        self._check_finite(steps)
+        check_finite(self, steps)
         self.observed = [(step.bucket.params, step.products) for step in steps if step.products is not None]
         return placement, placement.localize(steps)
 
     def _bucket_step(self, bucket: Bucket, placement: Local, observing: bool) -> BucketStep:
         group = self.param_groups[bucket.group]
         label = f"{type(self).__name__}, {group_label(bucket.group, group)}"
-        try:
-            numbers = self.scalars(group, bucket)
-        except ValueError as error:
-            raise ValueError(f"{label}: {error}") from None
+        scalars = self._scalars(group, bucket, label)
         try:
             grads = placement.gradients(bucket)
         except ValueError as error:
             raise ValueError(f"{label}: a parameter {error}") from None
-        state = self._states(bucket)
+        state, kind = self._states(group, bucket), self.arithmetic(group)
         return BucketStep(
-            type(self).rule,
+            kind.rule,
             bucket,
             grads,
-            {key: state[key] for key in self.state_keys},
+            {key: state[key] for key in kind.state_keys},
             state["skipped"],
-            {key: torch.tensor(value, dtype=torch.float64) for key, value in numbers.items()},
+            scalars,
             bool(group["maximize"]),
             state.get("momentum_left"),
             unmeasured_products(bucket) if observing else None,
+            hold=self._hold(group, scalars, state),
+            is_cautious=bool(group.get("cautious")),
+            counts=state.get("step"),
+            residuals=low_halves(state),
         )
 
-    def _states(self, bucket: Bucket) -> dict[str, list[Tensor]]:
-        """Return the state of a bucket's parameters, ours only: others may keep theirs beside it."""
+    def _scalars(self, group: Group, bucket: Bucket, label: str) -> Scalars:
+        """Return this step's numbers, 0-d: on the CPU, where kernels take them by value, or live on the device."""
+        is_live = group.get("capturable")
+        if is_live and machine.is_capturing():
+            if not bucket.live:
+                raise RuntimeError(f"{label}: take one step with the same gradients before you capture one")
+            return bucket.live
+        numbers = self._numbers(group, bucket, label)
+        if is_live:
+            return bucket.fill(numbers)
+        return {key: torch.tensor(value, dtype=torch.float64) for key, value in numbers.items()}
+
+    def _numbers(self, group: Group, bucket: Bucket, label: str) -> dict[str, float]:
+        """Return `scalars`, and the target at which a norm is held; errors name the group."""
         try:
-            return {key: [self.state[p][key] for p in bucket.params] for key in self._own_keys}
+            numbers = self.scalars(group, bucket)
+        except ValueError as error:
+            raise ValueError(f"{label}: {error}") from None
+        target = None if hold_of(group) == "decay" else held_target(group, self.family, bucket.shape)
+        return numbers if target is None else {**numbers, "norm_sq": target}
+
+    def fill_scalars(self) -> None:
+        """Write this step's lr, decay, momentum and target to the device, where a captured step reads them.
+
+        Call it before every replay of a CUDA graph in which a step was captured, after the scheduler.
+        """
+        self.before_step()
+        for bucket in (bucket for buckets in self._cache.values() for bucket in buckets if bucket.live):
+            group = self.param_groups[bucket.group]
+            bucket.fill(self._numbers(group, bucket, f"{type(self).__name__}, {group_label(bucket.group, group)}"))
+
+    def _hold(self, group: Group, scalars: Scalars, state: dict[str, list[Tensor]]) -> Hold | None:
+        """Return how a bucket's parameters are held this step; None for decay."""
+        if (kind := hold_of(group)) == "decay":
+            return None
+        return Hold(kind, state[HOLD_STATE[kind]], scalars.get("norm_sq"), float(group["balance_steps"]))
+
+    def _states(self, group: Group, bucket: Bucket) -> dict[str, list[Tensor]]:
+        """Return the state of a bucket's parameters, ours only: others may keep theirs beside it."""
+        keys = self._own_keys(group, bucket.params[0])
+        try:
+            return {key: [self.state[p][key] for p in bucket.params] for key in keys}
         except KeyError:  # it was cleared
             self._ensure_state()
-        return {key: [self.state[p][key] for p in bucket.params] for key in self._own_keys}
+        return {key: [self.state[p][key] for p in bucket.params] for key in keys}
 
     def _make_buckets(self) -> list[Bucket]:
         """Return buckets of the parameters that have a gradient now."""
@@ -198,11 +269,12 @@ class SteadyOptimizer(Optimizer, ABC):
         buckets: dict[Any, Bucket] = {}
         placement = self._cache.placement(self)
         for index, group in enumerate(self.param_groups):
+            kind = self.arithmetic(group)
             for k, p in enumerate(group["params"]):
                 if p.grad is None or p.numel() == 0:
                     continue
-                check_unchanged(self, index, k, p, self.state_keys)
-                shape, state = tuple(p.shape), {name: self.state[p][name] for name in self.state_keys}
+                check_unchanged(self, index, k, p, kind.state_keys)
+                shape, state = tuple(p.shape), {name: self.state[p][name] for name in kind.state_keys}
                 try:
                     (settings, row_separable), shard = self.settings(group, p), placement.shard_of(p, state)
                 except ValueError as error:
@@ -210,20 +282,21 @@ class SteadyOptimizer(Optimizer, ABC):
                     raise ValueError(f"{label}: {error}") from None
                 key = (index, shape, p.dtype, p.device, settings, shard)
                 slices = self.slices(group, p)
-                bucket = Bucket(index, shape, row_separable and p.ndim > 0, settings, [], slices, shard)
+                bucket = Bucket(
+                    index,
+                    shape,
+                    row_separable and p.ndim > 0,
+                    settings,
+                    [],
+                    slices,
+                    shard,
+                    group.get("hold") in HOLD_STATE,
+                    kind.split_rule,
+                    kind.is_elementwise,
+                    kind.chunk_elements(group, row_separable),
+                )
                 buckets.setdefault(key, bucket).params.append(p)
-        return placement.plan(list(buckets.values()), type(self).split_rule, self.is_elementwise)
-
-    def _check_finite(self, steps: list[BucketStep]) -> None:
-        """Raise for a non-finite gradient if check_finite=True, before anything is written. Forces a device sync."""
-        for step in steps:
-            group = self.param_groups[step.bucket.group]
-            if not group["check_finite"]:
-                continue
-            for p, is_finite in zip(step.bucket.params, finite_gradients(step).tolist(), strict=True):
-                if not is_finite:
-                    k = next(k for k, q in enumerate(group["params"]) if q is p)
-                    raise NonFiniteGradientError(type(self).__name__, step.bucket.group, group, k)
+        return placement.plan(list(buckets.values()))
 
     def skipped_steps(self) -> Tensor:
         """Return how many parameter updates a non-finite gradient has skipped: a 0-d tensor, on the device."""
@@ -254,8 +327,16 @@ class SteadyOptimizer(Optimizer, ABC):
         self._forget()
 
     def _all_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
-        state = {**self.fresh_state(group, p), "skipped": no_skips(p)}
-        if self.normalizes:
+        state = {
+            **self.fresh_state(group, p),
+            **fresh_hold_state(group, p),
+            **fresh_residual(group, p),
+            "skipped": no_skips(p),
+        }
+        kind = self.arithmetic(group)
+        if kind.counts_updates:
+            state["step"] = no_updates(p)
+        if kind.normalizes:
             exact = torch.float64 if p.dtype == torch.float64 else torch.float32
             state["momentum_left"] = torch.ones(self.slices(group, p).blocks, dtype=exact, device=p.device)
         return state
@@ -263,14 +344,7 @@ class SteadyOptimizer(Optimizer, ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._forget()
-        for p, values in self.state.items():  # torch keeps only state and groups: the mesh is in the state
-            for key in self.state_keys if isinstance(p, Tensor) and not is_dtensor(p) else ():
-                self.mesh = getattr(values.get(key), "device_mesh", self.mesh)
-
-
-def _check_mesh(mesh: Any) -> Any:
-    if mesh is None:
-        return None
-    from steadynorm.optim.sharding.mesh import check_mesh
-
-    return check_mesh(mesh)
+        for group in self.param_groups:  # torch keeps only state and groups: the mesh is in the state
+            for p in (p for p in group["params"] if not is_dtensor(p)):
+                for key in self.arithmetic(group).state_keys:
+                    self.mesh = getattr(self.state.get(p, {}).get(key), "device_mesh", self.mesh)

@@ -1,98 +1,29 @@
 """Same-shape parameters of a group, stacked and updated as one batch, in chunks of bounded size.
 
-A `Rule` is the arithmetic of an optimizer on one chunk: weights, gradient and state, stacked (batch, *shape), updated
-in place. `run` does the rest for every optimizer: it stacks, spots non-finite gradients and writes back. Nothing in it
-waits for the device. On a CPU chunks are small enough to stay in a core's cache, and each core takes its own.
+`run` does for every optimizer what its Rule (see `batch`) does not: it stacks, spots non-finite gradients and writes
+back. Nothing in it waits for the device. On an accelerator a chunk is a whole bucket, if its temporaries fit the budget. On a
+CPU chunks are small enough to stay in a core's cache, and each core takes its own.
 """
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from steadynorm import threads
+from steadynorm import machine, threads
+from steadynorm.decay.hold import Hold
 from steadynorm.optim import idle
+from steadynorm.optim.batch import Batch, Rule, Scalars, SplitRule, stack, write_back
 from steadynorm.optim.idle import WHOLE, Slices
+from steadynorm.optim.validation import NonFiniteGradientError
 
-State: TypeAlias = dict[str, Tensor]
-Scalars: TypeAlias = dict[str, Tensor]  # 0-d, on the CPU: values that change from step to step without recompiling
-
-MAX_ELEMENTS = 1 << 22  # of a chunk on an accelerator: 16 MiB for each fp32 temporary
-MAX_ELEMENTS_CPU = 1 << 18  # on a CPU: 1 MiB; a larger matrix is a chunk by itself
+MAX_ELEMENTS_CPU = 1 << 18  # of a chunk on a CPU: 1 MiB; a larger matrix is a chunk by itself
 _PLAIN = (Tensor, torch.nn.Parameter)
-
-
-class Batch(NamedTuple):
-    """One chunk, stacked. A Rule updates theta and state in place.
-
-    Attributes:
-        theta: The weights, (batch, *shape), in at least fp32.
-        raw_grad: The gradient as it came.
-        state: The optimizer state, in the dtype it is kept in.
-        active: 1 where the step is taken, 0 where theta and state must stay as they are, because the gradient was not
-            finite or a slice had none: (batch, 1, ...), or finer where slices wait (see `idle`).
-        maximize: Whether to ascend.
-        scratch: Memory like theta, of no value, for `grad` and what comes of it.
-        products: (3, batch), to which `decay_and_step_` adds <theta, u>, |u|^2 and |theta|^2.
-        fade: The factor of the update, (batch, ...); None stands for 1.
-        sum_over_shards: Sums a tensor over all shards, in place; None if theta is whole.
-        max_over_shards: Takes the maximum over all shards likewise.
-    """
-
-    theta: Tensor
-    raw_grad: Tensor
-    state: State
-    active: Tensor
-    maximize: bool
-    scratch: Tensor
-    products: Tensor | None = None
-    fade: Tensor | None = None
-    sum_over_shards: Callable[[Tensor], Tensor] | None = None
-    max_over_shards: Callable[[Tensor], Tensor] | None = None
-
-    def grad(self) -> Tensor:
-        """Return the gradient to descend along: a copy in `scratch`, finite throughout."""
-        torch.nan_to_num(self.raw_grad.to(self.scratch.dtype), 0.0, 0.0, 0.0, out=self.scratch)
-        return self.scratch.neg_() if self.maximize else self.scratch
-
-    def wide_state(self) -> State:
-        """Return the state in the dtype that is computed in; written back, it is rounded to what it is kept in."""
-        self.state.update({key: value.to(self.theta.dtype) for key, value in self.state.items()})
-        return self.state
-
-    def descend(self, u: Tensor, scalars: Scalars) -> None:
-        """Write the weights: decay and step with this update."""
-        step = self.active if self.fade is None else self.active * self.fade
-        decay_and_step_(self.theta, u, scalars["eta"] * self.active, scalars["gamma"], step, self.products)
-
-
-Rule: TypeAlias = Callable[[Batch, Scalars, Any], None]
-
-
-class SplitRule(NamedTuple):
-    """A Rule in three parts, the last being `Batch.descend`, so that data can move between ranks in between.
-
-    Attributes:
-        accumulate: Updates the state element by element and returns the momentum x, maybe in scratch.
-        normalize: Returns the update u of x, given settings; may write it to the third argument or to x.
-        cost: How many operations `normalize` takes for one parameter of a shape, given settings.
-        bf16_scale: Of shape, settings, dtype and device: c such that `normalize` loses nothing if x and u/c are
-            transferred in bf16; None if there is no such c.
-    """
-
-    accumulate: Callable[[Batch, Scalars, Any], Tensor]
-    normalize: Callable[[Tensor, Any, Tensor | None], Tensor]
-    cost: Callable[[tuple[int, ...], Any], float]
-    bf16_scale: Callable[[tuple[int, ...], Any, torch.dtype, torch.device], float | None]
-
-    def rule(self, batch: Batch, scalars: Scalars, settings: Any) -> None:
-        """Apply all three parts: the Rule of a chunk that is whole on this process."""
-        x = self.accumulate(batch, scalars, settings)
-        batch.descend(self.normalize(x, settings, batch.scratch), scalars)
 
 
 class Shard(Protocol):
@@ -118,11 +49,15 @@ class Bucket:
         group: The index of their group.
         shape: The shape that they share.
         row_separable: Whether slices along the first dimension do not see each other, so that a large parameter may be
-            cut.
+            cut, unless blocks of it fade, which may lie along that dimension.
         settings: What their Rule needs beside scalars.
         params: The parameters.
         slices: Which of their slices wait or fade while their gradient is zero.
         shard: How they are sharded; None for plain tensors, of which every process has its own.
+        is_held: Whether a step needs sums over whole parameters, so that none may be cut.
+        split_rule: As in `Arithmetic`, as is is_elementwise.
+        chunk_elements: How many elements fit into a chunk on an accelerator.
+        live: A captured step's scalars, on the device, which keep their place; empty otherwise.
     """
 
     group: int
@@ -132,6 +67,20 @@ class Bucket:
     params: list[Tensor]
     slices: Slices = WHOLE
     shard: Shard | None = None
+    is_held: bool = False
+    split_rule: SplitRule | None = None
+    is_elementwise: bool = False
+    chunk_elements: int = 1 << 24
+    live: Scalars = field(default_factory=dict, compare=False)
+
+    def fill(self, numbers: Mapping[str, float]) -> Scalars:
+        """Write a step's numbers to the live scalars, without waiting for the device, and return them."""
+        device = self.params[0].device
+        for key, value in numbers.items():
+            if key not in self.live:
+                self.live[key] = torch.empty((), dtype=torch.float64, device=device)
+            self.live[key].fill_(value)
+        return self.live
 
 
 @dataclass(frozen=True)
@@ -143,6 +92,8 @@ class BucketStep:
         products: (3, parameters), where a monitor wants `Batch.products`; NaN if skipped.
         finite: (parameters,) bool: where ranks have agreed which gradients are finite, and counted what is skipped.
         nonzero: (parameters, blocks) bool: where ranks have agreed which blocks have a gradient.
+        hold: As in `Batch`, as are is_cautious and residuals.
+        counts: How many updates each parameter has had, 0-d each, where the Rule needs to know.
     """
 
     rule: Rule
@@ -156,6 +107,10 @@ class BucketStep:
     products: Tensor | None = None
     finite: Tensor | None = None
     nonzero: Tensor | None = None
+    hold: Hold | None = None
+    is_cautious: bool = False
+    counts: list[Tensor] | None = None
+    residuals: list[Tensor] | None = None
 
 
 class Chunk(NamedTuple):
@@ -164,26 +119,6 @@ class Chunk(NamedTuple):
     step: BucketStep
     which: slice
     cuts: list[slice | None]
-
-
-def decay_and_step_(
-    theta: Tensor, u: Tensor, eta: Tensor, gamma: Tensor, step: Tensor, products: Tensor | None = None
-) -> None:
-    """theta <- (1 - eta) theta - gamma step u, in place: the one function that changes weights.
-
-    Args:
-        theta: The weights.
-        u: The update.
-        eta: The decay, lr lambda, 0 where nothing may change.
-        gamma: The lr.
-        step: How much of the update is taken, 0 to 1.
-        products: As in `Batch`: what a monitor learns of the update, at the only moment both factors are at hand.
-    """
-    if products is not None:
-        before, along = theta.reshape(len(theta), -1), (u * step).reshape(len(u), -1)
-        parts = (torch.linalg.vecdot(x, y) for x, y in ((before, along), (along, along), (before, before)))
-        products += torch.stack(list(parts))
-    theta.mul_(1 - eta).addcmul_(u, -gamma * step)
 
 
 def run(steps: Sequence[BucketStep]) -> None:
@@ -201,7 +136,9 @@ def run(steps: Sequence[BucketStep]) -> None:
 
 def _on_plain_cpu(steps: Sequence[BucketStep]) -> bool:
     """Return whether all are ordinary CPU tensors and no dispatch mode (fake tensors, counters) is active."""
-    plain = all(p.device.type == "cpu" and type(p) in _PLAIN for step in steps for p in step.bucket.params)
+    plain = all(
+        not machine.is_accelerator(p.device) and type(p) in _PLAIN for step in steps for p in step.bucket.params
+    )
     plain = plain and all(step.bucket.shard is None for step in steps)  # collectives keep their order
     return plain and torch._C._len_torch_dispatch_stack() == 0
 
@@ -211,53 +148,74 @@ def _run_chunk(chunk: Chunk, scratch: "Scratch") -> None:
     step, which, cuts = chunk
     grads = [stack(_cut(step.grads[which], rows)) for rows in cuts]
     bucket, slices, shard = step.bucket, step.bucket.slices, step.bucket.shard
+    exact = torch.float64 if grads[0].dtype == torch.float64 else torch.float32
     unseen = slices.waiting_ndim or step.finite is None  # else ranks have agreed on all there is to know
-    extremes = [idle.extremes(grad, slices) for grad in grads] if unseen else []
+    largest = [idle.magnitudes(grad, slices) for grad in grads] if unseen else []
     if step.finite is not None and step.nonzero is not None:
         finite, nonzero = step.finite[which], step.nonzero[which]
     else:
-        joined = idle.join(extremes, slices)
-        finite, nonzero = joined.finite(), joined.nonzero()
+        joined = idle.join(largest, slices)
+        finite, nonzero = idle.is_finite(joined), joined != 0
     factors = None
     if step.momentum_left is not None and not slices.waiting_ndim:
         factors = update_momentum_left(step.momentum_left[which], nonzero, finite, step.scalars["keep"])
+    counts = None if step.counts is None else count_updates(step.counts[which], finite)
     totals = None if step.products is None else step.products.narrow(1, which.start, which.stop - which.start)
     products = None if totals is None else torch.zeros_like(totals)
-    for k, (grad, rows) in enumerate(zip(grads, cuts, strict=True)):
-        params = _cut(bucket.params[which], rows)
+    grads.reverse()  # taken from the end, so that each is free once it is used
+    for k, rows in enumerate(cuts):
+        shape = grads[-1].shape[1:]
         lists = {key: _cut(tensors[which], rows) for key, tensors in step.state.items()}
-        exact = torch.float64 if grad.dtype == torch.float64 else torch.float32
-        theta = stack(params).to(exact)
-        active = finite.to(exact).view(-1, *[1] * (grad.ndim - 1))
+        active = finite.to(exact).view(-1, *[1] * len(shape))
         if slices.waiting_ndim:
-            active = active * idle.mask(extremes[k].nonzero(), grad.shape[1:], slices, exact)
+            active = active * idle.mask(largest[k] != 0, shape, slices, exact)
         batch = Batch(
-            theta,
-            grad,
+            _cut(bucket.params[which], rows),
+            [grads.pop()],
+            which.stop - which.start > 1,
             {key: stack(tensors) for key, tensors in lists.items()},
             active,
             step.maximize,
-            scratch.like(theta),
+            scratch.take((which.stop - which.start, *shape), exact, bucket.params[0]),
             products,
-            None if factors is None else spread_fade(factors, bucket, grad.shape[1:]).to(exact),
+            None if factors is None else spread_fade(factors, bucket, shape).to(exact),
             None if shard is None else shard.sum_over_shards,
             None if shard is None else shard.max_over_shards,
+            None if step.hold is None else step.hold.part(which),
+            step.is_cautious,
+            counts,
+            None if step.residuals is None else _cut(step.residuals[which], rows),
         )
         step.rule(batch, step.scalars, bucket.settings)
-        write_back(params, batch.theta)
         for key, tensors in lists.items():
             write_back(tensors, batch.state[key])
     if totals is not None and products is not None:
         torch._foreach_copy_([totals], [torch.where(finite, products, torch.nan)])
     if step.finite is None:
-        torch._foreach_add_(step.skipped[which], list(finite.logical_not().long().unbind(0)))
+        count_skips(step.skipped[which], finite)
 
 
 def update_momentum_left(left: list[Tensor], nonzero: Tensor, finite: Tensor, keep: Tensor) -> Tensor:
     """Record what is left of these parameters' momentum after this step; return the factors of their updates."""
-    now, factors = idle.fade(torch.stack(left), nonzero, finite, keep)
-    torch._foreach_copy_(left, list(now.unbind(0)))
+    stacked = stack(left)
+    factors = idle.fade_(stacked, nonzero, finite, keep)
+    write_back(left, stacked)
     return factors
+
+
+def count_skips(skipped: list[Tensor], finite: Tensor) -> None:
+    """Add one to the counters of parameters whose gradient was not finite."""
+    counters = stack(skipped)
+    counters.add_(finite.logical_not())
+    write_back(skipped, counters)
+
+
+def count_updates(counts: list[Tensor], finite: Tensor) -> Tensor:
+    """Count this step for the parameters whose gradient is finite; return how many each has had, (batch,)."""
+    now = stack(counts)
+    now.add_(finite)
+    write_back(counts, now)
+    return now
 
 
 def spread_fade(factors: Tensor, bucket: Bucket, shape: Sequence[int]) -> Tensor:
@@ -276,20 +234,16 @@ class Scratch:
     def __init__(self) -> None:
         self._of_thread: dict[int, Tensor] = {}
 
-    def like(self, tensor: Tensor) -> Tensor:
-        """Return uninitialised memory of this shape; on a CPU the same for every chunk that a thread runs."""
-        if tensor.device.type != "cpu" or type(tensor) not in _PLAIN or torch.compiler.is_compiling():
-            return torch.empty_like(tensor, memory_format=torch.contiguous_format)
-        size, thread = tensor.numel() * tensor.element_size(), threading.get_ident()
+    def take(self, shape: Sequence[int], dtype: torch.dtype, like: Tensor) -> Tensor | None:
+        """Return uninitialised memory, the same for every chunk that a thread runs; None on an accelerator."""
+        if machine.is_accelerator(like.device):
+            return None
+        if type(like) not in _PLAIN or torch.compiler.is_compiling():
+            return torch.empty(tuple(shape), dtype=dtype)
+        size, thread = math.prod(shape) * dtype.itemsize, threading.get_ident()
         if thread not in self._of_thread or len(self._of_thread[thread]) < size:
             self._of_thread[thread] = torch.empty(size, dtype=torch.uint8)
-        return self._of_thread[thread][:size].view(tensor.dtype).view(tensor.shape)
-
-
-def write_back(tensors: list[Tensor], stacked: Tensor) -> None:
-    """Copy a stack into its tensors, unless it is a view of the only one."""
-    if len(tensors) > 1 or stacked.dtype != tensors[0].dtype:
-        torch._foreach_copy_(tensors, list(stacked.unbind(0)))
+        return self._of_thread[thread][:size].view(dtype).view(tuple(shape))
 
 
 def unmeasured_products(bucket: Bucket) -> Tensor:
@@ -305,9 +259,21 @@ def finite_gradients(step: BucketStep) -> Tensor:
         return step.finite
     finite = []
     for which, cuts in split(step.bucket, len(step.grads)):
-        extremes = [idle.extremes(stack(_cut(step.grads[which], rows)), WHOLE) for rows in cuts]
-        finite.append(idle.join(extremes, WHOLE).finite())
+        largest = [idle.magnitudes(stack(_cut(step.grads[which], rows)), WHOLE) for rows in cuts]
+        finite.append(idle.is_finite(idle.join(largest, WHOLE)))
     return torch.cat(finite)
+
+
+def check_finite(optimizer: Optimizer, steps: Sequence[BucketStep]) -> None:
+    """Raise for a non-finite gradient if check_finite=True, before anything is written. Forces a device sync."""
+    for step in steps:
+        group = optimizer.param_groups[step.bucket.group]
+        if not group["check_finite"]:
+            continue
+        for p, is_finite in zip(step.bucket.params, finite_gradients(step).tolist(), strict=True):
+            if not is_finite:
+                k = next(k for k, q in enumerate(group["params"]) if q is p)
+                raise NonFiniteGradientError(type(optimizer).__name__, step.bucket.group, group, k)
 
 
 def split(bucket: Bucket, count: int) -> Iterator[tuple[slice, list[slice | None]]]:
@@ -318,8 +284,8 @@ def split(bucket: Bucket, count: int) -> Iterator[tuple[slice, list[slice | None
     [(slice(0, 3, None), [None])]
     """
     shape, size = bucket.shape, math.prod(bucket.shape)
-    most = max_elements(bucket.params[0].device)
-    if size > most and bucket.row_separable:
+    most = max_elements(bucket)
+    if size > most and bucket.row_separable and not bucket.is_held and bucket.slices.blocks == 1:
         rows = max(1, most * shape[0] // size)
         cuts: list[slice | None] = [slice(low, min(low + rows, shape[0])) for low in range(0, shape[0], rows)]
         yield from ((slice(k, k + 1), cuts) for k in range(count))
@@ -329,15 +295,11 @@ def split(bucket: Bucket, count: int) -> Iterator[tuple[slice, list[slice | None
         yield slice(low, min(low + together, count)), [None]
 
 
-def max_elements(device: torch.device) -> int:
-    """Return how many elements to process at once: on a CPU what stays in a core's cache."""
-    small = device.type == "cpu" and not torch.compiler.is_compiling()
-    return MAX_ELEMENTS_CPU if small else MAX_ELEMENTS
-
-
-def stack(tensors: Sequence[Tensor]) -> Tensor:
-    """Return (batch, *shape); a single tensor is viewed, not copied."""
-    return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(list(tensors))
+def max_elements(bucket: Bucket) -> int:
+    """Return how many elements to process at once: on a CPU what stays in a core's cache, else what fits the budget."""
+    if not machine.is_accelerator(bucket.params[0].device) and not torch.compiler.is_compiling():
+        return MAX_ELEMENTS_CPU
+    return bucket.chunk_elements
 
 
 def _cut(tensors: Sequence[Tensor], rows: slice | None) -> list[Tensor]:

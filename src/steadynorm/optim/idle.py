@@ -17,13 +17,15 @@ counted, not measured, so the scale of gradients does not matter:
 With alpha = 0.1 an update has full size for 109 steps after the last gradient, and is gone 20 steps later.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-FADES_BELOW = 1e-5
+from steadynorm import machine
+from steadynorm.theory.momentum import FADES_BELOW
 
 
 class Slices(NamedTuple):
@@ -32,50 +34,44 @@ class Slices(NamedTuple):
     waiting_ndim: int = 0  # trailing dimensions of a slice that waits: 1 for rows, 2 for matrices of a stack; 0: none
     blocks: int = 1  # parts along `dim` that fade
     dim: int = 0
+    sizes: tuple[int, ...] = ()  # of the blocks; empty if they are equal
 
 
 WHOLE = Slices()
 
 
-class Extremes(NamedTuple):
-    """Largest and smallest gradient entry of every slice of a stack of parameters, (batch, slices)."""
-
-    largest: Tensor
-    smallest: Tensor
-
-    def finite(self) -> Tensor:
-        """Return whether the momentum can take the gradient, (batch,): the difference of two must be finite as well."""
-        limit = torch.finfo(self.largest.dtype).max / 2
-        return ((self.largest <= limit) & (self.smallest >= -limit)).all(1)  # NaN fails every comparison
-
-    def nonzero(self) -> Tensor:
-        """Return whether each slice has a gradient, (batch, slices)."""
-        return (self.largest != 0) | (self.smallest != 0)
-
-
-def extremes(grad: Tensor, slices: Slices) -> Extremes:
-    """Return the extremes of a stack (batch, *shape) from one pass over it, in at least fp32."""
+def magnitudes(grad: Tensor, slices: Slices) -> Tensor:
+    """Return the largest |entry| of every slice of a stack (batch, *shape), (batch, slices), in at least fp32; NaN wins."""
     exact = torch.float64 if grad.dtype == torch.float64 else torch.float32
     x = grad.unsqueeze(1) if grad.ndim == 1 else grad  # a stack of 0-d parameters
     if slices.waiting_ndim:
         kept = range(1, x.ndim - slices.waiting_ndim)
     elif slices.blocks > 1:
         dim = slices.dim % (x.ndim - 1) + 1
+        if slices.sizes:
+            return torch.cat([magnitudes(part, WHOLE) for part in x.split(list(slices.sizes), dim)], 1)
         x, kept = x.unflatten(dim, (slices.blocks, -1)), (dim,)
     else:
         kept = ()
     others = [dim for dim in range(1, x.ndim) if dim not in kept]
-    return Extremes(*(end(others).to(exact).reshape(len(x), -1) for end in (x.amax, x.amin)))
+    if machine.is_accelerator(grad.device):
+        largest = torch.linalg.vector_norm(x, torch.inf, others, dtype=exact)
+    else:  # faster than a norm there
+        largest = torch.maximum(x.amax(others), -x.amin(others)).to(exact)
+    return largest.reshape(len(x), -1)
 
 
-def join(parts: Sequence[Extremes], slices: Slices) -> Extremes:
-    """Join the extremes of parameters that were inspected in parts, cut along their first dimension."""
+def is_finite(largest: Tensor) -> Tensor:
+    """Return whether the momentum can take a gradient, (batch,): the difference of two must be finite as well."""
+    finite = largest <= torch.finfo(largest.dtype).max / 2  # NaN fails every comparison
+    return finite.all(1) if finite.shape[1] > 1 else finite.flatten()
+
+
+def join(parts: Sequence[Tensor], slices: Slices) -> Tensor:
+    """Join the magnitudes of parameters that were inspected in parts, cut along their first dimension."""
     if len(parts) == 1:
         return parts[0]
-    if slices.waiting_ndim:
-        return Extremes(*(torch.cat(ends, 1) for ends in zip(*parts, strict=True)))
-    largest, smallest = (torch.stack(ends) for ends in zip(*parts, strict=True))
-    return Extremes(largest.amax(0), smallest.amin(0))
+    return torch.cat(list(parts), 1) if slices.waiting_ndim else torch.stack(list(parts)).amax(0)
 
 
 def mask(nonzero: Tensor, shape: Sequence[int], slices: Slices, dtype: torch.dtype) -> Tensor:
@@ -88,15 +84,15 @@ def mask(nonzero: Tensor, shape: Sequence[int], slices: Slices, dtype: torch.dty
     return nonzero.view(len(nonzero), *leading, *[1] * slices.waiting_ndim).to(dtype)
 
 
-def fade(left: Tensor, nonzero: Tensor, finite: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what is left of the momentum after this step, and the factor of each block's update: (batch, blocks).
+def fade_(left: Tensor, nonzero: Tensor, finite: Tensor, keep: Tensor) -> Tensor:
+    """Update, in place, what is left of the momentum; return the factor of each block's update: (batch, blocks).
 
-    >>> fade(torch.tensor([[1.0, 2e-6]]), torch.tensor([[True, False]]), torch.tensor([True]), torch.tensor(0.5))[1]
+    >>> fade_(torch.tensor([[1.0, 2e-6]]), torch.tensor([[True, False]]), torch.tensor([True]), torch.tensor(0.5))
     tensor([[1.0000, 0.1000]])
     """
-    now = torch.where(nonzero, 1.0, left * keep.to(left.dtype))
-    now = torch.where(finite.unsqueeze(1), now, left)
-    return now, (now / FADES_BELOW).clamp(max=1.0)
+    now = (left * keep.to(left.dtype)).masked_fill_(nonzero, 1.0)
+    torch.where(finite.unsqueeze(1), now, left, out=left)
+    return (left / FADES_BELOW).clamp_(max=1.0)
 
 
 def spread(factors: Tensor, shape: Sequence[int], slices: Slices, start: int = 0, length: int | None = None) -> Tensor:
@@ -115,7 +111,11 @@ def spread(factors: Tensor, shape: Sequence[int], slices: Slices, start: int = 0
 def block_of(count: int, slices: Slices, start: int, length: int | None, device: torch.device) -> Tensor:
     """Return the block to which each of `count` positions along the blocks' dimension belongs.
 
-    >>> block_of(4, Slices(blocks=3), 1, 6, torch.device("cpu"))
-    tensor([0, 1, 1, 2])
+    >>> cpu = torch.device("cpu")
+    >>> block_of(4, Slices(blocks=3), 1, 6, cpu), block_of(4, Slices(blocks=3, sizes=(3, 1, 2)), 1, 6, cpu)
+    (tensor([0, 1, 1, 2]), tensor([0, 0, 1, 2]))
     """
+    if slices.sizes:
+        at = torch.arange(count, device=device) + start
+        return torch.stack([at >= end for end in itertools.accumulate(slices.sizes)]).sum(0)
     return (torch.arange(count, device=device) + start) // ((length or count) // slices.blocks)

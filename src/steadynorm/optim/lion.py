@@ -8,8 +8,10 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from steadynorm.decay.families import LION
+from steadynorm.decay.hold import BALANCE_STEPS
 from steadynorm.decay.rule import Group
-from steadynorm.optim.buckets import Batch, Bucket, Scalars, SplitRule
+from steadynorm.optim.batch import Batch, Encoding, Scalars, SplitRule
+from steadynorm.optim.buckets import Bucket
 from steadynorm.optim.peak_relative import PeakRelativeOptimizer
 from steadynorm.optim.state import zeros_like
 from steadynorm.optim.validation import check_betas, check_group_numbers, check_lr, refuse_momentum
@@ -29,7 +31,12 @@ def _sign(x: Tensor, settings: Any, out: Tensor | None) -> Tensor:
     return x.sign_()
 
 
-LION_RULE = SplitRule(_accumulate, _sign, lambda shape, settings: float(math.prod(shape)), lambda *_: 1.0)
+LION_RULE = SplitRule(
+    _accumulate,
+    _sign,
+    lambda shape, settings: float(math.prod(shape)),
+    lambda *_: Encoding(torch.bfloat16, torch.bfloat16),
+)
 
 
 class LionC(PeakRelativeOptimizer):
@@ -46,6 +53,11 @@ class LionC(PeakRelativeOptimizer):
         weight_decay: lambda at the peak lr.
         peak_lr: The schedule's maximum. Default: the lr given here (or `max_lr`, `initial_lr` in the group).
         steady_norm_sq: An absolute target, the mean square of an element, in place of the relative rule.
+        hold: "decay", "balance" or "fixed", as in Scion.
+        balance_steps: T of "balance", as in Scion.
+        cautious: Whether decay acts only on weights that agree with their update in sign.
+        capturable: Whether a step can be captured in a CUDA graph, as in Scion.
+        weight_residual: Whether bf16 parameters train as fp32 weights, as in Scion.
         check_finite: Whether to raise on a non-finite gradient, as in Scion.
         maximize: Whether to ascend.
         mesh: The DeviceMesh or ProcessGroup of replicated parameters, as in Scion.
@@ -74,6 +86,11 @@ class LionC(PeakRelativeOptimizer):
         *,
         peak_lr: float | None = None,
         steady_norm_sq: float | None = None,
+        hold: str = "decay",
+        balance_steps: float = BALANCE_STEPS,
+        cautious: bool = False,
+        capturable: bool = False,
+        weight_residual: bool | None = None,
         check_finite: bool = False,
         maximize: bool = False,
         mesh: Any = None,
@@ -86,6 +103,11 @@ class LionC(PeakRelativeOptimizer):
             "weight_decay": weight_decay,
             "peak_lr": peak_lr,
             "steady_norm_sq": steady_norm_sq,
+            "hold": hold,
+            "balance_steps": balance_steps,
+            "cautious": cautious,
+            "capturable": capturable,
+            "weight_residual": weight_residual,
             "check_finite": check_finite,
             "maximize": maximize,
         }

@@ -10,6 +10,7 @@ from torch.optim.optimizer import ParamsT
 
 from steadynorm.decay.correction import own_correction
 from steadynorm.decay.families import Family
+from steadynorm.decay.hold import HOLD_KEYS
 from steadynorm.decay.peak import LARGEST, watch
 from steadynorm.decay.rule import Group, correction_keys, refuse_idle_target, refuse_scion_groups
 from steadynorm.optim.base import SteadyOptimizer
@@ -20,6 +21,7 @@ class PeakRelativeOptimizer(SteadyOptimizer):
     """Writes lambda_t into each corrected group before a step; a group with `corrected=False` is left alone."""
 
     family: Family
+    setting_keys = HOLD_KEYS
 
     def __init__(self, params: ParamsT, defaults: Group, mesh: Any = None):
         super().__init__(params, defaults, mesh)
@@ -64,4 +66,5 @@ def loading(optimizer: Optimizer, family: Family, state_dict: dict[str, Any]) ->
             group["base_weight_decay"] = float(group["weight_decay"])
         if LARGEST not in saved:
             group.pop(LARGEST, None)
+    correction.restore_capturable(optimizer.param_groups)
     correction.warn_of_replaced(optimizer)

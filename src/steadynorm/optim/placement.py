@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from steadynorm.optim.buckets import Bucket, BucketStep, Shard, SplitRule, run
+from steadynorm.optim.buckets import Bucket, BucketStep, Shard, run
 
 
 class Local:
@@ -16,7 +16,7 @@ class Local:
         """Return how a parameter is sharded; None for a plain tensor with plain state."""
         return None
 
-    def plan(self, buckets: list[Bucket], rule: SplitRule | None, is_elementwise: bool) -> list[Bucket]:
+    def plan(self, buckets: list[Bucket]) -> list[Bucket]:
         """Return the buckets with all that is decided once about who computes what."""
         return buckets
 
@@ -32,7 +32,7 @@ class Local:
         """Return the steps on this rank's tensors. From here on nothing can be refused."""
         return steps
 
-    def run(self, steps: Sequence[BucketStep], rule: SplitRule | None) -> None:
+    def run(self, steps: Sequence[BucketStep]) -> None:
         """Run a step."""
         run(steps)
 
@@ -54,6 +54,15 @@ def choose_placement(optimizer: Optimizer) -> Local:
     from steadynorm.optim.sharding.strategy import Sharded
 
     return Sharded()
+
+
+def checked_mesh(mesh: Any) -> Any:
+    """Return what plain parameters are sharded over, as a DeviceMesh; raise if it cannot be one. None stays None."""
+    if mesh is None:
+        return None
+    from steadynorm.optim.sharding.mesh import check_mesh
+
+    return check_mesh(mesh)
 
 
 def is_dtensor(x: Any) -> bool:

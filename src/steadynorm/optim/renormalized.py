@@ -8,8 +8,10 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from steadynorm.decay.rule import Group, refuse_scion_groups
+from steadynorm.optim.adam_rule import MOMENTS, adam_update
 from steadynorm.optim.base import SteadyOptimizer
-from steadynorm.optim.buckets import Batch, Bucket, Scalars, decay_and_step_
+from steadynorm.optim.batch import Batch, Scalars, decay_and_step_, inner_products, kept_share
+from steadynorm.optim.buckets import Bucket
 from steadynorm.optim.state import zeros_like
 from steadynorm.optim.validation import check_group_numbers, check_lr, refuse_momentum
 from steadynorm.theory.equilibrium import eta_of
@@ -20,30 +22,21 @@ def renormalized_rule(batch: Batch, scalars: Scalars, settings: Any) -> None:
 
     |theta_t| = | |theta_{t-1}| - gamma u_par |,   u_par = <theta_{t-1}, u_t> / |theta_{t-1}|,  theta_{t-1} decayed
     """
-    theta, grad, state, active = batch.theta, _squarable(batch.grad()), batch.wide_state(), batch.active
-    eps, gamma, eta = scalars["eps"], scalars["gamma"] * active, scalars["eta"] * active
-    state["step"] += active.flatten()  # (batch,)
-    moments = []
-    for key, value, beta in (("exp_avg", grad, scalars["beta1"]), ("exp_avg_sq", grad * grad, scalars["beta2"])):
-        state[key].lerp_(value, (1 - beta) * active)
-        bias = -torch.expm1(state["step"] * beta.log()).view(active.shape)  # 1 - beta^t; 0 before the first update
-        moments.append(state[key] / torch.where(bias > 0, bias, 1.0))
-    u = moments[0] / (moments[1].sqrt() + eps)
+    theta, active, u = batch.weights(), batch.active, adam_update(batch, scalars)
+    eps, gamma = scalars["eps"], scalars["gamma"] * active
     unit = _unit(batch, theta)
-    decayed = theta * ((1 - eta) / unit)
+    keep = kept_share(scalars["eta"], active)
+    decayed = theta * (keep / unit)
     square, along = _layer_sums(batch, decayed * decayed, decayed * u)
     size = square.sqrt()
     along, size = along / torch.where(size > 0, size, 1.0), size * unit
-    decay_and_step_(theta, u, eta, scalars["gamma"], active, batch.products)
+    if batch.products is not None:
+        batch.products.add_(inner_products(theta, u, active))
+    decay_and_step_(theta, u, keep, scalars["gamma"], active)
     (after,) = _layer_sums(batch, (theta / unit).square())
     scale = (size - gamma * along).abs() / (after.sqrt() * unit + eps)
     theta.mul_(torch.where((size >= eps) & (gamma > 0), scale, 1.0))  # lr = 0: not one bit, for all eps
-
-
-def _squarable(grad: Tensor) -> Tensor:
-    """Clamp, in place, what would overflow when squared; Adam's step does not depend on the scale."""
-    most = 2.0 ** (511 if grad.dtype == torch.float64 else 63)
-    return grad.clamp_(-most, most)
+    batch.write(theta)
 
 
 def _unit(batch: Batch, theta: Tensor) -> Tensor:
@@ -75,6 +68,8 @@ class RenormalizedAdamW(SteadyOptimizer):
         params: The parameters or groups.
         lr, betas, weight_decay, maximize: As in torch's AdamW.
         eps: Both Adam's and the algorithm's.
+        capturable: Whether a step can be captured in a CUDA graph, as in Scion.
+        weight_residual: Whether bf16 parameters train as fp32 weights, as in Scion.
         check_finite: Whether to raise on a non-finite gradient, as in Scion.
         momentum: Refused, as in Scion.
 
@@ -86,7 +81,8 @@ class RenormalizedAdamW(SteadyOptimizer):
     """
 
     rule = staticmethod(renormalized_rule)
-    state_keys = ("step", "exp_avg", "exp_avg_sq")
+    state_keys = MOMENTS
+    counts_updates = True
     signature_keys = ("betas",)
     corrects_itself = False
 
@@ -98,6 +94,8 @@ class RenormalizedAdamW(SteadyOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.1,
         *,
+        capturable: bool = False,
+        weight_residual: bool | None = None,
         check_finite: bool = False,
         maximize: bool = False,
         momentum: None = None,
@@ -108,14 +106,15 @@ class RenormalizedAdamW(SteadyOptimizer):
             "betas": betas,
             "eps": eps,
             "weight_decay": weight_decay,
+            "capturable": capturable,
+            "weight_residual": weight_residual,
             "check_finite": check_finite,
             "maximize": maximize,
         }
         super().__init__(params, defaults)
 
     def fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
-        step = torch.zeros((), dtype=torch.float32, device=p.device)
-        return {"step": step, "exp_avg": zeros_like(p), "exp_avg_sq": zeros_like(p)}
+        return {key: zeros_like(p) for key in MOMENTS}
 
     def settings(self, group: Group, p: Tensor) -> tuple[None, bool]:
         return None, False  # norms are of the whole parameter

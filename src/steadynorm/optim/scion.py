@@ -1,22 +1,22 @@
 """Scion and ScionC (Algorithm 2 of the paper)."""
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from steadynorm import lmo as lmos
 from steadynorm import theory
 from steadynorm.decay.families import SCION
+from steadynorm.decay.hold import BALANCE_STEPS, HOLD_KEYS
 from steadynorm.decay.rule import OVERLAPS, Constant, Group, decay_rule, group_label, weight_decay_now
+from steadynorm.optim.arithmetic import CHUNK_MIB
 from steadynorm.optim.base import SteadyOptimizer
-from steadynorm.optim.buckets import Batch, Bucket, Scalars, SplitRule, max_elements
+from steadynorm.optim.buckets import Bucket
 from steadynorm.optim.idle import Slices
-from steadynorm.optim.state import zeros_like
+from steadynorm.optim.scion_rule import SCION_RULE, ScionSettings, settings_of
+from steadynorm.optim.state import check_momentum_dtype, zero_momentum
 from steadynorm.optim.validation import (
     check_group_numbers,
     check_lr,
@@ -25,74 +25,8 @@ from steadynorm.optim.validation import (
     is_param_groups,
     refuse_momentum,
 )
-from steadynorm.polar import Polar
 from steadynorm.theory.equilibrium import eta_of
-from steadynorm.views import check_block_count
-
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-
-
-@dataclass(frozen=True)
-class ScionSettings:
-    """What does not change from step to step."""
-
-    lmo: lmos.Lmo
-    blocks: int
-    nesterov: bool
-    polar: Polar
-
-    def length_share(self, shape: Sequence[int]) -> float:
-        """Return |u|^2 over that of an exact lmo, which Newton-Schulz falls short of; for Gaussian momentum."""
-        return self.lmo.numbers.length_share(shape, self.blocks, self.polar.method, self.polar.steps)
-
-
-def _accumulate(batch: Batch, scalars: Scalars, settings: ScionSettings) -> Tensor:
-    """m_t = (1-a) m + a g;  x = m_t, Nesterov (1-a) m_t + a g."""
-    alpha, m = scalars["alpha"] * batch.active, batch.state["momentum_buffer"]
-    grad = batch.grad()
-    if m.dtype != grad.dtype:
-        return _from_kept(m, grad, alpha, settings.nesterov)
-    m.lerp_(grad, alpha)
-    return grad.lerp_(m, 1 - alpha) if settings.nesterov else m
-
-
-def _from_kept(m: Tensor, grad: Tensor, alpha: Tensor, nesterov: bool) -> Tensor:
-    """Do the same with momentum kept in another dtype: x replaces grad row by row, so that m is never copied whole."""
-    along = min(1, grad.ndim - 1)  # a stack of 0-d parameters has no rows
-    rows = max(1, max_elements(grad.device) * grad.shape[along] // max(1, grad.numel()))
-    alphas = alpha.expand(*alpha.shape[:along], grad.shape[along], *alpha.shape[along + 1 :]).split(rows, along)
-    for kept, x, a in zip(m.split(rows, along), grad.split(rows, along), alphas, strict=True):
-        wide = kept.to(x.dtype).lerp_(x, a)
-        torch._foreach_copy_([kept, x], [wide, torch.lerp(x, wide, 1 - a) if nesterov else wide])
-    return grad
-
-
-def _normalize(x: Tensor, settings: ScionSettings, out: Tensor | None) -> Tensor:
-    """theta_t = (1-eta) theta + gamma lmo(x)."""
-    return settings.lmo.update(x, blocks=settings.blocks, polar=settings.polar, batch_ndim=1, out=out)
-
-
-def _cost(shape: tuple[int, ...], settings: ScionSettings) -> float:
-    return settings.lmo.operations(shape, blocks=settings.blocks, steps=settings.polar.steps)
-
-
-def bf16_scale(
-    shape: tuple[int, ...], settings: ScionSettings, dtype: torch.dtype, device: torch.device
-) -> float | None:
-    """Return c such that bf16 holds all that the lmo uses of x, and u/c exactly; None if there is no such c.
-
-    Transfers between processes then take half the bytes, and nothing is lost.
-    """
-    lmo, polar = settings.lmo, settings.polar
-    sides = rows, columns = lmo.view.sides(shape, settings.blocks)
-    if not lmo.numbers.is_polar:
-        return None if lmo.entry_size is None else lmo.entry_size(*sides)
-    if polar.working_dtype(dtype, device, sides) != torch.bfloat16:
-        return None
-    return math.sqrt(rows / columns) / lmo.view.divisor(shape)
-
-
-SCION_RULE = SplitRule(_accumulate, _normalize, _cost, bf16_scale)
+from steadynorm.views import BlockLayout, Blocks
 
 
 class Scion(SteadyOptimizer):
@@ -109,13 +43,27 @@ class Scion(SteadyOptimizer):
             "column", "conv", "conv-tap", or "by-shape".
         weight_decay: lambda.
         nesterov: Whether the lmo sees (1 - alpha) m_t + alpha g_t.
-        blocks: How many row blocks are matrices of their own (fused QKV: 3).
+        blocks: Blocks that are matrices of their own: 3 (fused QKV), (2048, 512, 512) (its sizes) or ("inputs", 16) (heads).
         polar: "express", "newton-schulz" (Muon's own iteration, whose updates are up to 7 % shorter) or "svd".
         polar_steps: How many steps; 4 is a fifth faster, at the error that others have with five.
+        polar_dtype: The dtype of the polar iteration: "float16", "bfloat16", "float32", or "auto", which is fp16 on an
+            accelerator, bf16 on a CPU that has it and fp32 elsewhere.
         momentum_dtype: "bfloat16" halves the state. Default: fp32 (fp64 for fp64 parameters).
         own_time: Whether rows of embeddings and matrices of stacks (experts) stand still in steps without a gradient,
             so that rare ones settle where frequent ones do. If False, they keep moving along what is left of their
             momentum.
+        hold: How the weight norm is held: "decay", "balance" (ScionC only: decay that follows measured updates, so that the
+            target is met where gradients are not independent of the weights as well), or "fixed" (weights are scaled to
+            the target, or without one to their first norm, after every step).
+        balance_steps: T, over how many steps "balance" averages, and returns a norm that is off.
+        cautious: Whether decay acts only on weights that agree with their update in sign.
+        chunk_mib: How many MiB the temporaries of a step may take on an accelerator. Parameters of one shape are processed
+            together as far as they fit: fewer launches for more memory.
+        capturable: Whether a step can be captured in a CUDA graph: its numbers are then on the device, and
+            `steadynorm.fill_scalars(optimizer)` writes them before every replay.
+        weight_residual: Whether bf16 parameters keep the 16 bits that they lack in the state (2 bytes per parameter), so that
+            they train as fp32 weights. Default: those that are bf16 do. True refuses other parameters; False rounds away
+            whatever is below half a bf16 step.
         check_finite: Whether to raise on a non-finite gradient, which forces a device sync. By default such a parameter
             is left as it was, and its `skipped` counter goes up.
         maximize: Whether to ascend.
@@ -125,6 +73,7 @@ class Scion(SteadyOptimizer):
         momentum: Refused, because it means opposite things to Scion and to torch; use `alpha`.
 
     Examples:
+        >>> import torch
         >>> model = torch.nn.Linear(4, 2, bias=False)
         >>> optimizer = Scion(model.parameters(), lr=0.1, lmo="spectral", weight_decay=0.01)
         >>> model(torch.ones(1, 4)).sum().backward(); optimizer.step()
@@ -134,9 +83,20 @@ class Scion(SteadyOptimizer):
     split_rule = SCION_RULE
     state_keys = ("momentum_buffer",)
     signature_keys = ("alpha", "lmo")
-    setting_keys = ("lmo", "blocks", "nesterov", "polar", "polar_steps", "own_time")
+    setting_keys = (
+        "lmo",
+        "blocks",
+        "nesterov",
+        "polar",
+        "polar_steps",
+        "polar_dtype",
+        "own_time",
+        "chunk_mib",
+        *HOLD_KEYS,
+    )
     normalizes = True
     group_kind = "scion"
+    family = SCION
     corrects_itself = False
 
     def __init__(
@@ -148,11 +108,18 @@ class Scion(SteadyOptimizer):
         lmo: str | None = None,
         weight_decay: float = 0.0,
         nesterov: bool = False,
-        blocks: int = 1,
+        blocks: Blocks = 1,
         polar: str = "express",
         polar_steps: int = 5,
+        polar_dtype: str = "auto",
         momentum_dtype: str | None = None,
         own_time: bool = True,
+        hold: str = "decay",
+        balance_steps: float = BALANCE_STEPS,
+        cautious: bool = False,
+        chunk_mib: float = CHUNK_MIB,
+        capturable: bool = False,
+        weight_residual: bool | None = None,
         check_finite: bool = False,
         maximize: bool = False,
         mesh: Any = None,
@@ -161,28 +128,14 @@ class Scion(SteadyOptimizer):
         super().__init__(params, _group_defaults(type(self), locals()), mesh)
 
     def fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
-        m = zeros_like(p, self.mesh)
-        return {"momentum_buffer": m if group["momentum_dtype"] is None else m.to(_DTYPES[group["momentum_dtype"]])}
-
-    @staticmethod
-    def settings_of(group: Group, shape: Sequence[int]) -> ScionSettings:
-        """Return what a group says of a parameter of this shape."""
-        lmo = lmos.get(group["lmo"], shape)
-        lmo.check(shape, group["blocks"])
-        blocks = 1 if lmo.row_separable else group["blocks"]  # rows do not see each other, so neither do blocks
-        return ScionSettings(lmo, blocks, bool(group["nesterov"]), Polar(group["polar"], group["polar_steps"]))
+        return {"momentum_buffer": zero_momentum(p, group["momentum_dtype"], self.mesh)}
 
     def settings(self, group: Group, p: Tensor) -> tuple[ScionSettings, bool]:
-        settings = self.settings_of(group, p.shape)
+        settings = settings_of(group, p.shape)
         return settings, settings.lmo.slice_separable(p.shape)
 
     def slices(self, group: Group, p: Tensor) -> Slices:
-        settings = self.settings(group, p)[0]
-        slice_ndim = settings.lmo.waiting_ndim(p.shape)
-        waiting = slice_ndim if group["own_time"] else 0
-        if slice_ndim == 2 and p.ndim == 3 and settings.blocks == 1:  # a stack: its matrices fade if they do not wait
-            return Slices(waiting, len(p), 0)
-        return Slices(waiting, settings.blocks, settings.lmo.view.blocks_dim)
+        return self.settings(group, p)[0].slices(p.shape, own_time=group["own_time"])
 
     def check_group(self, group: Group) -> None:
         refuse_momentum(type(self), group.get("momentum"))
@@ -193,11 +146,9 @@ class Scion(SteadyOptimizer):
                 "'by-shape' goes by shape alone and sends embeddings to spectral"
             )
         check_group_numbers(group, "alpha")
-        check_block_count("blocks", group["blocks"])
-        if group["momentum_dtype"] is not None and group["momentum_dtype"] not in _DTYPES:
-            raise ValueError(
-                f"momentum_dtype={group['momentum_dtype']!r} is unknown; choose one of {', '.join(_DTYPES)}"
-            )
+        BlockLayout.of(group["blocks"])  # raises if it is none
+        check_range("chunk_mib", group.get("chunk_mib", CHUNK_MIB))
+        check_momentum_dtype(group["momentum_dtype"])
         if group["weight_decay"] is not None:
             check_range("weight_decay", group["weight_decay"], closed=True)
         elif "steady_norm_sq" not in self.defaults:
@@ -224,9 +175,9 @@ class ScionC(Scion):
 
         lambda_t = (2 - alpha_t) / (2 alpha_t C_t^2) gamma_t        (Nesterov: over 1 + 4a - 6a^2 + 2a^3)
 
-    lr, alpha and steady_norm_sq are read from the group at every step, so you can schedule any of them. Keep weights in
-    fp32 (with autocast or FSDP2's mixed precision): written to bf16, small updates and the decay are rounded away; at lr
-    1e-4 a step changes 2 % of the weights.
+    lr, alpha and steady_norm_sq are read from the group at every step, so you can schedule any of them. Weights may be fp32
+    (with autocast or FSDP2's mixed precision) or bf16, which train alike because the state keeps what bf16 rounds away
+    (`weight_residual`).
 
     Args:
         params: Groups from `steadynorm.param_groups(model)`, or your own with an lmo each.
@@ -238,10 +189,14 @@ class ScionC(Scion):
             an argument it is refused unless it is 0, because it would turn the correction off for every group.
         overlap: "linear", the paper's formula, or "exact", the decay that reaches C^2 given the overlap kernel of each
             parameter's lmo and shape, at finite eta.
-        nesterov, blocks, polar, polar_steps, momentum_dtype, own_time, check_finite, maximize, mesh: As in Scion.
+        nesterov, blocks, polar, polar_steps, polar_dtype, momentum_dtype, own_time, chunk_mib, capturable, weight_residual,
+            check_finite, maximize, mesh: As in Scion.
+        hold, balance_steps, cautious: As in Scion. Groups with constant decay have no target, so "balance" leaves them as
+            they are.
         momentum: Refused, as in Scion.
 
     Examples:
+        >>> import torch
         >>> model = torch.nn.Linear(4, 4, bias=False)
         >>> optimizer = ScionC(model.parameters(), lr=0.01, lmo="spectral")
         >>> round(optimizer.weight_decay_of(model.weight), 6)
@@ -261,11 +216,18 @@ class ScionC(Scion):
         weight_decay: float | None = None,
         overlap: str = "linear",
         nesterov: bool = False,
-        blocks: int = 1,
+        blocks: Blocks = 1,
         polar: str = "express",
         polar_steps: int = 5,
+        polar_dtype: str = "auto",
         momentum_dtype: str | None = None,
         own_time: bool = True,
+        hold: str = "decay",
+        balance_steps: float = BALANCE_STEPS,
+        cautious: bool = False,
+        chunk_mib: float = CHUNK_MIB,
+        capturable: bool = False,
+        weight_residual: bool | None = None,
         check_finite: bool = False,
         maximize: bool = False,
         mesh: Any = None,

@@ -6,8 +6,10 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from steadynorm.decay.families import SGD
+from steadynorm.decay.hold import BALANCE_STEPS, HOLD_KEYS
 from steadynorm.decay.rule import Group
-from steadynorm.optim.buckets import Batch, Bucket, Scalars
+from steadynorm.optim.batch import Batch, Scalars
+from steadynorm.optim.buckets import Bucket
 from steadynorm.optim.peak_relative import PeakRelativeOptimizer
 from steadynorm.optim.state import zeros_like
 from steadynorm.optim.validation import check_group_numbers, check_lr, refuse_momentum
@@ -44,6 +46,10 @@ class SGDC(PeakRelativeOptimizer):
         nesterov: Whether the update is (1 - alpha) m_t + alpha g_t (trace: + g_t).
         trace: Whether momentum follows torch's SGD convention.
         peak_lr: The schedule's maximum, as in LionC.
+        hold: "decay" or "fixed"; the size of SGD's updates is unknown, so there is no target to balance at.
+        cautious: Whether decay acts only on weights that agree with their update in sign.
+        capturable: Whether a step can be captured in a CUDA graph, as in Scion.
+        weight_residual: Whether bf16 parameters train as fp32 weights, as in Scion.
         check_finite: Whether to raise on a non-finite gradient, as in Scion.
         maximize: Whether to ascend.
         momentum: Refused; use `alpha`.
@@ -58,7 +64,7 @@ class SGDC(PeakRelativeOptimizer):
     rule = staticmethod(sgd_rule)
     state_keys = ("momentum_buffer",)
     signature_keys = ("alpha", "trace")
-    setting_keys = ("nesterov", "trace")
+    setting_keys = ("nesterov", "trace", *HOLD_KEYS)
     family = SGD
     is_elementwise = True
 
@@ -72,6 +78,10 @@ class SGDC(PeakRelativeOptimizer):
         nesterov: bool = False,
         trace: bool = False,
         peak_lr: float | None = None,
+        hold: str = "decay",
+        cautious: bool = False,
+        capturable: bool = False,
+        weight_residual: bool | None = None,
         check_finite: bool = False,
         maximize: bool = False,
         momentum: None = None,
@@ -84,6 +94,11 @@ class SGDC(PeakRelativeOptimizer):
             "nesterov": nesterov,
             "trace": trace,
             "peak_lr": peak_lr,
+            "hold": hold,
+            "balance_steps": BALANCE_STEPS,
+            "cautious": cautious,
+            "capturable": capturable,
+            "weight_residual": weight_residual,
             "check_finite": check_finite,
             "maximize": maximize,
         }

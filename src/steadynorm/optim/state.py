@@ -11,11 +11,15 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from steadynorm import machine
+from steadynorm.decay.hold import HOLD_STATE
 from steadynorm.decay.rule import Group, group_label
 from steadynorm.optim.placement import Local, choose_placement, is_dtensor
+from steadynorm.optim.residual import RESIDUAL
 from steadynorm.optim.validation import check_parameter, name_of
 
-MAY_BE_MISSING = ("skipped", "momentum_left")  # checkpoints from before these were kept
+MAY_BE_MISSING = ("skipped", "momentum_left", RESIDUAL, *HOLD_STATE.values())  # checkpoints from before these were kept
+_MOMENTUM_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 Derived = TypeVar("Derived")
 FreshState = Callable[[Group, Tensor], dict[str, Tensor]]
 
@@ -34,11 +38,15 @@ class DerivedCache(Generic[Derived]):
             self._placement = choose_placement(optimizer)
         return self._placement
 
+    def values(self) -> list[Derived]:
+        """Return all that is cached."""
+        return list(self._values.values())
+
     def get(self, optimizer: Optimizer, setting_keys: Sequence[str], derive: Callable[[], Derived]) -> Derived:
         """Return what `derive` gives for these parameters, their gradients and settings, computed once."""
         key = tuple(
             (
-                *(group[name] for name in setting_keys),
+                *(_hashable(group[name]) for name in setting_keys),
                 *[
                     (id(p), None if (grad := p.grad) is None else grad.layout, p.shape, p.dtype, p.device)
                     for p in group["params"]
@@ -57,7 +65,12 @@ class DerivedCache(Generic[Derived]):
         return self._values[key]
 
 
-def ensure_state(optimizer: Optimizer, keys: Callable[[Group], Sequence[str]], fresh_state: FreshState) -> None:
+def _hashable(value: Any) -> Any:
+    """Return a setting as a key: a list, as of the sizes of blocks, as a tuple."""
+    return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value
+
+
+def ensure_state(optimizer: Optimizer, keys: Callable[[Group, Tensor], Sequence[str]], fresh_state: FreshState) -> None:
     """Make fresh state for parameters that lack some of it, and drop that of parameters that left the groups.
 
     torch keeps the latter and then cannot save: its state_dict() knows the parameters of groups only.
@@ -65,9 +78,8 @@ def ensure_state(optimizer: Optimizer, keys: Callable[[Group], Sequence[str]], f
     ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
     missing = []
     for index, group in enumerate(optimizer.param_groups):
-        names = keys(group)
         for k, p in enumerate(group["params"]):
-            if any(name not in optimizer.state.get(p, {}) for name in names):
+            if any(name not in optimizer.state.get(p, {}) for name in keys(group, p)):
                 try:
                     check_parameter(p, name_of(group, k))
                     missing.append((p, checked_state(group, k, fresh_state)))
@@ -76,6 +88,7 @@ def ensure_state(optimizer: Optimizer, keys: Callable[[Group], Sequence[str]], f
                     raise type(error)(f"{label}: {error}") from None
     for p in [p for p in optimizer.state if isinstance(p, Tensor) and id(p) not in ids]:
         del optimizer.state[p]
+    pack([state for _, state in missing])
     for p, state in missing:
         optimizer.state[p] = {**state, **optimizer.state.get(p, {})}
 
@@ -94,9 +107,31 @@ def checked_state(group: Group, k: int, fresh_state: FreshState) -> dict[str, Te
     return state
 
 
+def pack(states: Sequence[dict[str, Tensor]]) -> None:
+    """Move state that several parameters have alike into one memory, so that a step sees it as one stack without a copy.
+
+    Each parameter's entry becomes a view of its part. Gathering it for every kernel would cost an accelerator more than the
+    kernel. It stays as it is on a CPU, in DTensors, and where it is not contiguous.
+    """
+    alike: dict[Any, list[dict[str, Tensor]]] = {}
+    for state in states:
+        for key, value in state.items():
+            if machine.is_accelerator(value.device) and not is_dtensor(value) and value.is_contiguous():
+                alike.setdefault((key, value.shape, value.dtype, value.device), []).append(state)
+    for (key, *_), owners in alike.items():
+        if len(owners) > 1:
+            for state, part in zip(owners, torch.stack([state[key] for state in owners]).unbind(0), strict=True):
+                state[key] = part
+
+
 def no_skips(p: Tensor) -> Tensor:
     """Return a counter of skipped updates, at zero."""
     return torch.zeros((), dtype=torch.int64, device=p.device)
+
+
+def no_updates(p: Tensor) -> Tensor:
+    """Return a counter of updates, at zero; a float, as torch's AdamW keeps it."""
+    return torch.zeros((), dtype=torch.float32, device=p.device)
 
 
 def zeros_like(p: Tensor, mesh: Any = None) -> Tensor:
@@ -107,6 +142,18 @@ def zeros_like(p: Tensor, mesh: Any = None) -> Tensor:
     from steadynorm.optim.sharding.mesh import sharded_zeros
 
     return sharded_zeros(p, dtype, mesh)
+
+
+def zero_momentum(p: Tensor, dtype: str | None, mesh: Any = None) -> Tensor:
+    """Return a zero momentum buffer like `zeros_like`, in another dtype if a group's `momentum_dtype` names one."""
+    m = zeros_like(p, mesh)
+    return m if dtype is None else m.to(_MOMENTUM_DTYPES[dtype])
+
+
+def check_momentum_dtype(dtype: str | None) -> None:
+    """Raise ValueError if a group's `momentum_dtype` is not one of those that momentum is kept in."""
+    if dtype is not None and dtype not in _MOMENTUM_DTYPES:
+        raise ValueError(f"momentum_dtype={dtype!r} is unknown; choose one of {', '.join(_MOMENTUM_DTYPES)}")
 
 
 def load_exactly(
@@ -150,6 +197,7 @@ def load_exactly(
     finally:
         handle.remove()
     for group, old, saved in zip(optimizer.param_groups, before, loaded["param_groups"], strict=True):
+        own_states: list[dict[str, Tensor]] = []
         for key, value in old.items():
             group.setdefault(key, value)
         for p, index in zip(group["params"], saved["params"], strict=True):
@@ -158,11 +206,14 @@ def load_exactly(
             foreign = {
                 key: optimizer.state[p][key] if isinstance(value, Tensor) else value
                 for key, value in entries.items()
-                if key not in own
+                if key not in own and key != RESIDUAL  # of no use to weights that keep none
             }
-            optimizer.state[p] = foreign | {
-                key: _place_like(values[key], fresh) if key in values else fresh for key, fresh in own.items()
-            }
+            placed = {key: _place_like(values[key], fresh) if key in values else fresh for key, fresh in own.items()}
+            own_states.append(placed)
+            optimizer.state[p] = foreign
+        pack(own_states)
+        for p, placed in zip(group["params"], own_states, strict=True):
+            optimizer.state[p] |= placed
 
 
 def _place_like(value: Tensor, fresh: Tensor) -> Tensor:

@@ -131,6 +131,12 @@ def check_range(name: str, value: float, *, above: float = 0.0, most: float = ma
         raise ValueError(f"{name}={value} must be finite and in {'[' if closed else '('}{above:g}, {most:g}]")
 
 
+def check_capturable(group: Group) -> None:
+    """Raise ValueError if a step that is to be captured would read something on the host."""
+    if group.get("capturable") and group["check_finite"]:
+        raise ValueError("check_finite=True reads gradients on the host, which a captured step cannot; leave one out")
+
+
 def is_known(value: float | Tensor) -> bool:
     """Return whether a number can be read without a device sync."""
     return not isinstance(value, Tensor) or value.device.type == "cpu"

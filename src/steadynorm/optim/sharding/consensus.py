@@ -1,6 +1,6 @@
 """What ranks agree on before a step: which parameters have a gradient, whether it is finite, and where it is zero."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from steadynorm.decay.rule import group_label
+from steadynorm.decay.rule import Group, group_label
 from steadynorm.optim.sharding.layout import Layout, layout_of, process_group
 from steadynorm.optim.validation import name_of
 
@@ -101,12 +101,14 @@ def _compare(name: str, members: list[Member]) -> None:
                 )
 
 
-def members(optimizer: Optimizer, state_keys: Sequence[str], setting_keys: Sequence[str] = ()) -> Iterator[Member]:
-    """Yield the parameters of an optimizer that are sharded, or whose state is."""
+def members(
+    optimizer: Optimizer, state_keys: Callable[[Group], Sequence[str]], setting_keys: Sequence[str] = ()
+) -> Iterator[Member]:
+    """Yield the parameters of an optimizer that are sharded, or whose state is under the keys of their group."""
     for index, group in enumerate(optimizer.param_groups):
         settings = {key: group[key] for key in setting_keys}
         for k, p in enumerate(group["params"]):
-            layout = layout_of(p, {key: optimizer.state[p][key] for key in state_keys})
+            layout = layout_of(p, {key: optimizer.state[p][key] for key in state_keys(group)})
             if layout is not None and layout.group is not None and p.numel():
                 label = f"{type(optimizer).__name__}, {group_label(index, group)}: {name_of(group, k)}"
                 yield Member(p, layout, label, f"of shape {tuple(p.shape)}, {p.dtype}, {settings}")

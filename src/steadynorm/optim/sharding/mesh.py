@@ -23,6 +23,17 @@ def sharded_zeros(p: Tensor, dtype: torch.dtype, mesh: Any) -> Tensor:
     return zeros(p.shape, dtype=dtype, device_mesh=mesh, placements=[Shard(0) if p.ndim else Replicate()])
 
 
+def zero_bytes_like(p: Any, size: int) -> Tensor:
+    """Return zeros of shape (*p.shape, size) in bytes, sharded as a DTensor p is."""
+    from torch.distributed.tensor import DTensor
+
+    mine = torch.zeros(*local(p).shape, size, dtype=torch.uint8, device=p.device)
+    whole = torch.empty(*p.shape, size, dtype=torch.uint8, device="meta")
+    return DTensor.from_local(
+        mine, p.device_mesh, p.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+    )
+
+
 def _as_mesh(mesh: Any, device_type: str) -> Any:
     return _mesh_of_group(*mesh, device_type) if isinstance(mesh, NamedGroup) else mesh
 

@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from steadynorm.optim.buckets import Bucket, SplitRule, split
+from steadynorm.optim.buckets import Bucket, split
 from steadynorm.optim.sharding.layout import Layout
 
 Plan = tuple[tuple[slice, tuple[int, ...]], ...]  # chunks to exchange: which parameters, how many each rank owns
@@ -23,19 +23,19 @@ def layout_in(bucket: Bucket) -> Layout:
     return bucket.shard
 
 
-def needs_exchange(bucket: Bucket, rule: SplitRule | None, is_elementwise: bool) -> bool:
+def needs_exchange(bucket: Bucket) -> bool:
     """Return whether a bucket's step moves data; if not, each rank runs the Rule on its shards."""
-    if bucket.shard is None or rule is None or layout_in(bucket).group is None:
+    if bucket.shard is None or bucket.split_rule is None or layout_in(bucket).group is None:
         return False
-    return layout_in(bucket).replicated or not _is_separable(bucket, is_elementwise)
+    return layout_in(bucket).replicated or not _is_separable(bucket)
 
 
-def _is_separable(bucket: Bucket, is_elementwise: bool) -> bool:
+def _is_separable(bucket: Bucket) -> bool:
     """Return whether a shard of the update is the update of the shard."""
-    return is_elementwise or (bucket.row_separable and layout_in(bucket).keeps_rows_whole)
+    return bucket.is_elementwise or (bucket.row_separable and layout_in(bucket).keeps_rows_whole)
 
 
-def plan_exchange(buckets: list[Bucket], rule: SplitRule | None, is_elementwise: bool) -> list[Bucket]:
+def plan_exchange(buckets: list[Bucket]) -> list[Bucket]:
     """Decide who owns which matrix, by greedy balance of cost over all buckets of a process group.
 
     Within each chunk, parameters are put in the order of their owners, the same on every rank.
@@ -43,13 +43,13 @@ def plan_exchange(buckets: list[Bucket], rule: SplitRule | None, is_elementwise:
     loads: dict[Any, list[float]] = {}
     planned: dict[int, Bucket] = {}
     costs = {
-        k: rule.cost(bucket.shape, bucket.settings)
+        k: bucket.split_rule.cost(bucket.shape, bucket.settings)
         for k, bucket in enumerate(buckets)
-        if rule is not None and needs_exchange(bucket, rule, is_elementwise)
+        if bucket.split_rule is not None and needs_exchange(bucket)
     }
     for k in sorted(costs, key=lambda k: -costs[k]):
         bucket, layout = buckets[k], layout_in(buckets[k])
-        is_owned = not _is_separable(bucket, is_elementwise)
+        is_owned = not _is_separable(bucket)
         load = loads.setdefault(layout.group, [0.0] * layout.ranks)
         params, plan = [], []
         for which in _chunks(bucket, layout):

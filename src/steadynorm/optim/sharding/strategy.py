@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from steadynorm import machine
 from steadynorm.optim import buckets, idle
-from steadynorm.optim.buckets import Batch, Bucket, BucketStep, SplitRule
+from steadynorm.optim.batch import Batch, Encoding, SplitRule, stack, write_back
+from steadynorm.optim.buckets import Bucket, BucketStep
 from steadynorm.optim.placement import Local, local
 from steadynorm.optim.sharding.consensus import Consensus, members
 from steadynorm.optim.sharding.layout import Box, Layout, from_owners, layout_of, local_gradient, to_all, to_owners
@@ -36,8 +38,8 @@ class Sharded(Local):
     def shard_of(self, p: Tensor, state: Mapping[str, Tensor]) -> Layout | None:
         return layout_of(p, dict(state))
 
-    def plan(self, buckets: list[Bucket], rule: SplitRule | None, is_elementwise: bool) -> list[Bucket]:
-        return plan_exchange(buckets, rule, is_elementwise)
+    def plan(self, buckets: list[Bucket]) -> list[Bucket]:
+        return plan_exchange(buckets)
 
     def gradients(self, bucket: Bucket) -> list[Tensor]:
         if bucket.shard is None:
@@ -49,7 +51,8 @@ class Sharded(Local):
         if self._consensus.members is None:
             groups = optimizer.param_groups
             blocks = {id(p): optimizer.slices(group, p).blocks for group in groups for p in group["params"]}
-            sharded = list(members(optimizer, optimizer.state_keys, optimizer.setting_keys))
+            keys = lambda group: optimizer.arithmetic(group).state_keys  # noqa: E731
+            sharded = list(members(optimizer, keys, optimizer.setting_keys))
             self._consensus.set_members(sharded, blocks)
         if not self._consensus.members:
             return steps
@@ -72,24 +75,29 @@ class Sharded(Local):
     def localize(self, steps: list[BucketStep]) -> list[BucketStep]:
         for step in steps:
             if step.finite is not None:
-                torch._foreach_add_(step.skipped, list(step.finite.logical_not().long().unbind(0)))
+                buckets.count_skips(step.skipped, step.finite)
         return [_localize(step) for step in steps]
 
-    def run(self, steps: Sequence[BucketStep], rule: SplitRule | None) -> None:
+    def run(self, steps: Sequence[BucketStep]) -> None:
         exchanged = [step for step in steps if isinstance(step.bucket, ShardedBucket)]
         # Of row-separable buckets a rank may have no row; all others take part in sums over shards.
         own = [step for step in steps if not isinstance(step.bucket, ShardedBucket)]
-        buckets.run([step for step in own if math.prod(step.bucket.shape) or not step.bucket.row_separable])
-        if exchanged and rule is not None:
+        has_part = [bool(math.prod(step.bucket.shape)) or not step.bucket.row_separable for step in own]
+        buckets.run([step for step, runs in zip(own, has_part, strict=True) if runs])
+        for step, runs in zip(own, has_part, strict=True):
+            if not runs and step.counts is not None and step.finite is not None:
+                buckets.count_updates(step.counts, step.finite)  # checkpoints take the count from any rank
+        if exchanged:
             run_interleaved(
-                exchange_chunk(step, which, counts, rule)
+                exchange_chunk(step, which, owned, step.bucket.split_rule)
                 for step in exchanged
-                for which, counts in step.bucket.plan  # pyright: ignore[reportAttributeAccessIssue]
+                for which, owned in step.bucket.plan  # pyright: ignore[reportAttributeAccessIssue]
+                if step.bucket.split_rule is not None
             )
 
     def agree_on_finite(self, optimizer: Optimizer, flags: Mapping[int, Tensor]) -> Mapping[int, Tensor]:
         if self._consensus.members is None:
-            self._consensus.set_members(list(members(optimizer, ())))
+            self._consensus.set_members(list(members(optimizer, lambda group: ())))
         return {**flags, **self._consensus.min_over_shards(flags)}
 
     @property
@@ -106,7 +114,7 @@ def _localize(step: BucketStep) -> BucketStep:
         return step
     layout = layout_in(step.bucket)
     shape, row_separable = step.bucket.shape, False  # chunks that sum over shards must be the same on all ranks
-    if not isinstance(step.bucket, ShardedBucket) and step.bucket.row_separable:
+    if not isinstance(step.bucket, ShardedBucket) and step.bucket.row_separable and not step.bucket.is_held:
         shape, row_separable = layout.mine.size, bool(layout.mine.size)
     bucket = dataclasses.replace(
         step.bucket,
@@ -128,17 +136,17 @@ def shard_flags(grads: Sequence[Tensor], bucket: Bucket) -> list[Tensor]:
     for which, _ in buckets.split(
         dataclasses.replace(bucket, shape=tuple(first.shape), row_separable=False), len(grads)
     ):
-        stacked = buckets.stack(grads[which])
+        stacked = stack(grads[which])
         if blocks == 1:
-            extremes = idle.extremes(stacked, idle.WHOLE)
-            nonzero = extremes.nonzero()
+            largest = idle.magnitudes(stacked, idle.WHOLE)
+            nonzero = largest != 0
         else:  # a shard has positions of some blocks
             dim = bucket.slices.dim % first.ndim
-            extremes = idle.extremes(stacked, idle.Slices(blocks=first.shape[dim], dim=dim))
+            largest = idle.magnitudes(stacked, idle.Slices(blocks=first.shape[dim], dim=dim))
             owner = idle.block_of(first.shape[dim], bucket.slices, *layout.window(dim), first.device)
             nonzero = torch.zeros(len(stacked), blocks, device=first.device)
-            nonzero = nonzero.index_add_(1, owner, extremes.nonzero().float()) > 0
-        flags += torch.cat([extremes.finite().unsqueeze(1), ~nonzero], 1).unbind(0)
+            nonzero = nonzero.index_add_(1, owner, (largest != 0).float()) > 0
+        flags += torch.cat([idle.is_finite(largest).unsqueeze(1), ~nonzero], 1).unbind(0)
     return flags
 
 
@@ -174,20 +182,20 @@ def exchange_chunk(step: BucketStep, which: slice, counts: tuple[int, ...], rule
     """
     settings, layout, grads = step.bucket.settings, layout_in(step.bucket), step.grads[which]
     exact = torch.float64 if grads[0].dtype == torch.float64 else torch.float32
-    scale = rule.bf16_scale(step.bucket.shape, settings, exact, grads[0].device)
+    encoding = rule.encode(step.bucket.shape, settings, exact, grads[0].device)
     active, active_weights = _active(step, which, exact)
-    x = _accumulate(step, which, rule, active, torch.bfloat16 if counts and scale is not None else exact)
+    x = _accumulate(step, which, rule, active, encoding.x_dtype if counts else exact)
     fade = _fade(step, which, exact)
 
     if not counts:  # every rank normalizes its own part, and sends it to everyone
-        u = rule.normalize(x, settings, x) if x.numel() else x
-        transfer, is_stacked = to_all(_pack(u, scale), layout), False
+        u = _normalize(rule, x, settings) if x.numel() else x
+        transfer, is_stacked = to_all(_pack(u, encoding), layout), False
         yield
     else:  # whole matrices go to their owners, which normalize them
         transfer = to_owners(x, layout, counts)
         yield
         x = transfer.get(stacked=False).to(exact)  # (owned, *shape)
-        u = _pack(rule.normalize(x, settings, x) if len(x) else x, scale)
+        u = _pack(_normalize(rule, x, settings) if len(x) else x, encoding)
         two_hops = takes_two_hops(layout, counts)
         transfer = from_owners(u, layout, counts, whole=layout.replicated and not two_hops)
         is_stacked = not two_hops
@@ -196,8 +204,8 @@ def exchange_chunk(step: BucketStep, which: slice, counts: tuple[int, ...], rule
             transfer = to_all(transfer.get(stacked=True), layout)
             yield
 
-    u = transfer.get(stacked=is_stacked)  # (batch, *what this rank writes)
-    _write(step, which, u if scale is None else u.to(exact).mul_(scale), active_weights, fade)
+    u = transfer.get(stacked=is_stacked).to(exact)  # (batch, *what this rank writes)
+    _write(step, which, u if encoding.scale == 1 else u.mul_(encoding.scale), active_weights, fade)
 
 
 def takes_two_hops(layout: Layout, counts: Sequence[int]) -> bool:
@@ -208,15 +216,18 @@ def takes_two_hops(layout: Layout, counts: Sequence[int]) -> bool:
 def _accumulate(step: BucketStep, which: slice, rule: SplitRule, active: Tensor, dtype: torch.dtype) -> Tensor:
     """Update the momentum shards; return x, (batch, *my box), in the dtype in which it is transferred."""
     grads, lists = step.grads[which], {key: tensors[which] for key, tensors in step.state.items()}
+    updates = None
+    if step.counts is not None and step.finite is not None:
+        updates = buckets.count_updates(step.counts[which], step.finite[which])
     x = torch.empty(len(grads), *grads[0].shape, dtype=dtype, device=grads[0].device)
     for some in _subsets(grads):
-        grad = buckets.stack(grads[some])
-        state = {key: buckets.stack(tensors[some]) for key, tensors in lists.items()}
-        scratch = torch.empty(grad.shape, dtype=active.dtype, device=grad.device)
-        batch = Batch(scratch, grad, state, active[some], step.maximize, scratch)
+        state = {key: stack(tensors[some]) for key, tensors in lists.items()}
+        count = None if updates is None else updates[some]
+        owns = len(grads[some]) > 1
+        batch = Batch((), [stack(grads[some])], owns, state, active[some], step.maximize, counts=count)
         x[some].copy_(rule.accumulate(batch, step.scalars, step.bucket.settings))
         for key, tensors in lists.items():
-            buckets.write_back(tensors[some], state[key])
+            write_back(tensors[some], state[key])
     return x
 
 
@@ -231,7 +242,7 @@ def _active(step: BucketStep, which: slice, exact: torch.dtype) -> tuple[Tensor,
     nonzero = torch.zeros(len(grads), *layout.whole.size[:leading], dtype=exact, device=grads[0].device)
     my_slices = Box(layout.mine.start[:leading], layout.mine.size[:leading]).slice(nonzero)  # a view
     if grads[0].numel():
-        my_slices.copy_(idle.extremes(buckets.stack(grads), slices).nonzero().view(my_slices.shape))
+        my_slices.copy_((idle.magnitudes(stack(grads), slices) != 0).view(my_slices.shape))
     layout.max_over_shards(nonzero)
     mine, whole = (finite * mask.reshape(*mask.shape, *[1] * slices.waiting_ndim) for mask in (my_slices, nonzero))
     return mine, whole if layout.replicated else mine
@@ -249,28 +260,36 @@ def _fade(step: BucketStep, which: slice, exact: torch.dtype) -> Tensor | None:
     return buckets.spread_fade(factors, step.bucket, layout.mine.size)
 
 
-def _pack(u: Tensor, scale: float | None) -> Tensor:
-    return u if scale is None else (u / scale).to(torch.bfloat16)
+def _normalize(rule: SplitRule, x: Tensor, settings: Any) -> Tensor:
+    """Return the update: in place of x, or on an accelerator in the dtype in which it was found."""
+    return rule.normalize(x, settings, None if machine.is_accelerator(x.device) else x)
+
+
+def _pack(u: Tensor, encoding: Encoding) -> Tensor:
+    return (u if encoding.scale == 1 else u / encoding.scale).to(encoding.u_dtype)
 
 
 def _write(step: BucketStep, which: slice, u: Tensor, active: Tensor, fade: Tensor | None) -> None:
     """Decay and step the weights that this rank has."""
-    params = step.bucket.params[which]
+    params, layout = step.bucket.params[which], layout_in(step.bucket)
     products = None if step.products is None else step.products[:, which].zero_()
     for some in _subsets(params):
-        theta = buckets.stack(params[some]).to(u.dtype)
         batch = Batch(
-            theta,
-            u[some],
+            params[some],
+            [],
+            False,
             {},
             active[some],
             step.maximize,
-            u[some],
+            None,
             None if products is None else products[:, some],
             None if fade is None else fade[some],
+            None if layout.replicated else layout.sum_over_shards,
+            hold=None if step.hold is None else step.hold.part(which).part(some),
+            is_cautious=step.is_cautious,
+            residuals=None if step.residuals is None else step.residuals[which][some],
         )
         batch.descend(u[some], step.scalars)
-        buckets.write_back(params[some], theta)
     if products is not None and step.finite is not None:
         products.masked_fill_(~step.finite[which], torch.nan)
 

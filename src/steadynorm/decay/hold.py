@@ -1,0 +1,251 @@
+"""How a group holds its weight norm: by open-loop decay, by balanced decay, or fixed; and the decay that does it.
+
+    decay      eta_t = lr lambda_t, from lr and momentum alone (the paper's correction)
+    balance    eta_t = [gamma^2 A - 2 gamma B] / (2 N*) + (|theta|^2/N* - 1) / (2 T)
+    fixed      theta - gamma u, scaled to the norm R
+
+A and B are means of |u|^2 and <theta, u> over T/10 steps, and N* is the target of |theta|^2. The first term cancels
+what updates do to the norm, whether gradients are independent of the weights or not; the second returns a norm that is
+off over about T steps. (Means over T steps would trail a falling lr, and the norm would be off by 2 T times that lag.)
+With T = 1 the norm is pinned to first order, which is where "balance" and "fixed" meet; with T without bound and
+expectations in place of the means it is the corrected decay.
+
+Everything is per parameter and stays on the device. The functions take stacks of parameters, (batch,) for each number.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from steadynorm.decay.rule import Constant, Group, Target, decay_rule, relative_target
+
+if TYPE_CHECKING:
+    from steadynorm.decay.families import Family
+
+HOLDS = ("decay", "balance", "fixed")
+HOLD_KEYS = ("hold", "balance_steps", "cautious")
+HOLD_STATE = {"balance": "balance_means", "fixed": "held_norm_sq"}  # the key of a parameter's state, by group["hold"]
+BALANCE_STEPS = 20
+_MOST_GROWTH, _MOST_DECAY = -0.1, 0.5  # bounds of a balanced eta
+
+
+def check_hold(group: Group) -> None:
+    """Raise ValueError if a group asks for a way to hold the norm that does not exist or makes no sense."""
+    hold, steps = group.get("hold", "decay"), group.get("balance_steps", BALANCE_STEPS)
+    if hold not in HOLDS:
+        raise ValueError(f"hold={hold!r} is unknown; choose one of {', '.join(map(repr, HOLDS))}")
+    if not (isinstance(steps, int | float) and steps >= 1):
+        raise ValueError(f"balance_steps={steps!r} must be a number of steps, 1 or more")
+    if hold == "fixed" and group.get("cautious"):
+        raise ValueError("cautious=True would do nothing, because hold='fixed' replaces decay; leave one of them out")
+
+
+def check_balance(group: Group, family: "Family") -> None:
+    """Raise ValueError if a group asks for a balance whose target is unknown."""
+    if hold_of(group) == "balance" and any(target_norm_sq(group, family, p.shape) is None for p in group["params"]):
+        raise ValueError(
+            f"hold='balance' needs a norm to aim at, and the size of {family.name} updates does not follow from lr and decay; "
+            "use hold='fixed', which keeps the norm of the first step"
+        )
+
+
+def refuse_idle_balance(where: str, groups: Sequence[Group]) -> None:
+    """Raise ValueError if groups ask for balance and every one of them has constant decay, so that none has a target."""
+    asking = [group for group in groups if group.get("hold") == "balance"]
+    if asking and all(hold_of(group) == "decay" for group in asking):
+        raise ValueError(
+            f"{where}: hold='balance' would do nothing, because decay is constant in every group that asks for it; "
+            "use corrected decay (ScionC, or a weight_decay above 0), or hold='fixed'"
+        )
+
+
+def check_cautious(group: Group, family: "Family") -> None:
+    """Raise ValueError if a group asks for cautious decay and a hook cannot know the sign of the updates."""
+    if group.get("cautious") and family.name != "adam":
+        raise ValueError(
+            f"cautious=True needs the sign of each update, and only the Adam family keeps it in its state, not "
+            f"{family.name}; leave it out, or use ScionC or LionC, which do it inside their step"
+        )
+
+
+def hold_of(group: Mapping[str, Any]) -> str:
+    """Return how a group's norm is held. Balance has no target where decay is constant, so decay stays what it is.
+
+    >>> hold_of({"hold": "balance", "weight_decay": 0.1}), hold_of({"hold": "fixed", "weight_decay": 0.1})
+    ('decay', 'fixed')
+    """
+    hold = group.get("hold", "decay")
+    return "decay" if hold == "balance" and isinstance(decay_rule(group), Constant) else hold
+
+
+def is_rescaled(group: Mapping[str, Any]) -> bool:
+    """Return whether `Rescaler` takes the place of the decay in the step of torch's or somebody else's optimizer."""
+    return hold_of(group) != "decay" or bool(group.get("cautious"))
+
+
+def target_norm_sq(group: Group, family: "Family", shape: Sequence[int]) -> float | None:
+    """Return N*, the |theta|^2 that a group's decay aims at for a parameter of this shape; None if it has no target.
+
+    An absolute target is C^2 U^2. Decay relative to the peak keeps the norm that the peak lr and the base decay give.
+
+    >>> from steadynorm.decay.families import ADAM
+    >>> keys = {"corrected": True, "weight_decay": 0.1, "base_weight_decay": 0.1, "peak_lr": 1e-3}
+    >>> round(target_norm_sq(keys, ADAM, (10, 10)), 9)  # 100 elements of mean square lr / (2 lambda)
+    0.5
+    """
+    rule, update_sq = decay_rule(group), family.nominal_norm_sq(shape, group)
+    if isinstance(rule, Constant) or update_sq is None:
+        return None
+    if isinstance(rule, Target):
+        return rule.steady_norm_sq * update_sq
+    return relative_target(rule, group, family) * update_sq
+
+
+def held_target(group: Group, family: "Family", shape: Sequence[int]) -> float | None:
+    """Return the |theta|^2 at which a parameter is held; None for that of its first step.
+
+    A fixed norm is a target's only where the target is absolute.
+    """
+    if hold_of(group) == "fixed" and not isinstance(decay_rule(group), Target):
+        return None
+    return target_norm_sq(group, family, shape)
+
+
+def hold_state_keys(group: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the keys of `fresh_hold_state`."""
+    return (HOLD_STATE[group["hold"]],) if group.get("hold") in HOLD_STATE else ()
+
+
+def fresh_hold_state(group: Mapping[str, Any], p: Tensor) -> dict[str, Tensor]:
+    """Return the state that a parameter needs to be held, at zero: two means for balance, one norm for fixed."""
+    hold = group.get("hold", "decay")
+    if hold not in HOLD_STATE:
+        return {}
+    return {HOLD_STATE[hold]: torch.zeros(2 if hold == "balance" else (), dtype=exact_dtype(p), device=p.device)}
+
+
+def exact_dtype(p: Tensor) -> torch.dtype:
+    """Return the dtype in which norms of p are measured and kept."""
+    return torch.float64 if p.dtype == torch.float64 else torch.float32
+
+
+class Measured(NamedTuple):
+    """What one step knows about its parameters, (batch,) each. Sums go over whole parameters, all shards included.
+
+    Attributes:
+        along: <theta, u>, of the update as it is taken.
+        update_sq: |u|^2 likewise.
+        norm_sq: |theta|^2 before the step.
+        decayed_sq: The part of |theta|^2 on which decay acts: slices may wait, and cautious decay leaves elements out.
+    """
+
+    along: Tensor
+    update_sq: Tensor
+    norm_sq: Tensor
+    decayed_sq: Tensor
+
+
+class Hold(NamedTuple):
+    """How some parameters of one group are held.
+
+    Attributes:
+        kind: "balance" or "fixed".
+        state: The state of each parameter, as `fresh_hold_state` makes it.
+        norm_sq: N*, 0-d; None for the norm of the first step.
+        steps: T.
+    """
+
+    kind: str
+    state: list[Tensor]
+    norm_sq: Tensor | None
+    steps: float
+
+    def part(self, which: slice) -> "Hold":
+        """Return the hold of some of the parameters."""
+        return self._replace(state=self.state[which])
+
+    def rates(self, measured: Measured, eta: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
+        """Return eta and gamma, (batch,), of theta <- (1 - eta) theta - gamma u; the state is updated.
+
+        Args:
+            measured: What is known of this step.
+            eta: The open-loop decay, for parameters that cannot be held.
+            gamma: The lr, 0-d. With lr = 0 nothing changes.
+        """
+        state = torch.stack(self.state)
+        if self.kind == "balance":
+            assert self.norm_sq is not None
+            means = update_means(state, measured, gamma, self.steps)
+            rate = balanced_eta(means, measured, gamma, self.norm_sq.to(means.dtype), self.steps)
+            rates = rate, gamma * torch.ones_like(rate)  # on their device, where gamma is on the CPU
+        else:
+            means = held_norms(state, measured.norm_sq)
+            scale = fixed_scale(measured, gamma, means if self.norm_sq is None else self.norm_sq.to(means.dtype))
+            is_free = (means < 0) & (self.norm_sq is None)
+            rates = torch.where(is_free, eta, 1 - scale), gamma * torch.where(is_free, 1.0, scale)
+        torch._foreach_copy_(self.state, list(means.unbind(0)))
+        return rates[0], rates[1]
+
+
+def update_means(means: Tensor, measured: Measured, gamma: Tensor, steps: float) -> Tensor:
+    """Return the means of |u|^2 and <theta, u>, (batch, 2), after this step; the first step sets them.
+
+    Where decay acts on a share of the weights, both count in full per unit of that share. A parameter that took no step
+    keeps its means.
+    """
+    share = decayed_share(measured)
+    now = torch.stack([measured.update_sq, measured.along], 1) / torch.where(share > 0, share, 1.0).unsqueeze(1)
+    started = means.narrow(1, 0, 1) > 0
+    took_step = ((measured.update_sq > 0) & (gamma > 0)).unsqueeze(1)
+    return torch.where(took_step, torch.where(started, means + (now - means) / max(1.0, steps / 10), now), means)
+
+
+def balanced_eta(means: Tensor, measured: Measured, gamma: Tensor, norm_sq: Tensor, steps: float) -> Tensor:
+    """Return the eta that keeps |theta|^2 at `norm_sq`, (batch,): below zero where a layer has to grow.
+
+    >>> zero, one = torch.zeros(1), torch.ones(1)
+    >>> balanced_eta(torch.tensor([[4.0, 0.0]]), Measured(zero, 4 * one, one, one), torch.tensor(0.1), one[0], 100)
+    tensor([0.0200])
+    """
+    update_sq, along = means.unbind(1)
+    drift = (gamma * gamma * update_sq - 2 * gamma * along) / (2 * norm_sq)
+    return bounded_eta(torch.where(measured.update_sq > 0, drift, 0.0), measured.norm_sq, gamma, norm_sq, steps)
+
+
+def bounded_eta(drift: Tensor, now: Tensor, gamma: Tensor, norm_sq: Tensor | float, steps: float) -> Tensor:
+    """Return a bounded eta: what cancels the drift, and what returns the norm to its target within about T steps.
+
+    Args:
+        drift: How much updates add to |theta|^2 per step, over 2 N*.
+        now: |theta|^2 before the step.
+        gamma: The lr, 0-d. With lr = 0, eta is 0.
+        norm_sq: N*.
+        steps: T.
+    """
+    error = (now / norm_sq - 1).clamp(-1.0, 1.0)
+    eta = (drift + error / (2 * steps)).clamp(_MOST_GROWTH, _MOST_DECAY)
+    return torch.where(gamma > 0, eta.nan_to_num(0.0), 0.0)
+
+
+def held_norms(held: Tensor, norm_sq: Tensor) -> Tensor:
+    """Return the |theta|^2 at which parameters are held, (batch,): that of their first step; -1 if it cannot be held."""
+    first = torch.where((norm_sq > 0) & norm_sq.isfinite(), norm_sq, -1.0)
+    return torch.where(held == 0, first, held)
+
+
+def fixed_scale(measured: Measured, gamma: Tensor, norm_sq: Tensor) -> Tensor:
+    """Return the factor of theta - gamma u after which |theta|^2 is `norm_sq`, (batch,).
+
+    Where slices wait, those that do not are scaled so that their share of the squared norm stays what it is.
+    """
+    share = decayed_share(measured)
+    after = share * measured.norm_sq - 2 * gamma * measured.along + gamma * gamma * measured.update_sq
+    scale = (norm_sq * share / torch.where(after > 0, after, 1.0)).clamp(min=0.0).sqrt()
+    return torch.where((after > 0) & (share > 0) & (gamma > 0), scale, 1.0)
+
+
+def decayed_share(measured: Measured) -> Tensor:
+    """Return which share of |theta|^2 decay acts on, (batch,); 1 for weights that are zero."""
+    return torch.where(measured.norm_sq > 0, measured.decayed_sq / measured.norm_sq, 1.0)

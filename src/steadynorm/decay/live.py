@@ -1,0 +1,66 @@
+"""Decay of a step that is captured in a CUDA graph: factors that live on the device, filled between replays.
+
+A graph replays kernels with the numbers they were captured with. torch's own steps read the decay as a number, so that a
+captured one would keep the decay of the step that was captured. Here the step runs without decay, and the weights are
+multiplied by 1 - lr lambda_t before it, a 0-d tensor that `fill_scalars` writes outside the graph.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from steadynorm.decay.rule import Group, is_live
+from steadynorm.decay.skip import skipped_positions
+
+
+class LiveDecay:
+    """The factors 1 - lr lambda_t of an optimizer's groups, one per device and dtype."""
+
+    def __init__(self) -> None:
+        self._factors: dict[Any, Tensor] = {}
+
+    @torch.no_grad()
+    def fill(self, groups: Sequence[Group]) -> None:
+        """Write the factors of this step, given groups whose `weight_decay` is lambda_t."""
+        for index, group in enumerate(groups):
+            if is_live(group):
+                value = 1 - float(group["lr"]) * float(group["weight_decay"])
+                for kind in {(p.device, p.dtype) for p in group["params"]}:
+                    if (index, kind) not in self._factors:
+                        self._factors[index, kind] = torch.empty((), device=kind[0], dtype=_exact(kind[1]))
+                    self._factors[index, kind].fill_(value)
+
+    @torch.no_grad()
+    def apply(self, optimizer: Optimizer) -> None:
+        """Decay the weights that have a gradient. It reads nothing on the host, so it can be captured.
+
+        Raises:
+            RuntimeError: If a step is captured before the factors exist.
+        """
+        for index, group in enumerate(optimizer.param_groups):
+            if not is_live(group):
+                continue
+            skipped, kinds = skipped_positions(group), {}
+            for k, p in enumerate(group["params"]):
+                if p.grad is not None and k not in skipped:
+                    kinds.setdefault((p.device, p.dtype), []).append(p)
+            for kind, params in kinds.items():
+                if (index, kind) not in self._factors:
+                    raise RuntimeError(
+                        f"{type(optimizer).__name__}: its decay is not on the device yet; call "
+                        "steadynorm.fill_scalars(optimizer), or take a step, before you capture one"
+                    )
+                torch._foreach_mul_(params, _unless_skipped(optimizer, self._factors[index, kind]))
+
+
+def _unless_skipped(optimizer: Optimizer, factor: Tensor) -> Tensor:
+    """Return 1 where a loss scaler, or AdamC, makes torch's fused kernel skip the step on the device."""
+    found_inf = getattr(optimizer, "found_inf", None)
+    return factor if found_inf is None else torch.where(found_inf.to(factor.device).reshape(()) == 0, factor, 1.0)
+
+
+def _exact(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32

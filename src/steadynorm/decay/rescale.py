@@ -1,0 +1,236 @@
+"""Hold the norm of weights that the step of torch's or somebody else's optimizer moves: measure before, scale after.
+
+The step runs without decay and takes |theta|^2 from n to n_v. Afterwards
+
+    fixed       theta <- theta R / |theta|
+    balance     theta <- (1 - eta) theta,   eta = gamma^2 D / (2 N*) + (n/N* - 1) / (2 T)
+    cautious    theta_i <- (1 - eta) theta_i where m_i theta_i > 0, m being Adam's first moment
+
+D is the mean of (n_v - n) / gamma^2 over T/10 steps: what `hold` has as gamma^2 A - 2 gamma B, measured by norms alone.
+Each step reads the weights twice more and writes them once more. No copy of them is kept, and nothing waits for the device.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from steadynorm.decay.families import Family
+from steadynorm.decay.hold import (
+    BALANCE_STEPS,
+    HOLD_STATE,
+    bounded_eta,
+    check_balance,
+    check_hold,
+    exact_dtype,
+    fresh_hold_state,
+    held_norms,
+    held_target,
+    hold_of,
+    is_rescaled,
+)
+from steadynorm.decay.rule import Group, group_label
+from steadynorm.decay.skip import skipped_positions
+
+MOMENT = "exp_avg"  # where the Adam family keeps the sign of its updates
+
+
+class _Bucket(NamedTuple):
+    """Parameters of one group with the same shape, dtype, device and placement, during one step.
+
+    Attributes:
+        label: How errors name the group.
+        group: The group, whose `weight_decay` is lambda_t.
+        params: The parameters.
+        lengths: |theta| of each before the step, 0-d.
+        gamma: The lr.
+        norm_sq: N*; None for the norm of the first step.
+    """
+
+    label: str
+    group: Group
+    params: list[Tensor]
+    lengths: list[Tensor]
+    gamma: float
+    norm_sq: float | None
+
+    def with_gradient(self) -> "_Bucket":
+        """Return the parameters that have a gradient now, and so were moved by the step."""
+        moved = [k for k, p in enumerate(self.params) if p.grad is not None]
+        return self._replace(params=[self.params[k] for k in moved], lengths=[self.lengths[k] for k in moved])
+
+
+class Rescaler:
+    """Measures the weights before a step and scales them after it, in every group that `is_rescaled`."""
+
+    def __init__(self) -> None:
+        self.pending: list[_Bucket] = []  # what the step under way moves; empty between steps
+
+    @torch._disable_dynamo
+    @torch.no_grad()
+    def measure(self, optimizer: Optimizer, family: Family) -> None:
+        """Measure norms before a step, of every parameter that may get a gradient: a closure may be yet to run."""
+        self.pending = []
+        for index, group in enumerate(optimizer.param_groups):
+            if not is_rescaled(group):
+                continue
+            label = f"{type(optimizer).__name__}, {group_label(index, group)}"
+            try:
+                check_hold(group)
+                buckets = [(params, held_target(group, family, params[0].shape)) for params in _alike(group)]
+                if any(target is None for _, target in buckets):
+                    check_balance(group, family)
+            except ValueError as error:
+                raise ValueError(f"{label}: {error}") from None
+            for params, target in buckets:
+                self.pending.append(_Bucket(label, group, params, lengths_of(params), float(group["lr"]), target))
+
+    @torch._disable_dynamo
+    @torch.no_grad()
+    def apply(self, optimizer: Optimizer) -> None:
+        """Scale what the step has moved. With lr = 0, and where a loss scaler skipped the step, no bit changes."""
+        pending, self.pending = self.pending, []
+        for bucket in pending:
+            bucket = bucket.with_gradient()
+            if bucket.params:
+                factors = _factors(optimizer, bucket)
+                if bucket.gamma > 0:
+                    scale_(bucket.params, factors, _moments(optimizer, bucket))
+
+
+def scale_(params: Sequence[Tensor], factors: Tensor, moments: Sequence[Tensor] | None = None) -> None:
+    """theta <- factor theta, in place: the one function here that changes weights.
+
+    Args:
+        params: The weights.
+        factors: The factor of each, (params,), in at least fp32; it is not rounded to the dtype of the weights.
+        moments: Where to scale: elements that agree in sign with these. None for all of them.
+    """
+    parts = [_local(p) for p in params]
+    wide = [factor.view([1] * part.ndim) for factor, part in zip(factors.unbind(0), parts, strict=True)]
+    if moments is not None:
+        for part, factor, moment in zip(parts, wide, moments, strict=True):
+            part.mul_(torch.where(_agree(part, moment), factor, 1.0))
+    else:
+        torch._foreach_mul_(parts, wide)
+
+
+def lengths_of(params: Sequence[Tensor]) -> list[Tensor]:
+    """Return |theta| of whole parameters of one kind, 0-d each, in at least fp32: all shards included."""
+    parts = [_local(p) for p in params]
+    return _over_shards(list(torch._foreach_norm(parts, 2.0, dtype=exact_dtype(params[0]))), params[0])
+
+
+def _factors(optimizer: Optimizer, bucket: _Bucket) -> Tensor:
+    """Return what to multiply each parameter by, (params,); its state is updated."""
+    group, gamma, kind = bucket.group, bucket.gamma, hold_of(bucket.group)
+    before = torch.stack(bucket.lengths)
+    stepped = _stepped(optimizer, before)
+    decayed = torch.full_like(before, 1 - gamma * float(group["weight_decay"]))
+    if kind == "decay":
+        return torch.where(stepped, decayed, 1.0)
+    states = [_state(optimizer, group, p) for p in bucket.params]
+    state, after = torch.stack(states), torch.stack(lengths_of(bucket.params))
+    if kind == "balance":
+        assert bucket.norm_sq is not None
+        means = _drift_means(state, before, after, bucket)
+        share = _decayed_share(optimizer, bucket, after)
+        drift = gamma * gamma * means.select(1, 0) / (2 * bucket.norm_sq * share)
+        lr = torch.tensor(gamma, dtype=before.dtype)
+        factors = 1 - bounded_eta(drift, before.square(), lr, bucket.norm_sq, _balance_steps(group))
+    else:
+        means = held_norms(state, before.square())
+        goal = means.clamp(min=0.0) if bucket.norm_sq is None else torch.full_like(means, bucket.norm_sq)
+        scaled = torch.where(after > 0, goal.sqrt() / torch.where(after > 0, after, 1.0), 1.0)
+        factors = torch.where((means < 0) & (bucket.norm_sq is None), decayed, scaled)
+    torch._foreach_copy_(states, list(torch.where(stepped, means, state).unbind(0)))
+    return torch.where(stepped & factors.isfinite(), factors, 1.0)
+
+
+def _drift_means(state: Tensor, before: Tensor, after: Tensor, bucket: _Bucket) -> Tensor:
+    """Return the mean of (n_v - n) / gamma^2 and a 1 that says there is one, (params, 2); the first step sets them."""
+    if bucket.gamma == 0:
+        return state
+    now = (after - before) * (after + before) / bucket.gamma**2
+    (mean, started), steps = state.unbind(1), max(1.0, _balance_steps(bucket.group) / 10)
+    mean = torch.where(started > 0, mean + (now - mean) / steps, now)
+    return torch.stack([mean, torch.ones_like(mean)], 1)
+
+
+def _decayed_share(optimizer: Optimizer, bucket: _Bucket, after: Tensor) -> Tensor | float:
+    """Return which share of |theta|^2 decay acts on, (params,); 1 where it acts on all or on nothing."""
+    moments = _moments(optimizer, bucket)
+    if moments is None:
+        return 1.0
+    pairs = zip(map(_local, bucket.params), moments, strict=True)
+    lengths = [(part * _agree(part, moment)).norm(dtype=after.dtype) for part, moment in pairs]
+    share = (torch.stack(_over_shards(lengths, bucket.params[0])) / after).square()
+    return torch.where(share > 0, share, 1.0)
+
+
+def _moments(optimizer: Optimizer, bucket: _Bucket) -> list[Tensor] | None:
+    """Return Adam's first moments where decay is cautious, else None."""
+    if not bucket.group.get("cautious"):
+        return None
+    if not all(MOMENT in optimizer.state[p] for p in bucket.params):
+        raise ValueError(
+            f"{bucket.label}: cautious=True reads the sign of updates from state[{MOMENT!r}], which this class does not "
+            "keep; set group['cautious'] = False, or use AdamC"
+        )
+    return [_local(optimizer.state[p][MOMENT]) for p in bucket.params]
+
+
+def _agree(theta: Tensor, moment: Tensor) -> Tensor:
+    """Return where weights and updates agree in sign; by signs, because the product of small numbers would be 0."""
+    return theta * moment.sign() > 0
+
+
+def _state(optimizer: Optimizer, group: Group, p: Tensor) -> Tensor:
+    """Return the state that holds p, made now if there is none: torch takes one made before its first step for its own."""
+    key = HOLD_STATE[hold_of(group)]
+    if key not in optimizer.state[p]:
+        optimizer.state[p].update(fresh_hold_state(group, p))
+    return optimizer.state[p][key]
+
+
+def _stepped(optimizer: Optimizer, like: Tensor) -> Tensor:
+    """Return, as a 0-d tensor, whether the step was taken; a loss scaler makes fused kernels skip it on the device."""
+    found_inf = getattr(optimizer, "found_inf", None)
+    if found_inf is None:
+        return torch.ones((), dtype=torch.bool, device=like.device)
+    return found_inf.to(like.device).reshape(()) == 0
+
+
+def _balance_steps(group: Group) -> float:
+    return float(group.get("balance_steps") or BALANCE_STEPS)
+
+
+def _alike(group: Group) -> Iterator[list[Tensor]]:
+    """Yield the parameters of a group that it holds, those of one shape, dtype, device and placement together."""
+    skipped, buckets = skipped_positions(group), {}
+    for k, p in enumerate(group["params"]):
+        if p.requires_grad and p.numel() and k not in skipped:
+            placed = getattr(p, "device_mesh", None), getattr(p, "placements", None)
+            buckets.setdefault((p.shape, p.dtype, p.device, placed), []).append(p)
+    yield from buckets.values()
+
+
+# ---------------------------------------------------------------- shards
+
+
+def _local(x: Any) -> Tensor:
+    """Return this rank's part of a tensor: the shard of a DTensor, all of a plain tensor."""
+    return x.to_local() if hasattr(x, "to_local") else x
+
+
+def _over_shards(lengths: list[Tensor], p: Any) -> list[Tensor]:
+    """Return the lengths of whole parameters, given those of this rank's parts; all are placed as p is."""
+    if not hasattr(p, "placements"):
+        return lengths
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    sums = [Partial() if placement.is_shard() else Replicate() for placement in p.placements]
+    squares = DTensor.from_local(torch.stack(lengths).square(), p.device_mesh, sums, run_check=False)
+    return list(squares.full_tensor().sqrt().unbind(0))

@@ -1,0 +1,236 @@
+"""The arithmetic of a step on one stack of parameters, and the one function that writes weights.
+
+A `Rule` is an optimizer's arithmetic: weights, gradient and state, stacked (batch, *shape), updated in place. It ends in
+`Batch.descend`, which knows how the norm is held.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from steadynorm import machine
+from steadynorm.decay.hold import Hold, Measured
+from steadynorm.optim import halves
+
+State: TypeAlias = dict[str, Tensor]
+Scalars: TypeAlias = dict[str, Tensor]  # 0-d, on the CPU: values that change from step to step without recompiling
+
+
+class Batch(NamedTuple):
+    """One chunk, stacked. A Rule updates the state in place, and the weights by `descend`.
+
+    Attributes:
+        params: The parameters, or the parts of them that this chunk writes.
+        gradient: The gradient as it came, (batch, *shape), in a list from which `grad` takes it.
+        owns_gradient: Whether the gradient is a copy that may be overwritten.
+        state: The optimizer state, in the dtype it is kept in.
+        active: 1 where the step is taken, 0 where weights and state must stay as they are, because the gradient was not
+            finite or a slice had none: (batch, 1, ...), or finer where slices wait (see `idle`). Its dtype is the one
+            that is computed in, at least fp32.
+        maximize: Whether to ascend.
+        scratch: Memory of the gradient's shape, of no value, for `grad` and what comes of it; None on an accelerator.
+        products: (3, batch), to which `descend` adds <theta, u>, |u|^2 and |theta|^2.
+        fade: The factor of the update, (batch, ...); None stands for 1.
+        sum_over_shards: Sums a tensor over all shards, in place; None if parameters are whole.
+        max_over_shards: Takes the maximum over all shards likewise.
+        hold: What holds the norm in place of open-loop decay; None for that.
+        is_cautious: Whether decay acts only on weights that agree with their update in sign.
+        counts: How many updates each parameter has had, this one included, (batch,); None where nobody counts.
+        residuals: The bits that bf16 parameters lack (see `halves`); None if they are not kept.
+    """
+
+    params: Sequence[Tensor]
+    gradient: list[Tensor]
+    owns_gradient: bool
+    state: State
+    active: Tensor
+    maximize: bool
+    scratch: Tensor | None = None
+    products: Tensor | None = None
+    fade: Tensor | None = None
+    sum_over_shards: Callable[[Tensor], Tensor] | None = None
+    max_over_shards: Callable[[Tensor], Tensor] | None = None
+    hold: Hold | None = None
+    is_cautious: bool = False
+    counts: Tensor | None = None
+    residuals: Sequence[Tensor] | None = None
+
+    def grad(self) -> Tensor:
+        """Return the gradient to descend along, finite throughout. It can be had once: its memory is the caller's."""
+        raw = self.gradient.pop()
+        if self.scratch is not None:
+            grad = torch.nan_to_num(raw.to(self.active.dtype), 0.0, 0.0, 0.0, out=self.scratch)
+        elif self.owns_gradient or raw.dtype != self.active.dtype:
+            grad = raw.to(self.active.dtype).nan_to_num_(0.0, 0.0, 0.0)
+        else:
+            grad = raw.nan_to_num(0.0, 0.0, 0.0)
+        return grad.neg_() if self.maximize else grad
+
+    def wide_state(self) -> State:
+        """Return the state in the dtype that is computed in; written back, it is rounded to what it is kept in."""
+        self.state.update({key: value.to(self.active.dtype) for key, value in self.state.items()})
+        return self.state
+
+    def weights(self) -> Tensor:
+        """Return the weights, (batch, *shape), in the dtype that is computed in: a view of them if possible."""
+        if self.residuals is not None:
+            return halves.merge(stack(self.params), stack(self.residuals)).to(self.active.dtype)
+        return stack(self.params).to(self.active.dtype)
+
+    def write(self, theta: Tensor) -> None:
+        """Write back what became of `weights`, which may be overwritten."""
+        if self.residuals is None:
+            write_back(self.params, theta)
+            return
+        rounded, low = halves.split(theta.float())
+        torch._foreach_copy_([*self.params, *self.residuals], [*rounded.unbind(0), *low.unbind(0)])
+
+    def descend(self, u: Tensor, scalars: Scalars) -> None:
+        """Write the weights: decay and step with this update."""
+        step = self.active if self.fade is None else self.active * self.fade
+        eta, gamma, decayed = scalars["eta"], scalars["gamma"], self.active
+        if self._needs_no_stack():
+            decay_and_step_(self.params, u, kept_share(eta, decayed), gamma, step)
+            return
+        theta = self.weights()
+        if self.is_cautious:
+            decayed = (u * theta).gt_(0).mul_(decayed)
+        if self.products is not None or self.hold is not None:
+            sums = inner_products(theta, u, step)
+            if self.products is not None:
+                self.products.add_(sums)
+            if self.hold is not None:
+                eta, gamma = self._held_rates(theta, sums, decayed, eta, gamma)
+        decay_and_step_(theta, u, kept_share(eta, decayed, overwrite=self.is_cautious), gamma, step)
+        self.write(theta)
+
+    def _needs_no_stack(self) -> bool:
+        """Return whether weights can be written where they are: copies to and from a stack cost an accelerator the most."""
+        is_open_loop = self.products is None and self.hold is None and not self.is_cautious
+        first = self.params[0]
+        is_exact, is_alone = first.dtype == self.active.dtype, len(self.params) == 1
+        return is_open_loop and is_exact and not is_alone and machine.is_accelerator(first.device)
+
+    def _held_rates(
+        self, theta: Tensor, sums: Tensor, decayed: Tensor, eta: Tensor, gamma: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return eta and gamma as `hold` wants them, (batch, 1, ...), given `inner_products` and where decay acts."""
+        assert self.hold is not None
+        along, update_sq, norm_sq = sums.unbind(0)
+        if decayed.numel() == len(theta):  # whole parameters
+            decayed_sq = norm_sq * decayed.flatten()
+        else:
+            decayed_sq = torch.linalg.vecdot(_rows(theta * decayed), _rows(theta))
+        sums = torch.stack([along, update_sq, norm_sq, decayed_sq])
+        sums = sums if self.sum_over_shards is None else self.sum_over_shards(sums)
+        rates = self.hold.rates(Measured(*sums.unbind(0)), eta.to(sums.dtype), gamma.to(sums.dtype))
+        eta, gamma = (rate.view(-1, *[1] * (theta.ndim - 1)) for rate in rates)
+        return eta, gamma
+
+
+Rule: TypeAlias = Callable[[Batch, Scalars, Any], None]
+
+
+class Encoding(NamedTuple):
+    """How momentum x and updates u are transferred between ranks: u / scale is exact in `u_dtype`."""
+
+    x_dtype: torch.dtype
+    u_dtype: torch.dtype
+    scale: float = 1.0
+
+
+class SplitRule(NamedTuple):
+    """A Rule in three parts, the last being `Batch.descend`, so that data can move between ranks in between.
+
+    Attributes:
+        accumulate: Updates the state element by element and returns the momentum x, maybe in scratch.
+        normalize: Returns the update u of x, given settings; may write it to the third argument or to x.
+        cost: How many operations `normalize` takes for one parameter of a shape, given settings.
+        encode: Of shape, settings, dtype and device: how x and u are transferred so that nothing is lost that
+            `normalize` would not lose itself.
+    """
+
+    accumulate: Callable[[Batch, Scalars, Any], Tensor]
+    normalize: Callable[[Tensor, Any, Tensor | None], Tensor]
+    cost: Callable[[tuple[int, ...], Any], float]
+    encode: Callable[[tuple[int, ...], Any, torch.dtype, torch.device], Encoding]
+
+    def rule(self, batch: Batch, scalars: Scalars, settings: Any) -> None:
+        """Apply all three parts: the Rule of a chunk that is whole on this process."""
+        x = self.accumulate(batch, scalars, settings)
+        batch.descend(self.normalize(x, settings, batch.scratch), scalars)
+
+
+def kept_share(eta: Tensor, decayed: Tensor, *, overwrite: bool = False) -> Tensor:
+    """Return 1 - eta where decay acts and 1 elsewhere, given where it acts (1 or 0); in its memory if `overwrite`."""
+    return decayed.mul_(-eta).add_(1) if overwrite else 1 - eta * decayed
+
+
+def decay_and_step_(theta: Tensor | Sequence[Tensor], u: Tensor, keep: Tensor, gamma: Tensor, step: Tensor) -> None:
+    """theta <- keep theta - gamma step u, in place: the one function that changes weights.
+
+    Args:
+        theta: The weights, stacked, or as a list of parameters.
+        u: The update, (batch, *shape).
+        keep: What decay leaves of the weights, 1 - eta (see `kept_share`).
+        gamma: The lr.
+        step: How much of the update is taken, 0 to 1.
+    """
+    move = -gamma * step
+    if isinstance(theta, Tensor):
+        theta.mul_(keep).addcmul_(u, move)
+        return
+    params = list(theta)
+    torch._foreach_mul_(params, list(keep.unbind(0)))
+    torch._foreach_add_(params, list((u * move).unbind(0)))
+
+
+def inner_products(theta: Tensor, u: Tensor, step: Tensor) -> Tensor:
+    """Return <theta, step u>, |step u|^2 and |theta|^2 of every parameter of a stack, (3, batch).
+
+    Only at the moment of the step are both factors at hand.
+    """
+    if step.numel() != len(step):  # it differs within a parameter, or a shard has no rows
+        u, step = u * step, step.new_ones(len(step))
+    before, along = _rows(theta), _rows(u.to(theta.dtype))
+    pairs = (before, along), (along, along), (before, before)
+    sums = torch.stack([torch.bmm(x.unsqueeze(1), y.unsqueeze(2)).flatten() for x, y in pairs])
+    factor = step.flatten()
+    return sums * torch.stack([factor, factor * factor, torch.ones_like(factor)])
+
+
+def stack(tensors: Sequence[Tensor]) -> Tensor:
+    """Return (batch, *shape): a view of one tensor, or of several that lie side by side in one memory, else a copy."""
+    first = tensors[0]
+    if len(tensors) == 1:
+        return first.unsqueeze(0)
+    if lie_side_by_side(tensors):
+        return first.as_strided((len(tensors), *first.shape), (first.numel(), *first.stride()))
+    return torch.stack(list(tensors))
+
+
+def lie_side_by_side(tensors: Sequence[Tensor]) -> bool:
+    """Return whether contiguous tensors of one shape follow one another in one memory, as `state.pack` lays them out."""
+    first, *others = tensors
+    if torch.compiler.is_compiling() or not first.is_contiguous() or not others[0].is_contiguous():
+        return False
+    size, start, memory = first.numel(), first.storage_offset(), first.untyped_storage()._cdata
+    return all(
+        x.storage_offset() == start + k * size and x.untyped_storage()._cdata == memory and x.is_contiguous()
+        for k, x in enumerate(others, start=1)
+    )
+
+
+def write_back(tensors: Sequence[Tensor], stacked: Tensor) -> None:
+    """Copy a stack into its tensors, unless it is a view of them."""
+    is_view = stacked.dtype == tensors[0].dtype and (len(tensors) == 1 or lie_side_by_side(tensors))
+    if not is_view:
+        torch._foreach_copy_(list(tensors), list(stacked.unbind(0)))
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Return a stack as (batch, elements); a shard may have none."""
+    return x.reshape(len(x), math.prod(x.shape[1:]))
