@@ -5,38 +5,26 @@
 The factor depends only on shape, lmo and momentum, so whole schedules map by it.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from steadynorm import theory
-from steadynorm.conversion.source import MOMENTUM, SCHEDULED, Group, Source, sources_of
+from steadynorm.conversion.changes import Change, Converted, format_changes, take_over
+from steadynorm.conversion.muon_pair import to_muonc, to_torch
+from steadynorm.conversion.source import SCHEDULED, Group, Source, sources_of
 from steadynorm.decay.recognition import unwrap
 from steadynorm.decay.rule import KEYS, UNCORRECTED, is_skipped
 from steadynorm.groups.builder import Output, param_groups
-from steadynorm.groups.explanation import format_table
 from steadynorm.groups.roles import find_outputs, param_sites
-from steadynorm.optim import AdamC, Scion, ScionC
+from steadynorm.optim import AdamC, MuonC, Scion, ScionC
 from steadynorm.prediction import ParamSetting
+from steadynorm.views import Blocks
 
 _ADAM_KEYS = ("betas", "eps", "weight_decay", "amsgrad", "maximize", "foreach", "differentiable", "fused", "name")
-_TITLES = ("parameter", "shape", "rule", "lr", "decay", "steady rms", "state")
-
-
-class Converted(NamedTuple):
-    """What `convert` returns.
-
-    Attributes:
-        optimizer: The new optimizer.
-        table: What changed, one line per parameter.
-    """
-
-    optimizer: Optimizer
-    table: str
 
 
 class ConvertOptions(NamedTuple):
@@ -47,26 +35,6 @@ class ConvertOptions(NamedTuple):
     keep_norm: bool
     steady_norm_sq: float
     overlap: str
-
-
-class Change(NamedTuple):
-    """What becomes of one parameter.
-
-    Attributes:
-        source: The parameter under the old optimizer.
-        to: The class of the new one.
-        values: The values of its new group.
-        unit: U^2 per element.
-        was: C^2 before.
-        now: C^2 after.
-    """
-
-    source: Source
-    to: type[Optimizer]
-    values: Group
-    unit: float = 0.0
-    was: float = 0.0
-    now: float = 0.0
 
 
 def convert(
@@ -82,14 +50,14 @@ def convert(
     nesterov: bool | None = None,
     output: Output | Sequence[Output] | bool | None = None,
     roles: Mapping[str, str] | None = None,
-    blocks: Mapping[str, int] | None = None,
+    blocks: Mapping[str, Blocks] | None = None,
     **settings: Any,
 ) -> Converted:
     """Return one of our optimizers with the settings of yours and the state that maps, and a table of the changes.
 
         lr_ours = factor lr: the same effective lr        C^2: the steady norm that peak lr and decay had
 
-    It takes over from torch's AdamW, torch's Muon, the published Scion, or several together (Muon and its AdamW). The
+    It takes over from torch's AdamW, torch's Muon, MuonC, the published Scion, or several together (Muon and its AdamW). The
     old optimizer is not changed, but must not step any more. Make schedulers again: the groups keep `initial_lr` and
     the like, so `last_epoch=` works.
 
@@ -99,7 +67,9 @@ def convert(
     Args:
         optimizer: The optimizer, or optimizers, you train with.
         model: The model, whose modules determine lmo, blocks and the output layer, which keeps constant decay.
-        to: AdamC (only from AdamW, and the default there), ScionC (the default elsewhere), or Scion.
+        to: AdamC (only from AdamW, and the default there), MuonC (only from Muon and AdamW, with the same steps up to its
+            polar factors), ScionC (the default elsewhere), or Scion. From MuonC also torch.optim.Muon, which returns a list
+            of Muon and the AdamW beside it.
         keep_lr: Whether to keep the effective lr of every parameter. Otherwise use `lr`, and 20 lr for the output layer.
         keep_norm: Whether to keep the steady norm of every parameter. Otherwise use `steady_norm_sq`. Parameters without
             decay stay without.
@@ -130,8 +100,12 @@ def convert(
                 f"convert: AdamC takes over only from AdamW, not from {', '.join(sorted(kinds))}; use ScionC"
             )
         return _to_adamc(sources, model, output, settings)
+    if to is MuonC:
+        return to_muonc(sources, model, output, settings)
+    if to is getattr(torch.optim, "Muon", None) and kinds <= {"Muon", "AdamW"}:  # torch has it since 2.9
+        return to_torch(sources)
     if to not in (Scion, ScionC):
-        raise ValueError(f"convert: to={to.__name__} is none of AdamC, ScionC, Scion")
+        raise ValueError(f"convert: to={to.__name__} is none of AdamC, MuonC, ScionC, Scion")
     rules = {
         id(p): group
         for group in param_groups(model, lr=lr, output=output, roles=roles, blocks=blocks)
@@ -140,8 +114,8 @@ def convert(
     options = ConvertOptions(to, keep_lr, keep_norm, steady_norm_sq, settings.get("overlap", "linear"))
     changes = [_to_scion(source, _rule(source, rules, alpha, nesterov), options) for source in sources]
     new = to(_gathered(changes), **settings)
-    _take_over(new, sources, "momentum_buffer")
-    return Converted(new, _format_changes(changes))
+    take_over(new, sources, "momentum_buffer")
+    return Converted(new, format_changes(changes))
 
 
 # --- to Scion and ScionC
@@ -226,68 +200,5 @@ def _to_adamc(sources: Sequence[Source], model: nn.Module, output: Any, settings
         group["params"].append((source.name, source.parameter))
         changes.append(Change(source, AdamC, {**values, "weight_decay": source.eta / source.peak}))
     new = AdamC(list(groups.values()), **settings)
-    _take_over(new, sources, "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step")
-    return Converted(new, _format_changes(changes))
-
-
-@torch.no_grad()
-def _take_over(new: Optimizer, sources: Sequence[Source], *keys: str) -> None:
-    """Copy state: momentum from its old name, other keys from their own."""
-    for source in sources:
-        for key in keys:
-            old = source.state.get(MOMENTUM[source.kind] if key == "momentum_buffer" else key)
-            if isinstance(old, Tensor) and key in new.state[source.parameter]:
-                new.state[source.parameter][key].copy_(old)
-
-
-# --- the table
-
-
-def _format_changes(changes: Sequence[Change]) -> str:
-    """Return a line of titles, then a line per parameter."""
-    return format_table([_TITLES, *map(_row, changes)])
-
-
-def _row(change: Change) -> list[str]:
-    source, values = change.source, change.values
-    blocks = values.get("blocks", 1)
-    rule = f"{source.kind} -> {change.to.__name__}" + (f", {values['lmo']}" if "lmo" in values else "")
-    return [
-        source.name,
-        "x".join(map(str, source.parameter.shape)) or "scalar",
-        rule + (f", {blocks} blocks" if blocks > 1 else ""),
-        f"{float(source.group['lr']):.4g} -> {float(values['lr']):.4g}",
-        f"{source.eta / source.peak:.4g} -> {_decay(values)}",
-        _rms(change),
-        _state(change),
-    ]
-
-
-def _decay(values: Group) -> str:
-    if values["weight_decay"] is None:
-        return f"corrected, C^2 = {values['steady_norm_sq']:.4g}"
-    if values["weight_decay"] == 0:
-        return "none"
-    return f"{values['weight_decay']:.4g}" + (", corrected" if values.get("corrected") else "")
-
-
-def _rms(change: Change) -> str:
-    """Return the root mean square of the weights at steady state."""
-    if change.source.eta == 0:
-        return "grows"
-    if "lmo" not in change.values:
-        peak = change.source.peak
-        rms = math.sqrt(theory.adam_mean_square(peak, change.source.eta / peak, limit=True))
-        return f"{rms:.3g} -> {rms:.3g}"
-    return " -> ".join(f"{math.sqrt(norm_sq * change.unit):.3g}" for norm_sq in (change.was, change.now))
-
-
-def _state(change: Change) -> str:
-    source = change.source
-    if not source.state:
-        return "none yet"
-    if "lmo" not in change.values:
-        return "all"
-    if MOMENTUM[source.kind] not in source.state:
-        return "no momentum found: starts at zero"
-    return "exp_avg -> momentum_buffer; exp_avg_sq, step dropped" if source.kind == "AdamW" else "momentum_buffer"
+    take_over(new, sources, "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step")
+    return Converted(new, format_changes(changes))

@@ -1,5 +1,6 @@
-"""What `convert` converts: every parameter of torch's AdamW, torch's Muon or the published Scion, in our terms."""
+"""What `convert` converts: every parameter of torch's AdamW, torch's Muon, MuonC or the published Scion, in our terms."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,8 @@ from torch.optim import Optimizer
 
 from steadynorm import theory
 from steadynorm.conversion.official_scion import Rule, rule_of
-from steadynorm.conversion.translation import AdamW, Muon
+from steadynorm.conversion.translation import AdamW
+from steadynorm.decay.families import OWN_MUON
 from steadynorm.decay.rule import group_label
 from steadynorm.groups.builder import from_radius
 from steadynorm.prediction import ParamSetting
@@ -59,7 +61,7 @@ class Source:
 
     @property
     def nesterov(self) -> bool:
-        return bool(self.group.get("nesterov", False))
+        return self.kind != "AdamW" and bool(self.group.get("nesterov", False))
 
     @property
     def rule(self) -> Rule:
@@ -69,13 +71,22 @@ class Source:
         except ValueError as error:
             raise ValueError(f"convert: {self.name}: {error}") from None
 
+    @property
+    def update_norm_sq(self) -> float:
+        """|u|^2 of Muon's update with an exact polar factor, for torch's Muon and ours."""
+        own = {"lmo": "spectral", "blocks": 1, **self.group, "polar": "svd", "polar_steps": 1}
+        norm_sq = OWN_MUON.update_norm_sq(self.shape, own)
+        assert norm_sq is not None
+        return norm_sq
+
     def factor(self, setting: ParamSetting) -> float:
         """Return our lr / theirs at equal effective lr, so that one gradient contributes as much in total."""
         if self.kind == "AdamW":
             return AdamW(1.0, 1.0).scion_lr(setting)
         if self.kind == "Muon":
-            adjust = self.group["adjust_lr_fn"] or "original"
-            return Muon(1.0, 1.0, float(self.group["momentum"]), self.nesterov, adjust).scion_lr(setting)
+            theirs = theory.effective_lr(1.0, self.alpha, nesterov=self.nesterov)
+            ours = theory.effective_lr(1.0, setting.alpha, nesterov=setting.nesterov)
+            return math.sqrt(self.update_norm_sq / setting.update_norm_sq) * theirs / ours
         theirs = theory.effective_lr(1.0, self.alpha, nesterov=self.nesterov)
         ours = theory.effective_lr(1.0, setting.alpha, nesterov=setting.nesterov)
         return from_radius(1.0, float(self.group["scale"]) * self.rule.size)["lr"] * theirs / ours
@@ -83,8 +94,9 @@ class Source:
 
 def sources_of(optimizer: Optimizer, names: Mapping[int, str]) -> list[Source]:
     """Return every parameter of an optimizer; `names` maps the ids of the model's parameters to their names."""
-    kind, sources = kind_of(optimizer), []
+    sources = []
     for index, group in enumerate(optimizer.param_groups):
+        kind = kind_of(optimizer, group)
         for k, p in enumerate(group["params"]):
             if id(p) not in names:
                 raise ValueError(
@@ -95,13 +107,15 @@ def sources_of(optimizer: Optimizer, names: Mapping[int, str]) -> list[Source]:
     return sources
 
 
-def kind_of(optimizer: Optimizer) -> str:
+def kind_of(optimizer: Optimizer, group: Group) -> str:
     """Return AdamW, Muon or Scion, by the class name and the group keys; raise ValueError for another optimizer."""
     names, groups = [cls.__name__ for cls in type(optimizer).__mro__], optimizer.param_groups
+    if "MuonC" in names:
+        return "Muon" if group["use_muon"] else "AdamW"
     if any("Scion" in name for name in names) and {"norm", "norm_kwargs", "scale", "unconstrained"} <= groups[0].keys():
         return "Scion"
     if "Muon" in names and {"adjust_lr_fn", "momentum"} <= groups[0].keys():
         return "Muon"
     if "AdamW" in names or ("Adam" in names and all(group.get("decoupled_weight_decay") for group in groups)):
         return "AdamW"
-    raise ValueError(f"convert: {names[0]} is none of torch's AdamW, torch's Muon and the published Scion")
+    raise ValueError(f"convert: {names[0]} is none of torch's AdamW, torch's Muon, MuonC and the published Scion")

@@ -26,6 +26,7 @@ from steadynorm.prediction import (
     predict,
 )
 from steadynorm.theory.updates import muon_update_norm_sq
+from steadynorm.views import Blocks
 
 SCION_ALPHA = 0.1  # ScionC's default
 
@@ -246,7 +247,7 @@ def steady(tuned: Tuned, shape: Sequence[int]) -> Steady:
 
 
 def to_scionc(
-    tuned: Tuned, shape: Sequence[int], lmo: str = "by-shape", *, blocks: int = 1, alpha: float | None = None
+    tuned: Tuned, shape: Sequence[int], lmo: str = "by-shape", *, blocks: Blocks = 1, alpha: float | None = None
 ) -> ParamSetting:
     """Return ScionC's lr and C^2 with the effective lr and the half-life that were tuned, as `convert` does.
 
@@ -256,7 +257,7 @@ def to_scionc(
         tuned: The tuned settings.
         shape: Shape of the parameter.
         lmo: ScionC's lmo for it.
-        blocks: Number of row blocks that are treated as separate matrices.
+        blocks: Blocks that are treated as separate matrices, as in ScionC.
         alpha: ScionC's alpha; by default `tuned.alpha`.
 
     Raises:
@@ -312,7 +313,7 @@ def translate(
     shapes: Sequence[tuple[int, ...]],
     lmo: str = "by-shape",
     *,
-    blocks: int = 1,
+    blocks: Blocks = 1,
     alpha: float | None = None,
 ) -> list[Translation]:
     """Return one translation per shape; arguments are those of `to_scionc`.

@@ -7,9 +7,10 @@ from torch.optim import Optimizer
 
 from steadynorm import theory
 from steadynorm.decay.families import Family
-from steadynorm.decay.rule import applied_weight_decay, is_skipped
+from steadynorm.decay.hold import BALANCE_STEPS, held_target, hold_of
+from steadynorm.decay.rule import Group, applied_weight_decay, is_skipped
 from steadynorm.monitor.layers import Layer
-from steadynorm.monitor.track import ForecastTrack, RecordView, Start, StepParams, TrackPosition
+from steadynorm.monitor.track import ForecastTrack, HeldStep, RecordView, Start, StepParams, TrackPosition
 from steadynorm.theory import Overlap
 
 _NONE_SKIPPED: frozenset[int] = frozenset()
@@ -21,6 +22,7 @@ class Forecasts:
     Attributes:
         tracks: One per set of layers that have moved together.
         update_norms_sq: U^2 of each layer that has a forecast.
+        nominal_norms_sq: U^2 of an exact update, where the family has one.
         skips: Updates that each layer had skipped at the last advance, where the optimizer counts them.
     """
 
@@ -29,6 +31,7 @@ class Forecasts:
         self.family = family  # None: nothing to forecast
         self.tracks: list[ForecastTrack] = []
         self.update_norms_sq: dict[Layer, float] = {}
+        self.nominal_norms_sq: dict[Layer, float] = {}
         self.skips: dict[Layer, int] = {}
 
     def add(self, layers: Iterable[Layer]) -> None:
@@ -36,20 +39,27 @@ class Forecasts:
         family = self.family
         if family is None:
             return
-        alike: dict[tuple[int, str, bool], list[Layer]] = {}
-        for layer in layers:
+        alike: dict[tuple[int, str, bool, float], list[Layer]] = {}
+        for layer in (layer for layer in layers if layer.parameter.numel()):
             group = self.optimizer.param_groups[layer.group]
-            unit = family.update_norm_sq(layer.shape, group) if layer.parameter.numel() else None
-            if unit is not None:
+            if (nominal := family.nominal_norm_sq(layer.shape, group)) is not None:
+                self.nominal_norms_sq[layer] = nominal
+            if hold_of(group) == "decay" and group.get("cautious"):
+                continue  # the share that decays depends on the norm, so layers could not share a forecast from zero
+            if (unit := family.update_norm_sq(layer.shape, group)) is not None:
                 self.update_norms_sq[layer] = unit
-                key = (layer.group, self._kernel(family, layer).name, is_skipped(group, layer.parameter))
+                share = 1.0 if nominal is None or hold_of(group) == "decay" else nominal / unit
+                key = (layer.group, self._kernel(family, layer).name, is_skipped(group, layer.parameter), share)
                 alike.setdefault(key, []).append(layer)
         for members in alike.values():
-            kernel = self._kernel(family, members[0])
-            self.tracks.append(ForecastTrack(family, kernel, tuple(members), theory.initial_state(kernel)))
+            kernel, own = self._kernel(family, members[0]), family.of(self._group(members[0]))
+            self.tracks.append(ForecastTrack(own, kernel, tuple(members), theory.initial_state(kernel)))
 
     def _kernel(self, family: Family, layer: Layer) -> Overlap:
-        return family.kernel(layer.shape, self.optimizer.param_groups[layer.group])
+        return family.kernel(layer.shape, self._group(layer))
+
+    def _group(self, layer: Layer) -> Group:
+        return self.optimizer.param_groups[layer.group]
 
     def drop(self, layers: set[Layer]) -> None:
         """Forget layers that the optimizer no longer has."""
@@ -78,7 +88,20 @@ class Forecasts:
         group = self.optimizer.param_groups[first.group]
         lr = float(group["lr"])
         decay = applied_weight_decay(self.optimizer, group, first.parameter)
-        return StepParams(lr, lr * decay, track.family.filter(group))
+        held = self._held_step(first, lr * decay)
+        return StepParams(lr, lr * decay, track.family.filter(group), held)
+
+    def _held_step(self, layer: Layer, eta: float) -> HeldStep | None:
+        """Return what holds the norm of a layer in place of open-loop decay, if anything does."""
+        group, family = self.optimizer.param_groups[layer.group], self.family
+        hold = hold_of(group)
+        if hold == "decay" or family is None or is_skipped(group, layer.parameter):
+            return None
+        norm_sq = held_target(group, family, layer.shape)
+        if norm_sq is None:
+            return HeldStep(1.0, 0.0) if hold == "fixed" else None  # fixed where it is
+        keep = 0.0 if hold == "fixed" else theory.balance_keep(eta, group.get("balance_steps", BALANCE_STEPS))
+        return HeldStep(keep if float(group["lr"]) > 0 else 1.0, norm_sq / self.update_norms_sq[layer])
 
     def advance(
         self, starts: Mapping[Layer, Start], views: Sequence[RecordView], skips: Mapping[Layer, int]
@@ -95,11 +118,13 @@ class Forecasts:
         Returns:
             The positions of each record, whose forecasts are available until the next call.
         """
-        skipped = self._skipped_steps(views, skips)
+        skipped, lengths = self._skipped_steps(views, skips), _lengths(views)
         followers: dict[ForecastTrack, dict[Layer, None]] = {t: dict.fromkeys(t.layers) for t in self.tracks}
         for position in (position for view in views for position in view.positions):
             followers.setdefault(position.track, {}).update(dict.fromkeys(position.layers))
-        parted = {track: self._advance_track(track, layers, starts, skipped) for track, layers in followers.items()}
+        parted = {
+            track: self._advance_track(track, layers, starts, lengths, skipped) for track, layers in followers.items()
+        }
         return [
             [part for position in view.positions for part in _split(position, parted[position.track], skipped)]
             for view in views
@@ -110,6 +135,7 @@ class Forecasts:
         track: ForecastTrack,
         layers: Iterable[Layer],
         starts: Mapping[Layer, Start],
+        lengths: Mapping[Layer, Mapping[int, float]],
         skipped: Mapping[Layer, frozenset[int]],
     ) -> dict[frozenset[int], ForecastTrack]:
         """Advance a track, split into as many as there are sets of skipped steps among its layers."""
@@ -120,7 +146,7 @@ class Forecasts:
         copies = [track.copy() for _ in range(len(alike) - 1)]
         for (steps, members), part in zip(alike.items(), (track, *copies), strict=True):
             part.layers = tuple(layer for layer in members if layer in current)
-            part.advance([starts[layer] for layer in members], steps)
+            part.advance({layer: starts[layer] for layer in members}, lengths, steps)
             parts[steps] = part
         self.tracks += [part for part in copies if part.layers]
         return parts
@@ -154,10 +180,20 @@ class Forecasts:
         loaded = []
         for saved in state:
             layers = tuple(by_name[name] for name in saved["layers"])
-            kernel = self._kernel(self.family, layers[0])
-            loaded.append(ForecastTrack.from_state_dict(saved, self.family, kernel, layers))
+            kernel, own = self._kernel(self.family, layers[0]), self.family.of(self._group(layers[0]))
+            loaded.append(ForecastTrack.from_state_dict(saved, own, kernel, layers))
         self.drop({layer for track in loaded for layer in track.layers})
         self.tracks += loaded
+
+
+def _lengths(views: Sequence[RecordView]) -> dict[Layer, dict[int, float]]:
+    """Return the measured lengths of each layer by index of the pending step."""
+    lengths: dict[Layer, dict[int, float]] = {}
+    for view in views:
+        for position in (position for position in view.positions if position.moved):
+            for layer in (layer for layer in position.layers if layer in view.lengths):
+                lengths.setdefault(layer, {})[position.at - 1] = view.lengths[layer]
+    return lengths
 
 
 def _split(

@@ -1,11 +1,13 @@
 """What a record says of the parameter groups: their labels, lr, alpha, effective lr, decay and target."""
 
+import math
 from collections.abc import Callable, Sequence
 
 from torch.optim import Optimizer
 
 from steadynorm.decay.families import Family
-from steadynorm.decay.rule import Group, Target, applied_weight_decay, decay_rule
+from steadynorm.decay.hold import target_norm_sq
+from steadynorm.decay.rule import Group, Target, applied_weight_decay, decay_rule, is_skipped
 from steadynorm.monitor.layers import Layer
 from steadynorm.records.role_norms import ROLE_LABELS
 from steadynorm.records.schema import Record, finite
@@ -65,7 +67,21 @@ def _values_of(optimizer: Optimizer, group: Group, family: Family | None) -> Rec
     return {key: finite(value) for key, value in values.items()}
 
 
-def _value_or_none(group: Group, quantity: Callable[[Group], float]) -> float | None:
+def read_targets(optimizer: Optimizer, layers: Sequence[Layer], family: Family | None) -> dict[Layer, float]:
+    """Return the norm at which the decay of each layer aims in the step just taken, where there is one."""
+    targets: dict[Layer, float] = {}
+    if family is None:
+        return targets
+    for layer in layers:
+        group = optimizer.param_groups[layer.group]
+        if layer.parameter.numel() and not is_skipped(group, layer.parameter):
+            norm_sq = _value_or_none(group, lambda group, own=layer: target_norm_sq(group, family, own.shape))
+            if norm_sq is not None:
+                targets[layer] = math.sqrt(norm_sq)
+    return targets
+
+
+def _value_or_none(group: Group, quantity: Callable[[Group], float | None]) -> float | None:
     """Return a quantity, or None if a setting is missing, out of range, or the group is of another kind."""
     try:
         return quantity(group)

@@ -4,7 +4,7 @@ lmo and role come from the groups (Scion family), from the modules of the model 
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +12,16 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from steadynorm import lmo as lmos
-from steadynorm.groups.roles import BLOCKED, ROLES, find_outputs, param_sites, role_of, row_blocks
+from steadynorm.groups.fusion import find_blocks
+from steadynorm.groups.role_table import BLOCKED, ROLES
+from steadynorm.groups.roles import find_outputs, param_sites, role_of
 from steadynorm.optim.base import SteadyOptimizer
 from steadynorm.optim.placement import local
 from steadynorm.optim.sharding.layout import Layout, layout_of
+from steadynorm.views import BlockLayout
 
 PEAK_LMOS = ("sign", "embedding")  # their norm is a multiple of the largest entry
-# What records call the roles of `roles.ROLES`, and those of an lmo where neither group nor model says more.
+# What records call the roles of `role_table.ROLES`, and those of an lmo where neither group nor model says more.
 _MATRIX_ROLES = ("hidden", "hidden-transposed", "stacked", "stacked-transposed", "conv")
 _RECORD_ROLES: dict[str, str] = dict.fromkeys(_MATRIX_ROLES, "hidden")
 _RECORD_ROLES |= {"embedding": "embedding", "output": "output", "vector": "vectors", "output-bias": "vectors"}
@@ -34,7 +37,7 @@ class Layer:
         parameter: The weights.
         group: The index of its group.
         lmo: The lmo whose norm is measured.
-        blocks: How many row blocks of it are matrices of their own.
+        blocks: Which blocks of it are matrices of their own.
         layout: How the weights are sharded, if they are a DTensor.
         role: Its role in the model: hidden, output, embedding or vectors.
     """
@@ -43,7 +46,7 @@ class Layer:
     parameter: Tensor
     group: int
     lmo: lmos.Lmo
-    blocks: int
+    blocks: BlockLayout
     layout: Layout | None = None
     role: str = "hidden"
 
@@ -67,7 +70,7 @@ class _InModel(NamedTuple):
     name: str
     role: str
     lmo: lmos.Lmo
-    blocks: int
+    blocks: BlockLayout
 
 
 def find_layers(optimizer: Optimizer, model: nn.Module | None) -> list[Layer]:
@@ -93,9 +96,9 @@ def find_layers(optimizer: Optimizer, model: nn.Module | None) -> list[Layer]:
                     f"Monitor: {name} of the optimizer is not the model's: it was replaced after the optimizer was made, "
                     "so training does not reach it; make the optimizer last"
                 )
-            lmo, blocks = (told.lmo, told.blocks) if told else (lmos.get("by-shape", p.shape), 1)
-            if isinstance(optimizer, SteadyOptimizer) and "lmo" in group:
-                settings, _ = optimizer.settings(group, p)
+            lmo, blocks = (told.lmo, told.blocks) if told else (lmos.get("by-shape", p.shape), BlockLayout())
+            settings: Any = optimizer.settings(group, p)[0] if isinstance(optimizer, SteadyOptimizer) else None
+            if hasattr(settings, "lmo"):
                 lmo, blocks = settings.lmo, settings.blocks
             role = _role(p, str(group.get("name", "")), told.role if told else "", lmo)
             layers.append(Layer(name, p, index, lmo, blocks, _layout(name, p), role))
@@ -157,6 +160,6 @@ def _find_in_model(model: nn.Module) -> dict[int, _InModel]:
         name, least, most = ROLES[role]
         shape = site.parameter.shape
         lmo = lmos.get(name if least <= len(shape) <= most else "by-shape", shape)
-        blocks = row_blocks(site, role, {})[0] if lmo.name in BLOCKED else 1
+        blocks = find_blocks(site, role, {})[0] if lmo.name in BLOCKED else BlockLayout()
         in_model[id(site.parameter)] = _InModel(site.name, role, lmo, blocks)
     return in_model

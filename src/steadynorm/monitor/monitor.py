@@ -9,15 +9,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from steadynorm.decay.hold import hold_of
 from steadynorm.decay.recognition import forecast_family, unwrap
 from steadynorm.monitor.forecasts import Forecasts
-from steadynorm.monitor.group_values import group_labels, read_group_values
+from steadynorm.monitor.group_values import group_labels, read_group_values, read_targets
+from steadynorm.monitor.history import History
 from steadynorm.monitor.layers import Layer, find_layers
 from steadynorm.monitor.probe import Probe
-from steadynorm.monitor.record import Snapshot, compose, skips_in
+from steadynorm.monitor.record import Snapshot, compose, lengths_in, skips_in
 from steadynorm.monitor.spectral import products_per_record
 from steadynorm.monitor.track import RecordView, Start, TrackPosition
 from steadynorm.monitor.transfer import Row, fetch
+from steadynorm.records.advice import advise
 from steadynorm.records.role_norms import ROLE_LABELS
 from steadynorm.records.schema import Record, Records
 
@@ -35,7 +38,7 @@ class Monitor:
     - lr, alpha, effective_lr, weight_decay and steady_norm_sq are those of the group named hidden, else of the first;
       groups that differ from it follow as "lr/<group>" and so on.
     - "excess_alignment/<group>" is given if there are several groups.
-    - "layers" maps the name of each parameter to its norm, forecast, grad, alignment, expected, excess and spectral.
+    - "layers" maps the name of each parameter to the keys of `steadynorm.records.LAYER_QUANTITIES`.
 
     An update that one of our optimizers skips because of a non-finite gradient has no alignment, and the forecast passes
     over it. Updates that others skip, such as a GradScaler, are not known.
@@ -50,9 +53,9 @@ class Monitor:
             memory: in steadynorm's own optimizers except AdamC. True measures it everywhere, in other optimizers by a
             copy of the weights during each measured step.
         forecast: Whether to compute the expected norm and alignment, from the weights at the first step. There is no
-            forecast for RenormalizedAdamW, coupled decay and unknown classes, and none of the norm for SGD. A layer loses
-            its forecast once some of its rows or experts had no gradient and waited (`own_time`), because its slices
-            have then taken different numbers of steps.
+            forecast for RenormalizedAdamW, coupled decay, cautious decay (`theory.forecast_cautious` has one) and unknown
+            classes, and none of the norm for SGD. A layer loses its forecast once some of its rows or experts had no
+            gradient and waited (`own_time`), because its slices have then taken different numbers of steps.
 
     Examples:
         >>> from steadynorm import ScionC
@@ -91,6 +94,7 @@ class Monitor:
         self._start_rows: list[tuple[list[Layer], Row]] = []  # starts that are still on the device
         self._snapshots: list[Snapshot] = []
         self._records: list[Record] = []
+        self._history = History()
         self._logged: dict[str, float | Tensor] = {}
         self._differing: set[str] = set()  # "lr/<group>" and so on that records show
         self._row: Row | None = None  # of the current step; None if it is not measured
@@ -121,6 +125,21 @@ class Monitor:
         records, self._records = Records(self._records), []
         records.resumed, records.source = self.steps > self._watched, self._source
         return records
+
+    def advice(self) -> list[str]:
+        """Return what the records so far say: for each role one sentence with the figures behind it.
+
+        A figure is a mean over the last third of the records, with its standard error. A role whose figures are missing
+        is not spoken of, and neither is a run of fewer than nine records.
+        """
+        self._drain()
+        by_role: dict[str, set[str]] = {}
+        for layer in (layer for layer in self._probe.layers if layer.parameter.numel()):
+            by_role.setdefault(layer.role, set()).add(hold_of(self.optimizer.param_groups[layer.group]))
+        holds = {role: held.pop() for role, held in by_role.items() if len(held) == 1}
+        if len(by_role) == 1:  # records then speak of all weights
+            holds[""] = next(iter(holds.values()), "decay")
+        return advise(self._history.as_run(), holds)
 
     @property
     def roles(self) -> list[str]:
@@ -172,7 +191,10 @@ class Monitor:
         labels = group_labels(self.optimizer, layers)
         on_host = {"step": self.steps, **read_group_values(self.optimizer, labels, self._family, self._differing)}
         on_host |= {name: value for name, value in self._logged.items() if not isinstance(value, Tensor)}
-        return Snapshot(on_host, labels, layers, positions, row.close())
+        groups = self.optimizer.param_groups
+        lrs, holds = [float(group["lr"]) for group in groups], [hold_of(group) for group in groups]
+        targets = read_targets(self.optimizer, layers, self._family)
+        return Snapshot(on_host, labels, lrs, holds, targets, layers, positions, row.close())
 
     def _refresh(self) -> None:
         """Measure the parameters that the optimizer has now; new ones start their forecast here."""
@@ -208,14 +230,17 @@ class Monitor:
                 norm, momentum, count = (values.get((kind, layer), 0.0) for kind in ("norm", "momentum", "count"))
                 self._starts[layer] = Start(norm**2, momentum > 0, int(count))
             self._forecasts.skips |= skips_in(values)
+        forecasts = self._forecasts
         views = [
-            RecordView(snapshot.positions, skips_in(values))
+            RecordView(snapshot.positions, skips_in(values), lengths_in(values, forecasts.update_norms_sq))
             for snapshot, values in zip(snapshots, record_values, strict=True)
         ]
-        advanced = self._forecasts.advance(self._starts, views, skips_in(now))
+        advanced = forecasts.advance(self._starts, views, skips_in(now))
         for snapshot, values, positions in zip(snapshots, record_values, advanced, strict=True):
             snapshot = snapshot._replace(positions=positions)
-            self._records.append(compose(snapshot, values, self._starts, self._forecasts.update_norms_sq))
+            norms_sq = forecasts.update_norms_sq, forecasts.nominal_norms_sq
+            self._records.append(compose(snapshot, values, self._starts, *norms_sq))
+            self._history.add(self._records[-1])
 
     # --- checkpoints
 
@@ -233,6 +258,7 @@ class Monitor:
             "starts": {layer.name: list(self._starts[layer]) for layer in self._probe.layers},
             "courses": self._forecasts.state_dict(),
             "skips": {layer.name: count for layer, count in self._forecasts.skips.items()},
+            "history": self._history.state_dict(),
             "waited": {layer.name: count for layer, count in self._probe.waited.items()},
         }
 
@@ -256,6 +282,7 @@ class Monitor:
         self._forecasts.skips |= {by_name[name]: n for name, n in state.get("skips", {}).items() if name in by_name}
         waited = {by_name[name]: n.clone() for name, n in state.get("waited", {}).items() if name in by_name}
         self._probe.waited |= waited
+        self._history.load_state_dict(state.get("history", {}))
         self.steps, self._records, self._differing = int(state["steps"]), list(state["records"]), set(state["apart"])
         self._watched = 0
 

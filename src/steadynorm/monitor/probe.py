@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from steadynorm.decay.hold import is_rescaled
 from steadynorm.decay.recognition import is_decoupled
 from steadynorm.decay.rule import applied_weight_decay
 from steadynorm.monitor.layers import PEAK_LMOS, Layer
@@ -146,21 +147,22 @@ class Probe:
     def _inner_products(self) -> list[tuple[list[Layer], Tensor]]:
         """Return <theta, u>, |u|^2 and |theta|^2 of the step just taken, (3, layers), for this process's part.
 
-        They come from the optimizer, or from the copies of the weights.
+        They come from the optimizer, or from the copies of the weights; copies do not tell an update from what a hook
+        did to the weights after the step to hold their norm, so such layers have none.
         """
         if self._observed is not None:
             return [([self._by_parameter[p] for p in params], values) for params, values in self._observed.observed]
         decoupled = is_decoupled(self.optimizer)
         products = []
         for layer, before in self._before.items():
-            if layer in self.moved:
-                group = self.optimizer.param_groups[layer.group]
+            group = self.optimizer.param_groups[layer.group]
+            if layer in self.moved and not is_rescaled(group):
                 decay = applied_weight_decay(self.optimizer, group, layer.parameter) if decoupled else 0.0
-                eta = float(group["lr"]) * decay
+                lr = float(group["lr"])
                 wide = torch.promote_types(before.dtype, torch.float32)
                 theta, after = before.to(wide).flatten(), layer.local_weights.to(wide).flatten()
-                u = theta * (1 - eta) - after  # times gamma, which the cosine does not depend on
-                u *= (theta != after).any()  # nothing moved: a skipped step, which did not decay either
+                u = theta * (1 - lr * decay) - after  # times gamma
+                u *= (theta != after).any() / (lr or 1.0)  # nothing moved: a skipped step, which did not decay either
                 pairs = ((theta, u), (u, u), (theta, theta))
                 products.append(([layer], torch.stack([torch.linalg.vecdot(x, y) for x, y in pairs]).unsqueeze(1)))
         return products

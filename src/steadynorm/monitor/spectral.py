@@ -97,26 +97,35 @@ def _leading_eigenvector(t: Tensor) -> Tensor:
 
 
 class SpectralNorms:
-    """Spectral norms of same-shape layers over sqrt(d_out/d_in), the norm of Table 1.
+    """Spectral norms of same-shape layers over sqrt(d_out/d_in), the norm of Table 1; of one run of equal blocks of them.
 
     >>> from steadynorm.lmo import LMOS
     >>> p = torch.diag(torch.tensor([3.0, 1.0]))
-    >>> norms = SpectralNorms([Layer("p", p, 0, LMOS["spectral"], 1)])
+    >>> norms = SpectralNorms([Layer("p", p, 0, LMOS["spectral"], views.BlockLayout())])
     >>> norms.warm_up(); round(norms(1).item(), 3)
     3.0
     """
 
     WARM_UP = 20  # products for a new vector, so that the first records are right
 
-    def __init__(self, layers: Sequence[Layer]):
-        first = layers[0]
+    def __init__(self, layers: Sequence[Layer], index: int = 0):
+        """Make vectors to start from.
+
+        Args:
+            layers: The layers, which are alike.
+            index: Which of the runs of equal blocks of each is measured.
+        """
+        first, view = layers[0], layers[0].lmo.view
         self.layers = list(layers)
-        self.rows, self.columns = first.lmo.view.sides(first.shape, first.blocks)
-        self.matrices = first.parameter.numel() // (self.rows * self.columns)  # of one layer
-        self.scale = math.sqrt(self.columns / self.rows) * first.lmo.view.divisor(first.shape)
+        runs = view.runs(first.shape, first.blocks)
+        self.run, self.index, self.is_only = runs[index], index, len(runs) == 1
+        self.first_matrix = sum(run.matrices for run in runs[:index])
+        self.rows, self.columns, self.matrices = self.run.d_out, self.run.d_in, self.run.matrices  # of one layer
+        self.scale = math.sqrt(self.columns / self.rows) * self.run.divisor
         # Else sharded weights are gathered, a layer at a time.
-        separate_rows = first.lmo.view in (views.MATRIX, views.FLATTENED)
-        self.by_rows = first.layout is not None and first.layout.keeps_rows_whole and separate_rows
+        row = first.shape[-1] if self.is_only and view.is_stack(first.shape) else math.prod(first.shape[1:])
+        has_rows = view in (views.MATRIX, views.FLATTENED) and self.columns == row
+        self.by_rows = first.layout is not None and first.layout.keeps_rows_whole and has_rows
         p = first.parameter
         self.dtype = torch.float64 if p.dtype == torch.float64 else torch.float32
         # Equidistributed phases: not the global random state, not orthogonal to anything in particular.
@@ -127,12 +136,13 @@ class SpectralNorms:
     @property
     def keys(self) -> list[tuple[Layer, int]]:
         """The layer, and the index of the matrix in it, for each value returned."""
-        return [(layer, k) for layer in self.layers for k in range(self.matrices)]
+        return [(layer, self.first_matrix + k) for layer in self.layers for k in range(self.matrices)]
 
     def by_layer(self) -> dict[str, Tensor]:
-        """Return the vectors, (matrices, d_in), by layer name."""
+        """Return the vectors, (matrices, d_in), by layer name; by that and a number where blocks differ in size."""
         parts = self.vectors.view(len(self.layers), self.matrices, self.columns).unbind(0)
-        return {layer.name: part.clone() for layer, part in zip(self.layers, parts, strict=True)}
+        names = [layer.name if self.is_only else f"{layer.name}, blocks {self.index}" for layer in self.layers]
+        return {name: part.clone() for name, part in zip(names, parts, strict=True)}
 
     def check(self, vectors: Mapping[str, Tensor]) -> None:
         """Raise ValueError where the vectors of a layer do not fit."""
@@ -193,12 +203,13 @@ class SpectralNorms:
         assert layout is not None
         sums = v.new_zeros(len(self.layers), self.matrices, self.columns + 1, dtype=torch.float64)
         vectors = v.view(len(self.layers), self.matrices, self.columns)
-        first = layout.mine.start[0] * (math.prod(layout.whole.size[1:]) // self.columns)
+        first = layout.mine.start[0] * (math.prod(layout.whole.size[1:]) // self.columns) - self.run.start
         for layer, own, into in zip(self.layers, vectors.unbind(0), sums.unbind(0), strict=True):
-            rows, at = layer.local_weights.to(self.dtype).reshape(-1, self.columns), 0
-            while at < len(rows):
+            rows, at = layer.local_weights.to(self.dtype).reshape(-1, self.columns), max(0, -first)
+            last = min(len(rows), self.matrices * self.rows - first)
+            while at < last:
                 k = (first + at) // self.rows  # the matrix that these rows belong to
-                end = min(len(rows), (k + 1) * self.rows - first)
+                end = min(last, (k + 1) * self.rows - first)
                 w = torch.mv(rows[at:end], own[k])
                 size = _length(w).double()
                 into[k, :-1], into[k, -1] = torch.mv(rows[at:end].t(), _unit(w)) * size, size.square().squeeze(-1)
@@ -211,7 +222,10 @@ class SpectralNorms:
         """Return parameters of this shape as (matrices, d_out, d_in)."""
         first, alone = self.layers[0], len(parameters) == 1  # a single parameter is viewed, not copied
         x = (parameters[0].unsqueeze(0) if alone else torch.stack(parameters)).to(self.dtype)
-        x = first.lmo.view.to_matrices(x, first.blocks, 1)
+        if not self.is_only:
+            dim = first.lmo.view.block_dims[first.blocks.side] % len(first.shape) + 1
+            x = x.narrow(dim, self.run.start, self.run.length)
+        x = first.lmo.view.to_matrices(x, self.run.blocks, first.blocks.side, 1)
         return (x.mT if first.lmo.view.is_transposed else x).reshape(-1, self.rows, self.columns)
 
 
@@ -227,14 +241,15 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def spectral_norms(layers: Sequence[Layer]) -> list[SpectralNorms]:
-    """Return one `SpectralNorms` per kind of spectral layer."""
+    """Return one `SpectralNorms` per kind of spectral layer, and per run of blocks in it."""
     alike: dict[tuple[object, ...], list[Layer]] = {}
     for layer in layers:
         if layer.is_spectral:
             p = layer.parameter
             key = (layer.lmo.name, layer.blocks, layer.shape, layer.layout, p.dtype, p.device)
             alike.setdefault(key, []).append(layer)
-    return [SpectralNorms(members) for members in alike.values()]
+    runs = {key: members[0].lmo.view.runs(members[0].shape, members[0].blocks) for key, members in alike.items()}
+    return [SpectralNorms(members, index) for key, members in alike.items() for index in range(len(runs[key]))]
 
 
 def _whole(layer: Layer) -> Tensor:

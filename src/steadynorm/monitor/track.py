@@ -6,6 +6,12 @@ overlap kernel therefore share one forecast from zero, and each adds what is lef
     E|theta_t|^2 = U^2 N_t + |theta_0|^2 K_t,      K_t = prod (1-eta)^2
     E cos(theta_{t-1}, u_t) = - X_t / sqrt(N_{t-1} + K_{t-1} |theta_0|^2 / U^2),     X = sum_n a_n to_x^n D_n
 
+A second forecast knows how long updates turned out to be: N of each layer by itself, with gamma |u_t| / U in place of
+gamma. Between two records the ratio is that of the last one.
+
+Where the norm is held, N <- k N + (1 - k) C^2 and K <- k K instead: k is the factor of the error that balance leaves per
+step, 0 for a norm fixed at C^2, and 1 for one fixed where it is.
+
 During training a step only appends its parameters to a track; the forecast advances when records are made.
 """
 
@@ -39,12 +45,39 @@ class Start(NamedTuple):
     updates: int
 
 
+class HeldStep(NamedTuple):
+    """What a step does to a norm that is held: N <- keep N + (1 - keep) C^2."""
+
+    keep: float
+    steady_norm_sq: float
+
+
 class StepParams(NamedTuple):
     """What the forecast needs to know of one step."""
 
     lr: float
     eta: float
     filter: Filter
+    held: HeldStep | None = None
+
+    @property
+    def keep(self) -> float:
+        """The factor of what is left of the start."""
+        return (1 - self.eta) ** 2 if self.held is None else self.held.keep
+
+
+class MeasuredForecast(NamedTuple):
+    """The forecast of one layer from zero, given the lengths of its updates, after the last advance.
+
+    Attributes:
+        norm_sq: N.
+        overlaps: D_n.
+        length: |u| over its expected length when it was last measured; None before the first time, which counts as 1.
+    """
+
+    norm_sq: float
+    overlaps: np.ndarray
+    length: float | None
 
 
 @dataclass(eq=False)
@@ -64,6 +97,9 @@ class ForecastTrack:
         keeps: K, likewise.
         crosses: X of each of these steps.
         gains: |u| per element in each of these steps, for gradients of unit variance.
+        measured: The forecasts of single layers, given the lengths of their updates.
+        measured_norms: N of each of these layers before the first and after each of the steps last advanced over; nan
+            before its first measured length.
     """
 
     family: Family
@@ -78,21 +114,29 @@ class ForecastTrack:
     keeps: list[float] = field(default_factory=list)
     crosses: list[float] = field(default_factory=list)
     gains: list[float] = field(default_factory=list)
+    measured: dict[Layer, MeasuredForecast] = field(default_factory=dict)
+    measured_norms: dict[Layer, list[float]] = field(default_factory=dict)
 
     def copy(self, layers: tuple[Layer, ...] = ()) -> Self:
         """Return a track at the same point for other layers."""
-        return replace(self, layers=layers, pending=list(self.pending))
+        return replace(self, layers=layers, pending=list(self.pending), measured=dict(self.measured))
 
-    def advance(self, starts: Sequence[Start], skipped: frozenset[int] = frozenset()) -> None:
+    def advance(
+        self,
+        starts: Mapping[Layer, Start],
+        lengths: Mapping[Layer, Mapping[int, float]],
+        skipped: frozenset[int] = frozenset(),
+    ) -> None:
         """Forecast the pending steps; their norms and cosines are available until the next call.
 
         Args:
             starts: The starts of all layers of the track.
+            lengths: |u|/U where it was measured, by layer and index of the pending step.
             skipped: Indices of pending steps that were not taken. The norm does not change there, and there is no cosine.
         """
         pending = [params for k, params in enumerate(self.pending) if k not in skipped]
         if not self.begun and pending:
-            self._begin(starts, pending[0])
+            self._begin(list(starts.values()), pending[0])
         before, self.gains = self.state, []
         var = before.var
         for params in pending:
@@ -103,20 +147,62 @@ class ForecastTrack:
         lr = np.array([params.lr for params in pending]) * np.array(self.gains)
         eta = np.array([params.eta for params in pending], dtype=np.float64)
         filters = [params.filter for params in pending]
+        if self.has_norm:
+            self._advance_measured(list(starts), lengths, skipped, pending, lr, eta)
         after, cosines, self.state = theory.advance_forecast(before, self.kernel, filters, lr, eta)
-        self.norms = [before.norm_sq, *after.tolist()]
-        self.crosses = (-cosines * np.sqrt(self.norms[:-1])).tolist()
-        self.keeps = [self.keep, *(self.keep * np.cumprod((1 - eta) ** 2)).tolist()]
+        norms = np.array([before.norm_sq, *after])
+        self.crosses = (-cosines * np.sqrt(norms[:-1])).tolist()
+        self.norms = _hold(norms, pending).tolist()
+        self.state = replace(self.state, norm_sq=self.norms[-1])
+        self.keeps = [self.keep, *(self.keep * np.cumprod([params.keep for params in pending])).tolist()]
         self.keep = self.keeps[-1]
         if skipped:
             self._insert_skipped(skipped)
         self.pending = []
+
+    def _advance_measured(
+        self,
+        layers: Sequence[Layer],
+        lengths: Mapping[Layer, Mapping[int, float]],
+        skipped: frozenset[int],
+        pending: Sequence[StepParams],
+        lr: np.ndarray,
+        eta: np.ndarray,
+    ) -> None:
+        """Forecast the steps taken for each layer, given the lengths of its updates; `self.state` is before them."""
+        start = MeasuredForecast(float(self.state.norm_sq), self.state.overlaps, None)
+        before = [self.measured.get(layer, start) for layer in layers]
+        place = {index: k for k, index in enumerate(k for k in range(len(self.pending)) if k not in skipped)}
+        ratios = np.array([[1.0 if past.length is None else past.length for past in before]] * len(place))
+        ratios = ratios.reshape(len(place), len(layers))
+        unknown = [0 if past.length is not None else len(place) + 1 for past in before]  # how many norms are nan
+        for column, layer in enumerate(layers):
+            for index, length in sorted(lengths.get(layer, {}).items()):
+                if (k := place.get(index)) is not None:
+                    ratios[k:, column] = length / self.gains[k]
+                    unknown[column] = min(unknown[column], k + 1)
+        state = ForecastState(
+            np.array([past.norm_sq for past in before]),
+            self.state.var,
+            np.stack([past.overlaps for past in before], axis=-1),
+        )
+        filters = [params.filter for params in pending]
+        after, _, state = theory.advance_forecast(state, self.kernel, filters, lr[:, None] * ratios, eta)
+        norms = _hold(np.concatenate([[[past.norm_sq for past in before]], after]), pending)
+        self.measured, self.measured_norms = {}, {}
+        for column, (layer, past) in enumerate(zip(layers, before, strict=True)):
+            known = unknown[column] <= len(place)
+            last = (float(ratios[-1, column]) if len(place) else past.length) if known else None
+            self.measured[layer] = MeasuredForecast(float(norms[-1, column]), state.overlaps[:, column].copy(), last)
+            norms[: unknown[column], column] = math.nan
+            self.measured_norms[layer] = norms[:, column].tolist()
 
     def _insert_skipped(self, skipped: frozenset[int]) -> None:
         """Spread the results over all pending steps, the skipped ones included."""
         is_taken = [k not in skipped for k in range(len(self.pending))]
         taken_so_far = [0, *np.cumsum(is_taken).tolist()]
         self.norms, self.keeps = ([values[k] for k in taken_so_far] for values in (self.norms, self.keeps))
+        self.measured_norms = {layer: [norms[k] for k in taken_so_far] for layer, norms in self.measured_norms.items()}
         crosses, gains = iter(self.crosses), iter(self.gains)
         self.crosses = [next(crosses) if taken else math.nan for taken in is_taken]
         self.gains = [next(gains) if taken else math.nan for taken in is_taken]
@@ -141,14 +227,24 @@ class ForecastTrack:
         overlaps = theory.steady_overlap(self.kernel, step, lr, params.eta)
         self.state = ForecastState(_ALMOST_ZERO, var, overlaps)
 
-    def norm(self, at: int, unit: float, start: Start) -> float | None:
+    @property
+    def has_norm(self) -> bool:
+        """Whether the norm can be forecast; not that of SGD, whose gradients set the scale."""
+        return self.family.name != "sgd"
+
+    def norm(self, at: int, unit: float, start: Start, layer: Layer | None = None) -> float | None:
         """Return the forecast |theta| after `at` of the steps last advanced over.
 
-        SGD has none, because its gradients set the scale.
+        Args:
+            at: The number of steps.
+            unit: U^2.
+            start: Where the layer started.
+            layer: The layer, for the forecast that knows the lengths of its updates; None if it was made before them.
         """
-        if self.family.name == "sgd":
+        if not self.has_norm:
             return None
-        return math.sqrt(unit * self.norms[at] + start.norm_sq * self.keeps[at])
+        norms = self.norms if layer is None else self.measured_norms[layer]
+        return math.sqrt(unit * norms[at] + start.norm_sq * self.keeps[at])
 
     def cosine(self, at: int, unit: float, start: Start, grad: float, theta: float, u: float) -> float | None:
         """Return the expected cos(theta_{t-1}, u_t) in step `at`; 0 while theta is 0, None if its norm is unknown.
@@ -156,7 +252,7 @@ class ForecastTrack:
         For SGD it follows from the measured norms of gradient, weights and update: E<theta, u> = -|g|^2 sqrt(E x^2) X.
         """
         cross = self.crosses[at - 1]
-        if self.family.name == "sgd":
+        if not self.has_norm:
             size = theta * u
             return -(grad**2) * self.gains[at - 1] * cross / size if 0 < size < math.inf else None
         norm_sq = self.norms[at - 1] + start.norm_sq * self.keeps[at - 1] / unit
@@ -165,7 +261,8 @@ class ForecastTrack:
         return -cross / math.sqrt(norm_sq) if norm_sq > 0 else 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a track without pending steps as plain values and a tensor."""
+        """Return a track without pending steps as plain values and tensors."""
+        own = [self.measured[layer] for layer in self.layers if layer in self.measured]
         return {
             "layers": [layer.name for layer in self.layers],
             "norm_sq": self.state.norm_sq,
@@ -174,6 +271,7 @@ class ForecastTrack:
             "keep": self.keep,
             "count": self.count,
             "begun": self.begun,
+            "measured": [[past.norm_sq, past.length, torch.from_numpy(past.overlaps)] for past in own],
         }
 
     @classmethod
@@ -182,7 +280,24 @@ class ForecastTrack:
     ) -> Self:
         """Return the track that was saved."""
         state = ForecastState(saved["norm_sq"], saved["var"], saved["past"].numpy().copy())
-        return cls(family, kernel, layers, state, saved["keep"], saved["count"], saved["begun"])
+        measured = {
+            layer: MeasuredForecast(norm_sq, overlaps.numpy().copy(), length)
+            for layer, (norm_sq, length, overlaps) in zip(layers, saved.get("measured", ()), strict=False)
+        }
+        return cls(family, kernel, layers, state, saved["keep"], saved["count"], saved["begun"], measured=measured)
+
+
+def _hold(norms: np.ndarray, pending: Sequence[StepParams]) -> np.ndarray:
+    """Return N before the first and after each step, (steps + 1, ...), given that of the open loop."""
+    if all(params.held is None for params in pending):
+        return norms
+    held = norms.copy()
+    for t, params in enumerate(pending):
+        if params.held is None:
+            held[t + 1] = params.keep * (held[t] - norms[t]) + norms[t + 1]
+        else:
+            held[t + 1] = params.keep * held[t] + (1 - params.keep) * params.held.steady_norm_sq
+    return held
 
 
 class TrackPosition(NamedTuple):
@@ -202,7 +317,14 @@ class TrackPosition(NamedTuple):
 
 
 class RecordView(NamedTuple):
-    """What a record knows of the forecast: every track's position, and how many updates each layer had skipped."""
+    """What a record knows of the forecast.
+
+    Attributes:
+        positions: Where every track stood.
+        skips: How many updates each layer had skipped.
+        lengths: |u|/U of the layers whose update was measured.
+    """
 
     positions: Sequence[TrackPosition]
     skips: Mapping[Layer, int]
+    lengths: Mapping[Layer, float]

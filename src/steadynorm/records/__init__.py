@@ -7,6 +7,7 @@ A value is a number or null; values that are not finite are written as null, so 
 with the CRC-32 of what precedes it; files of earlier versions have none and are still read.
 """
 
+from steadynorm.records.advice import advise
 from steadynorm.records.reader import last_step, read, thin
 from steadynorm.records.recorder import LAYERS, Recorder
 from steadynorm.records.role_norms import ROLE_LABELS, SPLIT, layer_order, split_norms
@@ -35,6 +36,7 @@ __all__ = [
     "RecordError",
     "Recorder",
     "Run",
+    "advise",
     "flatten",
     "last_step",
     "layer_order",

@@ -20,7 +20,14 @@ ROLE_LABELS: Mapping[str, str] = MappingProxyType(
     }
 )
 # The quantities that are also recorded by role -> what records call them in a layer.
-SPLIT: Mapping[str, str] = MappingProxyType({"weight_norm": "norm", "forecast_norm": "forecast"})
+SPLIT: Mapping[str, str] = MappingProxyType(
+    {
+        "weight_norm": "norm",
+        "target_norm": "target",
+        "forecast_norm": "forecast",
+        "forecast_norm_measured": "forecast_measured",
+    }
+)
 
 
 def natural(name: str) -> list[tuple[int, str]]:

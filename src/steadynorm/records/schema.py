@@ -54,11 +54,22 @@ QUANTITIES: Mapping[str, Quantity] = MappingProxyType(
         "val_loss": Quantity("Validation loss", "nats", "Loss on held-out data."),
         "val_accuracy": Quantity("Validation accuracy", "", "Share of held-out examples classified correctly."),
         "weight_norm": Quantity("Weight norm", "l2", "Norm of all weights."),
+        "target_norm": Quantity(
+            "Target weight norm",
+            "l2",
+            "Weight norm at which corrected decay aims; unknown, in the total as well, where decay is constant.",
+        ),
         "forecast_norm": Quantity(
             "Forecast weight norm",
             "l2",
             "Weight norm expected if updates were independent of the weights; unknown, in the total as well, once a step "
             "leaves some rows of an embedding table unused.",
+        ),
+        "forecast_norm_measured": Quantity(
+            "Forecast weight norm, updates measured",
+            "l2",
+            "The same forecast given how long updates turned out to be; between two records they are taken to be as long as "
+            "in the last one.",
         ),
         "grad_norm": Quantity(
             "Gradient norm",
@@ -75,6 +86,18 @@ QUANTITIES: Mapping[str, Quantity] = MappingProxyType(
         "sign_norm": Quantity("Sign norm", "", "d_in * max|W| of the sign layers, mean."),
         "embedding_norm": Quantity("Embedding norm", "", "max|W| of the embeddings, mean."),
         "bias_norm": Quantity("Bias norm", "rms", "Root mean square of a vector's elements, mean."),
+        "update_norm": Quantity(
+            "Update norm",
+            "",
+            "|update| over its nominal length, that of an exact lmo (for Adam, the length expected of pure noise; SGD has "
+            "none), mean over the spectral layers, or over all if there are none.",
+        ),
+        "relative_update": Quantity(
+            "Relative update", "", "lr * |update| / |weights before the step|, mean over the same layers."
+        ),
+        "angle": Quantity(
+            "Angle per step", "rad", "Angle between the weights before and after the step, mean over the same layers."
+        ),
         "alignment": Quantity(
             "Alignment",
             "cos",
@@ -101,7 +124,12 @@ QUANTITIES: Mapping[str, Quantity] = MappingProxyType(
 LAYER_QUANTITIES: Mapping[str, str] = MappingProxyType(
     {
         "norm": "weight_norm",
+        "target": "target_norm",
         "forecast": "forecast_norm",
+        "forecast_measured": "forecast_norm_measured",
+        "update_norm": "update_norm",
+        "relative_update": "relative_update",
+        "angle": "angle",
         "grad": "grad_norm",
         "alignment": "alignment",
         "expected": "expected_alignment",

@@ -52,6 +52,7 @@ def report(
     runs = [replace(run, layers={name: run.layers[name] for name in order if name in run.layers}) for run in runs]
     layered = [layer_records(run, runs) for run in runs]
     blocks = [
+        *advice_blocks(read),
         *summary_blocks(read, runs),
         *plot_blocks(runs),
         *layer_blocks(layered),
@@ -61,6 +62,14 @@ def report(
     comparison = page.Page(title or _title(runs), _subtitle(runs), blocks, export_files(runs, layered))
     out = Path(out)
     return page.write(comparison, out / "report.html" if out.is_dir() else out)
+
+
+def advice_blocks(runs: Sequence[Run]) -> list[page.Block]:
+    """Return what the figures of the runs say, in words; nothing if they say nothing."""
+    sentences = [(run.name, sentence) for run in runs for sentence in records.advise(run)]
+    lines = [sentence if len(runs) == 1 else f"{name} · {sentence}" for name, sentence in sentences]
+    note = "Figures are means over the last third of the records, with their standard error."
+    return [page.Text("What the figures say", [*lines, note])] if lines else []
 
 
 def _read(source: str | Path | Run, points: int, advance: Callable[[int], object]) -> Run:

@@ -1,7 +1,7 @@
 """The plots of a report: one per quantity and group, in sections."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from steadynorm import records
 from steadynorm.records import QUANTITIES, Quantity, Run
@@ -10,11 +10,10 @@ from steadynorm.report import page
 
 @dataclass(frozen=True)
 class _Panel:
-    """One plot: `key` as a solid line and, unless it is "", `dashed` as a dashed one, with the names of both."""
+    """One plot: `key` as a solid line, called measured, and the keys of `dashed` as dashed ones, called by their values."""
 
     key: str
-    dashed: str = ""
-    names: tuple[str, str] = ("measured", "")
+    dashed: Mapping[str, str] = field(default_factory=dict)
     zero: bool = False
     log: bool = False  # at first
 
@@ -31,10 +30,14 @@ SECTIONS = (
     _Section(
         "Norms",
         "Corrected decay holds the weight norm; constant decay lets it follow the learning rate. The forecast is the norm "
-        "that updates independent of the weights would give: compare it with the hidden matrices. The gradient of an "
-        "output layer pushes its weights outward, so that its norm lies above.",
+        "that updates independent of the weights would give: compare it with the hidden matrices. A second forecast knows "
+        "how long updates turned out to be, so that what is left between it and the measured norm is alignment. The "
+        "gradient of an output layer pushes its weights outward, so that its norm lies above.",
         (
-            _Panel("weight_norm", "forecast_norm", ("measured", "forecast")),
+            _Panel(
+                "weight_norm",
+                {"forecast_norm": "forecast", "forecast_norm_measured": "forecast, updates measured"},
+            ),
             _Panel("grad_norm", log=True),  # the first steps would hide the rest
             _Panel("spectral_norm"),
             _Panel("sign_norm"),
@@ -46,12 +49,20 @@ SECTIONS = (
         "Alignment",
         "The cosine between weights and update. Momentum alone makes it negative, as expected below; what exceeds that says "
         "whether a layer's gradient pushes its weights outward.",
-        (_Panel("alignment", "expected_alignment", ("measured", "expected")), _Panel("excess_alignment")),
+        (_Panel("alignment", {"expected_alignment": "expected"}), _Panel("excess_alignment")),
+    ),
+    _Section(
+        "Updates",
+        "How long updates are beside their nominal length, and how far one step moves and turns the weights.",
+        (_Panel("update_norm"), _Panel("relative_update"), _Panel("angle")),
     ),
     _Section(
         "Schedules",
         "",
-        tuple(_Panel(key, zero=True) for key in ("lr", "alpha", "effective_lr", "weight_decay", "steady_norm_sq")),
+        tuple(
+            _Panel(key, zero=True)
+            for key in ("lr", "alpha", "effective_lr", "weight_decay", "target_norm", "steady_norm_sq")
+        ),
     ),
 )
 
@@ -76,17 +87,21 @@ def _plots(runs: Sequence[Run], panel: _Panel) -> list[page.Plot]:
     )
     order = [f"/{role}" for role in records.ROLE_LABELS] if panel.key in records.SPLIT else []
     ordered = sorted(groups, key=lambda group: (order.index(group) if group in order else len(order), group))
-    keys = [(panel.key + group, panel.dashed + group if panel.dashed else "") for group in ordered]
-    plots = [_plot(runs, replace(panel, key=key, dashed=dashed)) for key, dashed in keys]
+    panels = [
+        replace(panel, key=panel.key + group, dashed={key + group: name for key, name in panel.dashed.items()})
+        for group in ordered
+    ]
+    plots = [_plot(runs, own) for own in panels]
     return [plot for plot in plots if plot.series]
 
 
 def _plot(runs: Sequence[Run], panel: _Panel) -> page.Plot:
     quantity, series = _quantity(panel.key), []
     for run in runs:
-        for key, name, style in zip((panel.key, panel.dashed), panel.names, ("line", "dash"), strict=True):
+        for key, name in {panel.key: "measured", **panel.dashed}.items():
             steps, values = run.finite(key)
             if len(values):
+                style = "line" if key == panel.key else "dash"
                 series.append(page.Series(name, steps, values, style=style, toggle=run.name))
     return page.Plot(
         quantity.label, "step", quantity.unit, series, quantity.description, log_y=panel.log, zero=panel.zero
@@ -95,7 +110,7 @@ def _plot(runs: Sequence[Run], panel: _Panel) -> page.Plot:
 
 def other_plot_blocks(runs: Sequence[Run]) -> list[page.Block]:
     """Return plots of what no section shows."""
-    drawn = {key for section in SECTIONS for panel in section.panels for key in (panel.key, panel.dashed)}
+    drawn = {key for section in SECTIONS for panel in section.panels for key in (panel.key, *panel.dashed)}
     others = dict.fromkeys(key for run in runs for key in run.columns if key not in drawn and _base(key) not in drawn)
     plots = [plot for plot in (_plot(runs, _Panel(key)) for key in others) if plot.series]
     return [page.Text("More"), *plots] if plots else []

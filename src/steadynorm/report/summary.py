@@ -51,7 +51,8 @@ def _over_forecast(run: Run) -> dict[str, page.Cell]:
     """Return measured / forecast norm of each role that was recorded, or of all weights if none was."""
     roles = [role for role in records.ROLE_LABELS if f"weight_norm/{role}" in run.columns]
     names = {f"measured / forecast, {role}": f"/{role}" for role in roles} or {"measured / forecast": ""}
-    return {name: _ratio(*(_at(run, key + suffix, 1.0) for key in records.SPLIT)) for name, suffix in names.items()}
+    keys = ("weight_norm", "forecast_norm")
+    return {name: _ratio(*(_at(run, key + suffix, 1.0) for key in keys)) for name, suffix in names.items()}
 
 
 def _at(run: Run, key: str, part: float) -> float | None:

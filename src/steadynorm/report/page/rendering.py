@@ -137,8 +137,8 @@ class _Body:
             entry |= {"under": under} if under else {}
         values = np.concatenate([np.asarray(line.y, float).ravel() for line in plot.series] or [np.zeros(0)])
         positive = bool((values > 0).any() and not (values < 0).any())
-        number = self._add(plot, series=series, logX=plot.log_x, logY=plot.log_y and positive, positive=positive)
-        self.plots[number]["zero"] = plot.zero
+        axes = {"logX": plot.log_x, "logY": plot.log_y and positive, "positive": positive, "zero": plot.zero}
+        number = self._add(plot, series=series, **axes)
         several = len(keys) > 1 and len(keys) <= 16
         key = "".join(f"<span>{_swatch(colour, style)}{escape(name)}</span>" for name, style, colour in keys)
         log = '<button type="button" class="log" aria-pressed="false">log y</button>' if positive else ""
@@ -150,16 +150,12 @@ class _Body:
             raise ValueError(
                 f"heat map {plot.title!r}: z has shape {z.shape}, but y and x have {len(plot.y)} and {len(plot.x)} entries"
             )
-        finite = z[np.isfinite(z)]
-        reach = float(np.abs(finite - plot.middle).max(initial=0)) or 1.0
+        reach = float(np.abs(z[np.isfinite(z)] - plot.middle).max(initial=0)) or 1.0
         low = plot.middle - reach if plot.low is None else plot.low
         high = plot.middle + reach if plot.high is None else plot.high
-        x = self._share(np.asarray(plot.x))
-        number = self._add(plot, x=x, y=list(plot.y), z=[rounded(row) for row in z], middle=plot.middle)
-        self.plots[number] |= {"low": low, "high": high}
-        if plot.toggle:
-            self.plots[number]["run"] = self.toggles.index(plot.toggle)
-        return self._card(number, plot, "", "")
+        grid = {"x": self._share(np.asarray(plot.x)), "y": list(plot.y), "z": [rounded(row) for row in z]}
+        run = {"run": self.toggles.index(plot.toggle)} if plot.toggle else {}
+        return self._card(self._add(plot, **grid, middle=plot.middle, low=low, high=high, **run), plot)
 
     def _add(self, plot: Plot | HeatMap, **data: Any) -> int:
         taken = {drawn["id"] for drawn in self.plots}
@@ -170,7 +166,7 @@ class _Body:
         self.plots.append(labels | {"kind": "heat" if isinstance(plot, HeatMap) else "plot"} | data)
         return len(self.plots) - 1
 
-    def _card(self, number: int, plot: Plot | HeatMap, keys: str, log: str) -> str:
+    def _card(self, number: int, plot: Plot | HeatMap, keys: str = "", log: str = "") -> str:
         caption = f'<p class="caption">{escape(plot.caption)}</p>' if plot.caption else ""
         rows = len(plot.y) if isinstance(plot, HeatMap) else 0
         height = f' style="--rows: {rows}"' if rows else ""
@@ -256,13 +252,9 @@ def rounded(values: np.ndarray, digits: int = 6) -> list[float | None]:
 
 def _toggles(blocks: Sequence[Block]) -> list[str]:
     """Return the names of runs in order of appearance."""
-    names = {}
-    for block in blocks:
-        if isinstance(block, HeatMap):
-            names[block.toggle] = None
-        elif isinstance(block, Plot):
-            names |= {line.toggle: None for line in block.series}
-    return [name for name in names if name]
+    figures = [block for block in blocks if isinstance(block, Plot | HeatMap)]
+    names = (part.toggle for block in figures for part in (block.series if isinstance(block, Plot) else [block]))
+    return [name for name in dict.fromkeys(names) if name]
 
 
 def _swatch(colour: int, style: str) -> str:

@@ -1,0 +1,112 @@
+"""What becomes of each parameter when an optimizer is converted: its new settings, its state, and a line of the table."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from steadynorm import theory
+from steadynorm.conversion.source import MOMENTUM, Group, Source
+from steadynorm.groups.tables import format_table
+from steadynorm.views import BlockLayout
+
+_TITLES = ("parameter", "shape", "rule", "lr", "decay", "steady rms", "state")
+
+
+class Converted(NamedTuple):
+    """What `convert` returns.
+
+    Attributes:
+        optimizer: The new optimizer; with `to=torch.optim.Muon` a list of two, Muon and its AdamW.
+        table: What changed, one line per parameter.
+    """
+
+    optimizer: Any
+    table: str
+
+
+class Change(NamedTuple):
+    """What becomes of one parameter.
+
+    Attributes:
+        source: The parameter under the old optimizer.
+        to: The class of the new one.
+        values: The values of its new group.
+        unit: U^2 per element.
+        was: C^2 before.
+        now: C^2 after.
+    """
+
+    source: Source
+    to: type[Optimizer]
+    values: Group
+    unit: float = 0.0
+    was: float = 0.0
+    now: float = 0.0
+
+
+@torch.no_grad()
+def take_over(new: Optimizer, sources: Sequence[Source], *keys: str) -> None:
+    """Copy state: momentum from its old name, other keys from their own."""
+    for source in sources:
+        for key in keys:
+            old = source.state.get(MOMENTUM[source.kind] if key == "momentum_buffer" else key)
+            if isinstance(old, Tensor) and key in new.state[source.parameter]:
+                new.state[source.parameter][key].copy_(old)
+
+
+# --- the table
+
+
+def format_changes(changes: Sequence[Change]) -> str:
+    """Return a line of titles, then a line per parameter."""
+    return format_table([_TITLES, *map(_row, changes)])
+
+
+def _row(change: Change) -> list[str]:
+    source, values = change.source, change.values
+    blocks = BlockLayout.of(values.get("blocks", 1))
+    is_scion = "lmo" in values and "use_muon" not in values
+    rule = f"{source.kind} -> {change.to.__name__}" + (f", {values['lmo']}" if is_scion else "")
+    return [
+        source.name,
+        "x".join(map(str, source.parameter.shape)) or "scalar",
+        rule + (f", {blocks.label}" if blocks.count > 1 else ""),
+        f"{float(source.group['lr']):.4g} -> {float(values['lr']):.4g}",
+        f"{source.eta / source.peak:.4g} -> {_decay(values)}",
+        _rms(change),
+        _state(change),
+    ]
+
+
+def _decay(values: Group) -> str:
+    if values["weight_decay"] is None:
+        return f"corrected, C^2 = {values['steady_norm_sq']:.4g}"
+    if values["weight_decay"] == 0:
+        return "none"
+    return f"{values['weight_decay']:.4g}" + (", corrected" if values.get("corrected") else "")
+
+
+def _rms(change: Change) -> str:
+    """Return the root mean square of the weights at steady state."""
+    if change.source.eta == 0:
+        return "grows"
+    if change.source.kind == "AdamW" and "lmo" not in change.values:
+        peak = change.source.peak
+        rms = math.sqrt(theory.adam_mean_square(peak, change.source.eta / peak, limit=True))
+        return f"{rms:.3g} -> {rms:.3g}"
+    return " -> ".join(f"{math.sqrt(norm_sq * change.unit):.3g}" for norm_sq in (change.was, change.now))
+
+
+def _state(change: Change) -> str:
+    source = change.source
+    if not source.state:
+        return "none yet"
+    if "lmo" not in change.values or "use_muon" in change.values:
+        return "all"
+    if MOMENTUM[source.kind] not in source.state:
+        return "no momentum found: starts at zero"
+    return "exp_avg -> momentum_buffer; exp_avg_sq, step dropped" if source.kind == "AdamW" else "momentum_buffer"
