@@ -17,15 +17,15 @@ ABOUT = {
     "data": "Get data sets; turn text into token shards.",
     "bench": "Step time of these optimizers and torch's, side by side.",
 }
-_MODULES = {
-    "demo": "report",
-    "predict": "predict",
-    "simulate": "simulation",
-    "train": "train",
-    "paper": "paper",
-    "report": "report",
-    "data": "data",
-    "bench": "report",
+_PLACES = {  # module and name of each command
+    "demo": ("report", "Demo"),
+    "predict": ("predict", "Predict"),
+    "simulate": ("simulation", "Simulate"),
+    "train": ("train", "recipes_for"),
+    "paper": ("paper", "COMMANDS"),
+    "report": ("report", "Report"),
+    "data": ("data", "COMMANDS"),
+    "bench": ("benchmark", "Bench"),
 }
 
 
@@ -41,7 +41,9 @@ def command_of(argv: Sequence[str]) -> Any:
 
 
 def _load(name: str, argv: Sequence[str]) -> Any:
-    return import_module(f"steadynorm.cli.{_MODULES[name]}").command(name, argv)
+    module, command = _PLACES[name]
+    loaded = getattr(import_module(f"steadynorm.cli.{module}"), command)
+    return loaded(argv) if name == "train" else loaded
 
 
 def execute(command: Any) -> int | None:

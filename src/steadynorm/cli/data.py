@@ -1,18 +1,11 @@
 """Define `steadynorm data`."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tyro.conf import Positional
 
 from steadynorm.cli.subcommands import one_of
-
-
-def command(_: str, argv: Sequence[str]) -> Any:
-    """Return `data` in the form that the parser takes."""
-    return one_of({"get": DataGet, "tokenize": DataTokenize})
 
 
 @dataclass(frozen=True)
@@ -69,3 +62,6 @@ class DataTokenize:
             workers=self.workers,
         )
         print(f"{self.out}: {result.tokens} tokens of {result.documents} documents in {len(result.shards)} shards")
+
+
+COMMANDS = one_of({"get": DataGet, "tokenize": DataTokenize})

@@ -5,23 +5,18 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rich.console import Console
-from rich.table import Table
 from tyro.conf import Positional
 
 from steadynorm import progress
 from steadynorm.cli.subcommands import one_of
+from steadynorm.cli.text import new_table
 from steadynorm.lab import paper
 from steadynorm.lab.paper import Context, Experiment, TrainedExperiment, null, pool, runner
 
 Scale = Literal["desk", "paper"]
-
-
-def command(_: str, argv: Sequence[str]) -> Any:
-    """Return `paper` as the parser takes it."""
-    return one_of({"list": PaperList, "run": PaperRun, "null": PaperNull})
 
 
 @dataclass(frozen=True)
@@ -30,9 +25,8 @@ class PaperList:
 
     def __call__(self) -> None:
         """Print them, and their total: runs that several ask for are trained once."""
-        table = Table(show_lines=False)
-        for name, how in (("name", "left"), ("runs", "right"), ("core min", "right"), ("the paper found", "left")):
-            table.add_column(name, justify=how, no_wrap=name == "name")  # pyright: ignore[reportArgumentType]
+        table = new_table("", ["name", "runs", "core min", "the paper found"], right=("runs", "core min"))
+        table.columns[0].no_wrap = True
         plans, simulated = [], 0.0
         for experiment in paper.EXPERIMENTS.values():
             if isinstance(experiment, TrainedExperiment):
@@ -77,9 +71,8 @@ class PaperNull:
         folders = sorted(filter(runner.is_kept, self.folder.glob("*")))
         if not folders:
             raise ValueError(f"{self.folder} holds no finished experiments; make one with: steadynorm paper run NAME")
-        table = Table(title=f"Share of {self.draws:,} draws of noise in which a claim holds", title_justify="left")
-        for name in ("experiment", "claim", "holds, %"):
-            table.add_column(name, justify="right" if "%" in name else "left")
+        title = f"Share of {self.draws:,} draws of noise in which a claim holds"
+        table = new_table(title, ["experiment", "claim", "holds, %"], right=("holds, %",))
         leaning = 0
         with progress.bar(len(folders), "judging noise") as tell:
             for folder in folders:
@@ -152,9 +145,7 @@ class PaperRun:
     def _run(self, experiment: Experiment | TrainedExperiment) -> dict[Path, str]:
         context = self._context(experiment)
         finished = paper.run_experiment(experiment, context, self._resources(), self._command(experiment))
-        table = Table(title=f"{experiment.name}: {experiment.title}", title_justify="left")
-        for name in ("claim", "verdict", "figure"):
-            table.add_column(name)
+        table = new_table(f"{experiment.name}: {experiment.title}", ["claim", "verdict", "figure"])
         for claim in finished.outcome.claims:
             table.add_row(claim.text, claim.verdict, claim.figure)
         Console().print(table)
@@ -181,3 +172,6 @@ class PaperRun:
                 )
         print("\n".join(commands))
         return 0
+
+
+COMMANDS = one_of({"list": PaperList, "run": PaperRun, "null": PaperNull})

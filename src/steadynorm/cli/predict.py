@@ -1,28 +1,32 @@
 """Define `steadynorm predict`."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
+from rich.table import Table
 
 from steadynorm import prediction
 from steadynorm.cli import predict_tables as tables
 from steadynorm.cli.text import format_value, parse_shape
 from steadynorm.conversion import translation
-from steadynorm.conversion.equivalents import find_equivalents
+from steadynorm.conversion.equivalents import find_equivalents, from_fixed_norm
+from steadynorm.conversion.knobs import describe_setting, find_knobs
 from steadynorm.prediction import LrPlan, NormForecast, ParamSetting
 
-_SCIONC = "scionc"
+_SCIONC, _HYPERBALL = "scionc", "hyperball"
 _ALPHAS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
-def command(_: str, argv: Sequence[str]) -> Any:
-    """Return `predict` in the form that the parser takes."""
-    return Predict
+class _Shown(NamedTuple):
+    rows: list[dict[str, Any]]  # as JSON, one per shape
+    blocks: Sequence[Table | str]
+    forecasts: dict[str, NormForecast]  # by shape
+    names: dict[str, str]  # of shapes, where the forecasts are printed
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,8 @@ class Predict:
     lr: float
     """Learning rate gamma."""
     optimizer: str = _SCIONC
-    """Optimizer the settings belong to: scionc; or adamw, lion or torch's muon, which are translated to ScionC's."""
+    """Optimizer the settings belong to: scionc; or adamw, lion, torch's muon or hyperball (--lr is relative and
+    --start-rms the fixed RMS, as in MuonH and AdamH), which are translated to ScionC's."""
     alpha: float | None = None
     """Weight of the new gradient in the momentum (1 - momentum elsewhere); default: 0.1, or that of --optimizer."""
     weight_decay: float | None = None
@@ -53,8 +58,8 @@ class Predict:
     """--optimizer muon without Nesterov momentum."""
     adjust: str | None = None
     """adjust_lr_fn of --optimizer muon: original (torch's default) or match_rms_adamw."""
-    blocks: int = 1
-    """Row blocks treated as separate matrices (fused QKV: 3)."""
+    blocks: tuple[int, ...] = (1,)
+    """Row blocks treated as separate matrices: how many equal ones (fused QKV: 3), or all their sizes (2048 512 512)."""
     tokens_per_step: float | None = None
     """Print the half-life in tokens as well."""
     steps_per_epoch: float | None = None
@@ -63,6 +68,12 @@ class Predict:
     """Alphas to print the matching decay for."""
     other_lrs: tuple[float, ...] = ()
     """Learning rates to print the matching decay for; default: halves and doubles of --lr."""
+    half_life: float | None = None
+    """Half-life in steps that you want; prints which knob to turn. Default: twice the present one."""
+    rms: float | None = None
+    """RMS per element that you want, likewise. Default: twice the present one."""
+    relative_update: float | None = None
+    """Relative update lr |u| / |theta| that you want, likewise. Default: half the present one."""
     steps: int | None = None
     """Forecast a run of this many steps."""
     warmup: int = 0
@@ -82,98 +93,104 @@ class Predict:
         """Print the prediction and write its page if there is to be one."""
         if self.steps is None and self.page is not None:
             raise ValueError("--page draws a forecast: pass --steps as well")
-        forecasts = self._predict() if self.optimizer == _SCIONC else self._translate()
+        shown = self._predict() if self.optimizer in (_SCIONC, _HYPERBALL) else self._translate()
+        if self.json:
+            for text, row in zip(self.shape, shown.rows, strict=True):
+                if forecast := shown.forecasts.get(text):
+                    constant, corrected = forecast.constant.tolist(), forecast.corrected.tolist()
+                    row["forecast"] = {"constant": constant, "corrected": corrected}
+            print(json.dumps(shown.rows, indent=1))
+        else:
+            self._print(shown)
         if self.page is not None:
             whose = f"alpha {format_value(self._alpha)}" if self.optimizer == _SCIONC else self.optimizer
             title = f"Forecast: lr {format_value(self.lr)}, {whose}, {self.schedule}"
-            tables.write_page(self.page, title, forecasts)
+            tables.write_page(self.page, title, shown.forecasts)
             print(f"page: {self.page}")
+
+    @property
+    def _blocks(self) -> int | tuple[int, ...]:
+        return self.blocks[0] if len(self.blocks) == 1 else self.blocks
 
     @property
     def _alpha(self) -> float:
         return translation.SCION_ALPHA if self.alpha is None else self.alpha
 
-    @property
-    def _plan(self) -> LrPlan | None:
-        return None if self.steps is None else LrPlan(self.steps, self.warmup, self.schedule, self.final)
+    def _convert_half_life(self, steps: float) -> dict[str, float]:
+        return prediction.convert_half_life(steps, self.tokens_per_step, self.steps_per_epoch)
 
-    @property
-    def _convert_half_life(self) -> tables.HalfLives:
-        return partial(
-            prediction.convert_half_life, tokens_per_step=self.tokens_per_step, steps_per_epoch=self.steps_per_epoch
-        )
+    def _forecast(self, forecast: Callable[..., NormForecast], subjects: Mapping[str, Any]) -> dict[str, NormForecast]:
+        """Return the forecasts by shape; none without --steps."""
+        if self.steps is None:
+            return {}
+        plan = LrPlan(self.steps, self.warmup, self.schedule, self.final)
+        return {text: forecast(subject, plan, start_rms=self.start_rms) for text, subject in subjects.items()}
 
-    def _predict(self) -> dict[str, NormForecast]:
-        """Print what ScionC's settings do; return the forecasts by shape."""
+    def _predict(self) -> _Shown:
+        """Return what ScionC's settings do."""
         foreign = {"betas": self.betas, "momentum": self.momentum, "adjust": self.adjust}
         if misplaced := [f"--{name}" for name, value in foreign.items() if value is not None]:
             raise ValueError(f"{', '.join(misplaced)}: an option of another optimizer; name it with --optimizer")
-        settings = [
-            ParamSetting(
-                self.lr, self._alpha, parse_shape(text), self.lmo, self.nesterov, self.weight_decay,
-                self.steady_norm_sq, self.blocks,
-            )
-            for text in self.shape
-        ]  # fmt: skip
+        settings = [self._setting(parse_shape(text)) for text in self.shape]
         predictions = [prediction.predict(setting) for setting in settings]
         matches = [prediction.matches(setting, self.other_alphas, self.other_lrs) for setting in settings]
         same = [find_equivalents(setting) for setting in settings]
-        forecasts: dict[str, NormForecast] = {}
-        if (plan := self._plan) is not None:
-            for text, setting in zip(self.shape, settings, strict=True):
-                forecasts[text] = prediction.forecast(setting, plan, start_rms=self.start_rms)
-        if self.json:
-            rows = [
-                {
-                    **asdict(predicted),
-                    "half_life": self._convert_half_life(predicted.exact.half_life),
-                    "matches": [asdict(match) for match in matching],
-                    "equivalents": equivalent,
-                }
-                for predicted, matching, equivalent in zip(predictions, matches, same, strict=True)
-            ]
-            self._print_json(rows, forecasts)
-            return forecasts
-        names = {text: f"{text} ({row.setting.entry.name})" for text, row in zip(self.shape, predictions, strict=True)}
-        columns = [names[text] for text in self.shape]
-        console = Console()
-        console.print(tables.prediction_table(columns, predictions, self._convert_half_life))
-        console.print(tables.matching_table(columns, matches))
-        console.print(tables.equivalents_table(columns, same))
-        self._print_forecasts(console, {names[text]: forecast for text, forecast in forecasts.items()})
-        return forecasts
+        wishes = {"half_life": self.half_life, "rms": self.rms, "relative_update": self.relative_update}
+        knobs = [find_knobs(setting, **wishes) for setting in settings]
+        rows = [
+            {
+                **asdict(predicted),
+                "half_life": self._convert_half_life(predicted.exact.half_life),
+                "matches": [asdict(match) for match in matching],
+                "equivalents": equivalent,
+                "knobs": [asdict(knob) for knob in turned],
+            }
+            for predicted, matching, equivalent, turned in zip(predictions, matches, same, knobs, strict=True)
+        ]
+        columns = [f"{text} ({setting.entry.name})" for text, setting in zip(self.shape, settings, strict=True)]
+        blocks = [
+            tables.prediction_table(columns, predictions, self._convert_half_life),
+            *([tables.matching_table(columns, matches)] if self.optimizer == _SCIONC else []),
+            tables.equivalents_table(columns, same),
+            *tables.knob_lines(columns[0], settings[0], describe_setting(settings[0]), knobs[0]),
+        ]
+        forecasts = self._forecast(prediction.forecast, dict(zip(self.shape, settings, strict=True)))
+        return _Shown(rows, blocks, forecasts, dict(zip(self.shape, columns, strict=True)))
 
-    def _translate(self) -> dict[str, NormForecast]:
-        """Print what another optimizer's settings do and ScionC's equivalent; return the forecasts by shape."""
+    def _setting(self, shape: tuple[int, ...]) -> ParamSetting:
+        """Return ScionC's setting for a shape."""
+        if self.optimizer == _SCIONC:
+            return ParamSetting(
+                self.lr, self._alpha, shape, self.lmo, self.nesterov, self.weight_decay, self.steady_norm_sq, self._blocks
+            )  # fmt: skip
+        if self.weight_decay is not None or self.steady_norm_sq is not None:
+            raise ValueError("--optimizer hyperball fixes the norm at --start-rms: leave decay and target out")
+        return from_fixed_norm(
+            self.lr, self.start_rms, shape, self.lmo, alpha=self._alpha, nesterov=self.nesterov, blocks=self._blocks
+        )
+
+    def _translate(self) -> _Shown:
+        """Return what another optimizer's settings do, and ScionC's equivalent."""
         if self.steady_norm_sq is not None:
             raise ValueError("--steady-norm-sq is ScionC's; --optimizer takes the --weight-decay you tuned")
-        tuned = self._tuned()
-        shapes = {text: parse_shape(text) for text in self.shape}
-        rows = translation.translate(
-            tuned, [shapes[text] for text in self.shape], self.lmo, blocks=self.blocks, alpha=self.alpha
-        )
-        trained = [text for text, row in zip(self.shape, rows, strict=True) if not row.refusal]
-        forecasts: dict[str, NormForecast] = {}
-        if (plan := self._plan) is not None:
-            for text in trained:
-                forecasts[text] = translation.forecast(tuned, shapes[text], plan, start_rms=self.start_rms)
-        if self.json:
-            self._print_json([tables.translation_json(tuned, row) for row in rows], forecasts)
-            return forecasts
-        console = Console()
-        console.print(tables.translation_table(tuned, self.shape, rows, self._convert_half_life))
+        tuned, shapes = self._tuned(), [parse_shape(text) for text in self.shape]
+        rows = translation.translate(tuned, shapes, self.lmo, blocks=self._blocks, alpha=self.alpha)
+        trained = {text: row for text, row in zip(self.shape, rows, strict=True) if row.prediction is not None}
         same = [find_equivalents(row.prediction.setting) for row in rows if row.prediction is not None]
-        console.print(tables.equivalents_table(trained, same))
-        for note in tables.translation_notes(tuned, rows):
-            console.print(note, highlight=False, markup=False)
-        self._print_forecasts(console, forecasts)
-        return forecasts
+        blocks = [
+            tables.translation_table(tuned, self.shape, rows, self._convert_half_life),
+            tables.equivalents_table(list(trained), same),
+            *tables.translation_notes(tuned, rows),
+        ]
+        subjects = {text: row.shape for text, row in trained.items()}
+        forecasts = self._forecast(partial(translation.forecast, tuned), subjects)
+        return _Shown([tables.translation_json(tuned, row) for row in rows], blocks, forecasts, {})
 
     def _tuned(self) -> translation.Tuned:
         """Return the settings of --optimizer; raise ValueError if one is missing or belongs to another."""
         name = self.optimizer
         if name not in translation.TUNED:
-            choices = ", ".join((_SCIONC, *translation.TUNED))
+            choices = ", ".join((_SCIONC, *translation.TUNED, _HYPERBALL))
             raise ValueError(f"optimizer {name!r} is unknown; choose one of {choices}")
         if self.weight_decay is None:
             raise ValueError(f"--optimizer {name}: pass the --weight-decay you tuned; --steady-norm-sq is ScionC's")
@@ -185,18 +202,14 @@ class Predict:
             raise ValueError(f"--optimizer {name} has no {', '.join(foreign)}")
         return kind(self.lr, self.weight_decay, **options)
 
-    def _print_json(self, rows: Sequence[dict[str, Any]], forecasts: Mapping[str, NormForecast]) -> None:
-        for text, row in zip(self.shape, rows, strict=True):
-            if text in forecasts:
-                constant, corrected = forecasts[text].constant, forecasts[text].corrected
-                row["forecast"] = {"constant": constant.tolist(), "corrected": corrected.tolist()}
-        print(json.dumps(rows, indent=1))
-
-    def _print_forecasts(self, console: Console, forecasts: Mapping[str, NormForecast]) -> None:
-        for name, forecast in forecasts.items():
+    def _print(self, shown: _Shown) -> None:
+        console = Console()
+        for block in shown.blocks:
+            console.print(block, highlight=False, markup=False)
+        for text, forecast in shown.forecasts.items():
             lines = [
-                f"\n{name}: weight norm over {self.steps} steps, {self.schedule}, warmup {self.warmup}, from weights of "
-                f"RMS {format_value(self.start_rms)} (--start-rms)"
+                f"\n{shown.names.get(text, text)}: weight norm over {self.steps} steps, {self.schedule}, warmup "
+                f"{self.warmup}, from weights of RMS {format_value(self.start_rms)} (--start-rms)"
             ]
             for label, norms in (("constant decay ", forecast.constant), ("corrected decay", forecast.corrected)):
                 middle, end = (format_value(float(norms[at])) for at in (len(norms) // 2, -1))

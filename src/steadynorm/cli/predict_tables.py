@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from steadynorm.cli.text import format_value
+from steadynorm.cli.text import format_value, new_table
 from steadynorm.conversion.equivalents import find_equivalents
+from steadynorm.conversion.knobs import Knob
 from steadynorm.conversion.translation import Translation, Tuned
-from steadynorm.prediction import Level, Match, NormForecast, Prediction
+from steadynorm.prediction import Match, NormForecast, ParamSetting, Prediction
 
 HalfLives = Callable[[float], dict[str, float]]  # steps -> a half-life by unit
 
@@ -33,21 +35,50 @@ _NOTES = {
         "polar factors are more exact and longer, so that norms end higher.",
     ),
 }  # fmt: skip
+_LEVEL_FIELDS = {
+    "  eta = lr * decay": "eta",
+    "  C² by that formula": "formula_norm_sq",
+    "  C², exact": "steady_norm_sq",
+    "  weight norm |θ|": "weight_norm",
+    "  RMS per element": "rms",
+}
+_STEADY_FIELDS = {
+    "effective lr": "effective_lr",
+    "weight norm |θ|": "weight_norm",
+    "RMS per element": "rms",
+    "correct(steady_norm_sq=...)": "target",
+}
+_SCIONC_FIELDS = {
+    "the same in ScionC: lmo": "prediction.setting.entry.name",
+    "  lr": "prediction.setting.lr",
+    "  alpha": "prediction.setting.alpha",
+    "  nesterov": "prediction.setting.nesterov",
+    "  steady_norm_sq (C²)": "prediction.setting.steady_norm_sq",
+    "  decay it means at this lr": "decay",
+    "  RMS per element, exact kernel": "prediction.paper.rms",
+}
+_WISHES = {
+    "half-life": "a half-life of {} steps",
+    "RMS": "an RMS of {}",
+    "relative update": "a relative update of {}",
+}
 _OUTPUT_NOTE = (
     "The output layer keeps constant decay: ask for its shape with --lmo sign, and use the decay instead of the target."
 )
 
 
-def _new_table(title: str, columns: Sequence[str], *, justify: Any = "right") -> Table:
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, justify=justify if column else "left")
-    return table
+def _add_fields(table: Table, rows: Sequence[Any], fields: Mapping[str, str]) -> None:
+    """Add a line per field, by its label; a row that is None has an empty cell."""
+    for label, field in fields.items():
+        table.add_row(label, *("" if row is None else format_value(attrgetter(field)(row)) for row in rows))
 
 
-def _add_rows(table: Table, rows: Mapping[str, Sequence[Any]]) -> None:
-    for label, values in rows.items():
-        table.add_row(label, *map(format_value, values))
+def _add_half_lives(table: Table, rows: Sequence[Any], half_lives: HalfLives, indent: str = "") -> None:
+    by_unit = [None if row is None else half_lives(row.half_life) for row in rows]
+    for unit in next(filter(None, by_unit)):
+        table.add_row(
+            f"{indent}half-life, {unit}", *("" if life is None else format_value(life[unit]) for life in by_unit)
+        )
 
 
 def prediction_table(names: Sequence[str], predictions: Sequence[Prediction], half_lives: HalfLives) -> Table:
@@ -59,36 +90,27 @@ def prediction_table(names: Sequence[str], predictions: Sequence[Prediction], ha
         if has_target
         else f"decay {format_value(setting.weight_decay)}"
     )
+    depends_on_shape = len({row.setting.lr for row in predictions}) > 1  # translated from a fixed norm
     title = f"lr {format_value(setting.lr)}, alpha {format_value(setting.alpha)}, {wish}"
-    table = _new_table(title, ["", *names])
-    _add_rows(table, {"effective lr": [row.effective_lr for row in predictions]})
+    title = f"ScionC's settings, alpha {format_value(setting.alpha)}" if depends_on_shape else title
+    table = new_table(title, ["", *names], right=names)
+    if depends_on_shape:
+        _add_fields(table, predictions, {"lr": "setting.lr", "steady_norm_sq (C²)": "setting.steady_norm_sq"})
+    _add_fields(table, predictions, {"effective lr": "effective_lr"})
     levels = {"decay, paper's" if has_target else "decay": [row.paper for row in predictions]}
     if has_target:
         levels["decay, exact"] = [row.exact for row in predictions]
     for label, columns in levels.items():
         table.add_section()
-        _add_rows(table, _level_rows(label, columns, half_lives))
+        _add_fields(table, columns, {label: "weight_decay", **_LEVEL_FIELDS})
+        _add_half_lives(table, columns, half_lives, "  ")
     return table
-
-
-def _level_rows(label: str, levels: Sequence[Level], half_lives: HalfLives) -> dict[str, list[float]]:
-    fields = {
-        label: "weight_decay",
-        "  eta = lr * decay": "eta",
-        "  C² by that formula": "formula_norm_sq",
-        "  C², exact": "steady_norm_sq",
-        "  weight norm |θ|": "weight_norm",
-        "  RMS per element": "rms",
-    }
-    by_unit = [half_lives(level.half_life) for level in levels]
-    return {name: [getattr(level, field) for level in levels] for name, field in fields.items()} | {
-        f"  half-life, {unit}": [half_life[unit] for half_life in by_unit] for unit in by_unit[0]
-    }
 
 
 def matching_table(names: Sequence[str], matches: Sequence[Sequence[Match]]) -> Table:
     """Return the decays that keep C² at other alphas and learning rates."""
-    table = _new_table("Decay that keeps C² (paper's formula / exact)", ["lr", "alpha", "effective lr", *names])
+    columns = ["lr", "alpha", "effective lr", *names]
+    table = new_table("Decay that keeps C² (paper's formula / exact)", columns, right=columns)
     for row in zip(*matches, strict=True):
         decays = [f"{format_value(match.paper_decay)} / {format_value(match.exact_decay)}" for match in row]
         table.add_row(*map(format_value, (row[0].lr, row[0].alpha, row[0].effective_lr)), *decays)
@@ -97,49 +119,53 @@ def matching_table(names: Sequence[str], matches: Sequence[Sequence[Match]]) -> 
 
 def equivalents_table(names: Sequence[str], same: Sequence[dict[str, dict[str, Any]]]) -> Table:
     """Return the same training in the conventions of other optimizers, one column per shape."""
-    table = _new_table("The same in other words", ["", *names], justify="left")
+    table = new_table("The same in other words", ["", *names])
     for optimizer in dict.fromkeys(key for settings in same for key in settings):
         cells = (settings.get(optimizer, {}) for settings in same)
         table.add_row(optimizer, *(", ".join(f"{k} {format_value(v)}" for k, v in cell.items()) for cell in cells))
     return table
 
 
+def knob_lines(name: str, setting: ParamSetting, now: Knob, knobs: Sequence[Knob]) -> list[str]:
+    """Return sentences that say which knob to turn for each wish, and what else would change."""
+    targeted = setting.steady_norm_sq is not None
+    dials = {"lr": "lr", **({"target C²": "steady_norm_sq"} if targeted else {"decay": "weight_decay"})}
+    outcomes = {"half-life": "half_life", "RMS": "rms", "relative update": "relative_update"}
+
+    def moves(knob: Knob, field: str) -> bool:
+        before, after = getattr(now, field), getattr(knob, field)
+        return abs(after - before) > 1e-6 * before
+
+    lines = [f"\nWhich knob to turn for {name} (computed with the exact kernel; --json has every shape)"]
+    for knob in knobs:
+        field = outcomes[knob.wish]
+        turned = [
+            f"{dial} {format_value(getattr(knob, key))} (now {format_value(getattr(now, key))})"
+            for dial, key in dials.items()
+            if moves(knob, key)
+        ]
+        others = [
+            f"{outcome} {'becomes' if moves(knob, key) else 'stays'} {format_value(getattr(knob, key))}"
+            for outcome, key in outcomes.items()
+            if outcome != knob.wish
+        ]
+        wish = _WISHES[knob.wish].format(format_value(getattr(knob, field)))
+        lines.append(
+            f"  For {wish} (now {format_value(getattr(now, field))}): set {' and '.join(turned) or 'nothing'}; {', '.join(others)}."
+        )
+    return lines
+
+
 def translation_table(tuned: Tuned, names: Sequence[str], rows: Sequence[Translation], half_lives: HalfLives) -> Table:
     """Return the steady state of the tuned settings and ScionC's settings, one column per shape."""
     settings = ", ".join(f"{key} {format_value(value)}" for key, value in asdict(tuned).items())
-    table = _new_table(f"{_TITLES[tuned.name]}: {settings}", ["", *names])
+    table = new_table(f"{_TITLES[tuned.name]}: {settings}", ["", *names], right=names)
     steady = [row.steady for row in rows]
-    by_unit = [half_lives(state.half_life) if state else {} for state in steady]
-    units = next(filter(None, by_unit))
-
-    def collect(records: Sequence[Any], field: str) -> list[Any]:
-        return [record and getattr(record, field) for record in records]
-
-    _add_rows(
-        table,
-        {
-            "eta = lr * decay": collect(steady, "eta"),
-            **{f"half-life, {unit}": [half_life.get(unit) for half_life in by_unit] for unit in units},
-            "effective lr": collect(steady, "effective_lr"),
-            "weight norm |θ|": collect(steady, "weight_norm"),
-            "RMS per element": collect(steady, "rms"),
-            "correct(steady_norm_sq=...)": collect(steady, "target"),
-        },
-    )
+    _add_fields(table, steady, {"eta = lr * decay": "eta"})
+    _add_half_lives(table, steady, half_lives)
+    _add_fields(table, steady, _STEADY_FIELDS)
     table.add_section()
-    ours = [row.prediction and row.prediction.setting for row in rows]
-    _add_rows(
-        table,
-        {
-            "the same in ScionC: lmo": [setting and setting.entry.name for setting in ours],
-            "  lr": collect(ours, "lr"),
-            "  alpha": collect(ours, "alpha"),
-            "  nesterov": collect(ours, "nesterov"),
-            "  steady_norm_sq (C²)": collect(ours, "steady_norm_sq"),
-            "  decay it means at this lr": [row.decay for row in rows],
-            "  RMS per element, exact kernel": [row.prediction and row.prediction.paper.rms for row in rows],
-        },
-    )
+    _add_fields(table, [row if row.prediction else None for row in rows], _SCIONC_FIELDS)
     return table
 
 

@@ -1,21 +1,17 @@
-"""Define `steadynorm demo`, `report` and `bench`."""
+"""Define `steadynorm demo` and `report`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 from tyro.conf import Positional
+
+from steadynorm.cli.text import new_table
 
 if TYPE_CHECKING:
     from steadynorm.lab.demo import Summary
-
-
-def command(name: str, argv: Sequence[str]) -> Any:
-    """Return `demo`, `report` or `bench` in the form that the parser takes."""
-    return {"demo": Demo, "report": Report, "bench": Bench}[name]
 
 
 @dataclass(frozen=True)
@@ -33,9 +29,8 @@ class Demo:
         from steadynorm.lab import demo
 
         console = Console()
-        table = Table(title="Random gradients: where does |θ|²/|u|² settle?", title_justify="left")
-        for name in ("parameter", "paper", "exact", "simulated"):
-            table.add_column(name, justify="left" if name == "parameter" else "right")
+        predicted = ["paper", "exact", "simulated"]
+        table = new_table("Random gradients: where does |θ|²/|u|² settle?", ["parameter", *predicted], right=predicted)
         for system in demo.compare_systems():
             simulated = f"{system.simulated.mean:.3f} ± {system.simulated.error:.3f}"
             table.add_row(system.label, f"{system.paper:.3f}", f"{system.exact:.3f}", simulated)
@@ -43,10 +38,8 @@ class Demo:
         console.print("Now training a GPT (4 layers, width 128) on the State of the Union addresses, up to 6 minutes.")
         console.print(f"This machine: {machine.describe()}.")
         rows, page = demo.run(self.out, self.steps, console.print)
-        table = Table(title="lr on a cosine to zero", title_justify="left")
-        table.add_column("")
-        for row in rows:
-            table.add_column({"scion": "Scion", "scionc": "ScionC"}[row.name], justify="right")
+        trained = [{"scion": "Scion", "scionc": "ScionC"}[row.name] for row in rows]
+        table = new_table("lr on a cosine to zero", ["", *trained], right=trained)
         for label, show in _DEMO_ROWS.items():
             table.add_row(label, *(show(row) for row in rows))
         console.print(table)
@@ -81,26 +74,3 @@ class Report:
         from steadynorm.report import content as report
 
         print(f"page: {report.report(self.runs, self.out, title=self.title, progress=True)}")
-
-
-@dataclass(frozen=True)
-class Bench:
-    """Step time of these optimizers and torch's, side by side."""
-
-    model: str = "vit-s16"
-    """vit-s16 or gpt-124m (3 layers)."""
-    rounds: int = 10
-    """Number of rounds, of which the median counts; slow contenders get fewer, but at least three."""
-
-    def __call__(self) -> None:
-        """Time the contenders and print a table."""
-        from steadynorm import machine
-        from steadynorm.lab import bench
-
-        if self.model not in bench.MODELS:
-            raise ValueError(f"model {self.model!r} is unknown; choose one of {', '.join(bench.MODELS)}")
-        contenders, rounds = bench.make_contenders(), max(1, self.rounds)
-        print(f"{machine.describe()}\n{self.model}, hidden matrices, median of {rounds} interleaved rounds", flush=True)
-        times = bench.step_times(contenders, bench.MODELS[self.model], rounds, lambda line: print(line, flush=True))
-        errors = {entry.name: bench.polar_errors(entry.polar) for entry in contenders if entry.polar is not None}
-        print(f"\n{bench.table(contenders, times, errors)}")

@@ -3,18 +3,11 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from steadynorm.cli.text import format_value, parse_shape
-from steadynorm.prediction import ParamSetting
-
-
-def command(_: str, argv: Sequence[str]) -> Any:
-    """Return `simulate` in the form that the parser takes."""
-    return Simulate
+from steadynorm.cli.text import format_value, new_table, parse_shape
+from steadynorm.prediction import LrPlan, ParamSetting
 
 
 @dataclass(frozen=True)
@@ -41,6 +34,14 @@ class Simulate:
     """Seed of the random numbers."""
     response: bool = False
     """Also measure how far one gradient moves the weights in total, to compare with the effective lr."""
+    hold: tuple[str, ...] = ()
+    """Simulate ways to hold the norm that lr and decay lead to, side by side: decay, balance, fixed, cautious."""
+    balance_steps: float = 100.0
+    """T of --hold balance, in steps."""
+    pull: float = 0.0
+    """With --hold, RMS of an outward part of the gradient along the weights, over that of the noise; below 0: inward."""
+    schedule: str = "constant"
+    """With --hold, the schedule of lr: constant, cosine or linear."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -52,6 +53,9 @@ class Simulate:
         shape, nesterov = parse_shape(self.shape), self.momentum == "nesterov"
         settings = [ParamSetting(self.lr, alpha, shape, self.lmo, nesterov, self.weight_decay) for alpha in self.alpha]
         steps = half_life_steps(self.half_lives, self.lr, self.weight_decay)
+        if self.hold:
+            self._compare_holds(settings, steps)
+            return
         norms = agreement.compare(settings, self.momentum, steps, seeds=self.seeds, seed=self.seed)
         responses = agreement.measure_responses(settings, self.momentum) if self.response else [None] * len(norms)
         rows = list(zip(norms, responses, strict=True))
@@ -63,10 +67,9 @@ class Simulate:
             f"{self.shape} ({settings[0].entry.name}), {self.momentum}, lr {format_value(self.lr)}, decay "
             f"{format_value(self.weight_decay)}: {steps} steps, {self.seeds} seeds"
         )
-        table = Table(title=title, title_justify="left")
         columns = ["alpha", "|θ|/|u|", "exact/sim.", "paper/sim."]
-        for column in columns + (["response", "expected", "effective lr"] if self.response else []):
-            table.add_column(column, justify="right")
+        columns += ["response", "expected", "effective lr"] if self.response else []
+        table = new_table(title, columns, right=columns)
         for norm, response in rows:
             cells = [format_value(norm.alpha), f"{norm.simulated:.4f} ± {norm.error:.4f}"]
             cells += [f"{norm.exact_ratio:.4f}", f"{norm.paper_ratio:.4f}"]
@@ -74,4 +77,41 @@ class Simulate:
                 cells.append(f"{response.response:.4f} ± {response.response_error:.4f}")
                 cells += [format_value(response.expected_response), format_value(response.effective_lr)]
             table.add_row(*cells)
+        Console().print(table)
+
+    def _compare_holds(self, settings: Sequence[ParamSetting], steps: int) -> None:
+        """Simulate each way to hold the norm under each setting, and print norms beside the target."""
+        from steadynorm.lab import agreement
+
+        if self.momentum == "trace" or self.response:
+            raise ValueError("--hold takes --momentum plain or nesterov, and no --response")
+        plan = LrPlan(steps, schedule=self.schedule)
+        norms = [
+            norm
+            for setting in settings
+            for norm in agreement.compare_holds(
+                setting,
+                self.hold,
+                plan,
+                balance_steps=self.balance_steps,
+                pull=self.pull,
+                seeds=self.seeds,
+                seed=self.seed,
+            )
+        ]
+        if self.json:
+            print(json.dumps([asdict(norm) for norm in norms], indent=1))
+            return
+        title = (
+            f"{self.shape} ({settings[0].entry.name}), lr {format_value(self.lr)} ({self.schedule}), decay "
+            f"{format_value(self.weight_decay)}, pull {format_value(self.pull)}, T {format_value(self.balance_steps)}: "
+            f"{steps} steps, {self.seeds} seeds"
+        )
+        columns = ["alpha", "hold", "target |θ|/|u|", "mean", "mean/target", "end", "end/target"]
+        table = new_table(title, columns, right=[column for column in columns if column != "hold"])
+        for norm in norms:
+            table.add_row(
+                format_value(norm.alpha), norm.hold, f"{norm.target:.4f}", f"{norm.mean:.4f} ± {norm.error:.4f}",
+                f"{norm.mean_ratio:.4f}", f"{norm.end:.4f}", f"{norm.end_ratio:.4f}",
+            )  # fmt: skip
         Console().print(table)

@@ -1,4 +1,8 @@
-"""Read and write the shapes and numbers of the command line."""
+"""Read and write the shapes, numbers and tables of the command line."""
+
+from collections.abc import Collection, Sequence
+
+from rich.table import Table
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
@@ -24,3 +28,11 @@ def format_value(value: object) -> str:
     if isinstance(value, tuple):
         return " and ".join(map(format_value, value))
     return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def new_table(title: str, columns: Sequence[str], right: Collection[str] = ()) -> Table:
+    """Return an empty table with these columns, of which those in `right` are flush right."""
+    table = Table(title=title or None, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left")
+    return table

@@ -19,7 +19,7 @@ _ABOUT = {
 }
 
 
-def command(_: str, argv: Sequence[str]) -> Any:
+def recipes_for(argv: Sequence[str]) -> Any:
     """Return the recipes as commands, with the defaults of the optimizer that the command line names."""
     name = _optimizer_of(argv)
     recipes = RECIPES if name is None else {key: with_optimizer(key, name) for key in RECIPES}
@@ -39,6 +39,7 @@ def _optimizer_of(argv: Sequence[str]) -> OptimizerName | None:
 
 def run_training(config: Config) -> None:
     """Train and print how it ended."""
+    from steadynorm import records
     from steadynorm.lab.train.loop import train
 
     result = train(config)
@@ -47,3 +48,5 @@ def run_training(config: Config) -> None:
     final = ", ".join(f"{key} {value:.4f}" for key, value in result.final.items())
     ended = f"{'finished' if result.finished else 'stopped'} at step {result.steps}"
     print(f"{config.out}: " + "; ".join(filter(None, (ended, final))))
+    for sentence in records.advise(records.read(config.out, max_points=2000)) if result.finished else ():
+        print(sentence)

@@ -4,9 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from steadynorm import progress
-from steadynorm.lab import simulate
-from steadynorm.prediction import ParamSetting, predict
+import numpy as np
+
+from steadynorm import progress, theory
+from steadynorm.lab import holds, simulate
+from steadynorm.prediction import LrPlan, ParamSetting, predict
 
 _RESPONSE_SEEDS = 64
 
@@ -50,6 +52,37 @@ class Response:
     effective_lr: float
 
 
+@dataclass(frozen=True)
+class HeldNorm:
+    """|theta|/|u| of one simulated setting and one way to hold it.
+
+    Attributes:
+        alpha: Weight of the new gradient.
+        hold: "decay", "balance", "fixed" or "cautious".
+        target: The norm that is to be held.
+        mean: Root mean square over seeds and the last two thirds of the run.
+        error: Standard error of that mean.
+        end: Root mean square over seeds after the last step.
+    """
+
+    alpha: float
+    hold: str
+    target: float
+    mean: float
+    error: float
+    end: float
+
+    @property
+    def mean_ratio(self) -> float:
+        """Mean over target."""
+        return self.mean / self.target
+
+    @property
+    def end_ratio(self) -> float:
+        """End over target."""
+        return self.end / self.target
+
+
 def compare(
     settings: Sequence[ParamSetting], momentum: str, steps: int, *, seeds: int, seed: int = 0
 ) -> list[Comparison]:
@@ -63,6 +96,50 @@ def compare(
         exact, paper = math.sqrt(predicted.exact.steady_norm_sq), math.sqrt(predicted.paper.formula_norm_sq)
         comparisons.append(Comparison(setting.alpha, measured.mean, measured.error, exact, paper))
     return comparisons
+
+
+def compare_holds(
+    setting: ParamSetting,
+    names: Sequence[str],
+    plan: LrPlan,
+    *,
+    balance_steps: float = 100.0,
+    pull: float = 0.0,
+    seeds: int = 8,
+    seed: int = 0,
+) -> list[HeldNorm]:
+    """Simulate ways to hold the norm at which a setting with a weight decay settles, with the same noise.
+
+    Args:
+        setting: The setting, with lr at its peak.
+        names: Ways to hold the norm; see `holds.HOLDS`.
+        plan: Schedule of the lr.
+        balance_steps: T of "balance".
+        pull: RMS of the gradient's outward part, in units of the noise's; negative for inward.
+        seeds: Independent copies.
+        seed: Seed of the random numbers.
+    """
+    target = predict(setting).exact.steady_norm_sq
+    lrs = setting.lr * plan.ratios()
+    systems = []
+    for name in names:
+        decay_for = theory.cautious_weight_decay_for if name == "cautious" else theory.weight_decay_for
+        decays = [
+            decay_for(target, lr, setting.alpha, nesterov=setting.nesterov, overlap=setting.kernel)
+            for lr in lrs.tolist()
+        ]
+        system = holds.HeldSystem(
+            name, setting.entry.name, setting.shape, lrs, lrs * np.array(decays), setting.alpha, target,
+            setting.nesterov, balance_steps, pull,
+        )  # fmt: skip
+        systems.append(system)
+    with progress.bar(plan.steps * len(systems), "simulating") as advance:
+        trajectories = holds.run_held(systems, plan.steps, seeds=seeds, seed=seed, progress=advance)
+    norms = []
+    for name, trajectory in zip(names, trajectories, strict=True):
+        late, end = trajectory.late_mean(2 / 3, norm=True), math.sqrt(float(trajectory.mean()[-1]))
+        norms.append(HeldNorm(setting.alpha, name, math.sqrt(target), late.mean, late.error, end))
+    return norms
 
 
 def measure_responses(settings: Sequence[ParamSetting], momentum: str) -> list[Response]:

@@ -1,5 +1,7 @@
 """Time optimizer steps side by side: one process, interleaved, median of many rounds.
 
+`MODELS` have hidden matrices only, `WHOLE` all parameters of two models: the ones that Muon takes, and the rest.
+
 Peers iterate in bf16. A CPU without bf16 instructions emulates it, some sixty times slower than fp32, so ratios to them
 say little there. The fair comparison is `PLAIN`, Muon's iteration in plain fp32.
 """
@@ -16,8 +18,9 @@ from torch.optim import Optimizer
 from steadynorm import progress
 from steadynorm.decay.foreign import correct
 from steadynorm.lmo import LMOS
-from steadynorm.optim import AdamC, Scion, ScionC
+from steadynorm.optim import AdamC, MuonC, Scion, ScionC
 from steadynorm.polar import Polar
+from steadynorm.progress import Say
 
 Shape = tuple[int, int]
 Factory = Callable[[list[torch.nn.Parameter]], Optimizer]
@@ -25,6 +28,13 @@ Factory = Callable[[list[torch.nn.Parameter]], Optimizer]
 VIT_S16: tuple[Shape, ...] = ((1152, 384), (384, 384), (1536, 384), (384, 1536)) * 12 + ((384, 768), (384, 384))
 GPT_124M_LAYER: tuple[Shape, ...] = ((768, 768),) * 4 + ((3072, 768), (768, 3072))
 MODELS = {"vit-s16": VIT_S16, "gpt-124m (3 layers)": GPT_124M_LAYER * 3}
+
+GPT_124M_REST: tuple[tuple[int, ...], ...] = ((50304, 768),)  # the tied table; NanoGPT has no biases or norm weights
+VIT_S16_REST: tuple[tuple[int, ...], ...] = ((1000, 384), (1000,), *((384,),) * 26, *((1536,),) * 12)
+WHOLE: dict[str, tuple[Sequence[Shape], Sequence[tuple[int, ...]]]] = {
+    "gpt-124m": (GPT_124M_LAYER * 12, GPT_124M_REST),
+    "vit-s16": (VIT_S16, VIT_S16_REST),
+}
 
 LONG = 20.0  # seconds after which an action gets no more rounds
 PLAIN = "Newton-Schulz in fp32"
@@ -50,7 +60,37 @@ def make_contenders() -> list[Contender]:
         Contender("Scion, 5 steps", lambda p: Scion(p, lr=1e-3, lmo="spectral", weight_decay=0.1), Polar(steps=5)),
         Contender("ScionC, 5 steps", lambda p: ScionC(p, lr=1e-3, lmo="spectral"), Polar(steps=5)),
         Contender("ScionC, 4 steps", lambda p: ScionC(p, lr=1e-3, lmo="spectral", polar_steps=4), Polar(steps=4)),
+        Contender("MuonC, 5 steps", lambda p: MuonC(p, lr=1e-3, use_muon=True), Polar(steps=5)),
     ]
+
+
+PAIR = "torch Muon + AdamW"
+PLAIN_PAIR = f"{PLAIN} + AdamW"
+
+
+def whole_steps(model: str, skip: Sequence[str] = ()) -> dict[str, Callable[[], object]]:
+    """Return a step over all parameters of a model: torch's two optimizers, plain fp32 with AdamW, and MuonC.
+
+    Each has parameters of its own, and AdamW is fused, as fast as it gets. `skip` names steps to leave out.
+    """
+    hidden, rest = WHOLE[model]
+
+    def pair(muon: Factory) -> Callable[[], object]:
+        both = muon(parameters(hidden)), torch.optim.AdamW(parameters(rest), lr=1e-3, fused=True)
+        return lambda: [optimizer.step() for optimizer in both]
+
+    def muonc(steps: int) -> Callable[[], object]:
+        kinds = ((parameters(hidden), True), (parameters(rest), False))
+        groups = [{"params": params, "use_muon": use_muon} for params, use_muon in kinds]
+        return MuonC(groups, lr=1e-3, polar_steps=steps).step
+
+    makers: dict[str, Callable[[], Callable[[], object]]] = {
+        PAIR: lambda: pair(lambda p: torch.optim.Muon(p, lr=1e-3)),
+        PLAIN_PAIR: lambda: pair(PlainMuon),
+        "MuonC, 5 steps": lambda: muonc(5),
+        "MuonC, 4 steps": lambda: muonc(4),
+    }
+    return {name: make() for name, make in makers.items() if name not in skip}
 
 
 def newton_schulz_fp32(x: Tensor) -> Tensor:
@@ -85,27 +125,37 @@ def _torch_newton_schulz(x: Tensor) -> Tensor:
     return _zeropower_via_newtonschulz(x, (3.4445, -4.7750, 2.0315), 5, 1e-7)
 
 
-def parameters(shapes: Sequence[Shape], seed: int = 0) -> list[torch.nn.Parameter]:
+def parameters(shapes: Sequence[tuple[int, ...]], seed: int = 0, device: str = "cpu") -> list[torch.nn.Parameter]:
     """Return parameters of these shapes, each with a gradient."""
     generator = torch.Generator().manual_seed(seed)
-    params = [torch.nn.Parameter(0.02 * torch.randn(shape, generator=generator)) for shape in shapes]
+    params = [torch.nn.Parameter((0.02 * torch.randn(shape, generator=generator)).to(device)) for shape in shapes]
     for p in params:
-        p.grad = torch.randn(p.shape, generator=generator) * 1e-3
+        p.grad = (torch.randn(p.shape, generator=generator) * 1e-3).to(device)
     return params
 
 
+def wall_seconds(action: Callable[[], object]) -> float:
+    """Return how long an action takes by the clock of the host."""
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
 def interleaved(
-    actions: Mapping[str, Callable[[], object]], rounds: int, say: Callable[[str], object] = lambda line: None
+    actions: Mapping[str, Callable[[], object]],
+    rounds: int,
+    say: Say = lambda line: None,
+    seconds_of: Callable[[Callable[[], object]], float] = wall_seconds,
 ) -> dict[str, float]:
     """Return the median seconds of each action, running each once per round so that slow moments affect all alike.
 
     An action gets at least three rounds, and no more after LONG seconds. One that takes longer than LONG is not run
-    again: its first run counts. `say` gets the expected time once each action has run.
+    again: its first run counts. `say` gets the expected time once each action has run. `seconds_of` is the clock.
 
     >>> interleaved({"nothing": lambda: None}, rounds=3)["nothing"] < 1
     True
     """
-    first = {name: _seconds(action) for name, action in actions.items()}  # warm-up
+    first = {name: seconds_of(action) for name, action in actions.items()}  # warm-up
     times: dict[str, list[float]] = {name: [seconds] if seconds > LONG else [] for name, seconds in first.items()}
     repeated = [name for name, seconds in first.items() if seconds <= LONG]
     total = sum(min(rounds * first[name], max(LONG, 3 * first[name])) for name in repeated)
@@ -115,22 +165,13 @@ def interleaved(
         for _ in range(rounds):
             for name in repeated:
                 if len(times[name]) < 3 or sum(times[name]) < LONG:
-                    times[name].append(_seconds(actions[name]))
+                    times[name].append(seconds_of(actions[name]))
                 bars.advance(task)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def _seconds(action: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    action()
-    return time.perf_counter() - start
-
-
 def step_times(
-    contenders: Sequence[Contender],
-    shapes: Sequence[Shape],
-    rounds: int,
-    say: Callable[[str], object] = lambda line: None,
+    contenders: Sequence[Contender], shapes: Sequence[Shape], rounds: int, say: Say = lambda line: None
 ) -> dict[str, float]:
     """Return the median seconds of each contender's step on parameters of these shapes."""
     return interleaved({contender.name: _step(contender, shapes) for contender in contenders}, rounds, say)

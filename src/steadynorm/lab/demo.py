@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,6 +75,7 @@ class Summary(NamedTuple):
 def train(folder: Path, steps: int, extra: Sequence[str] = (), *, say: Say = lambda line: None) -> list[Path]:
     """Train both runs at once on one core each, resuming interrupted ones; `say` gets the expected time."""
     folders = [folder / name for name in OPTIMIZERS]
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for name, out in zip(OPTIMIZERS, folders, strict=True):
@@ -82,7 +83,7 @@ def train(folder: Path, steps: int, extra: Sequence[str] = (), *, say: Say = lam
             command = [sys.executable, "-m", "steadynorm.cli", "train", "gpt", "--out", str(out), "--name", name]
             command += ["--optim.name", name, "--steps", str(steps), *BRIEFLY, *extra]
             with (out / "log.txt").open("ab") as log:
-                processes.append(subprocess.Popen(command, stderr=log, stdout=log, env=_one_thread()))
+                processes.append(subprocess.Popen(command, stderr=log, stdout=log, env=one_thread))
         _watch(processes, folders, steps, say)
     finally:
         for process in processes:
@@ -91,10 +92,6 @@ def train(folder: Path, steps: int, extra: Sequence[str] = (), *, say: Say = lam
         for process in processes:
             process.wait()
     return folders
-
-
-def _one_thread() -> Mapping[str, str]:
-    return os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def _watch(processes: Sequence[subprocess.Popen[bytes]], folders: Sequence[Path], steps: int, say: Say) -> None:

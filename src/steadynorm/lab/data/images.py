@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -124,8 +125,7 @@ def _cifar_records(path: Path) -> np.ndarray:
     remedy = "`steadynorm data get cifar10` gets it"
     if not path.is_file():
         raise DataError(f"{path}: no such file; {remedy}")
-    expected = _CIFAR_RECORD * _CIFAR_RECORDS
-    if (size := path.stat().st_size) != expected:
+    if (size := path.stat().st_size) != (expected := _CIFAR_RECORD * _CIFAR_RECORDS):
         raise DataError(
             f"{path}: {size} bytes, expected {expected} ({_CIFAR_RECORDS} records of {_CIFAR_RECORD}); "
             f"it is cut off or another file, {remedy} again"
@@ -224,15 +224,11 @@ class ImageLoader:
             yield images, labels
 
     def _keys(self) -> Iterator[list[Key]]:
-        start, local = self.position, self.batch // self.world
+        samples, local = len(self.dataset), self.batch // self.world
         part = [i % self.batch for i in range(self.rank * local - self.lead, (self.rank + 1) * local)]
-        while True:
-            yield [self._key(start + i) for i in part]
-            start += self.batch
-
-    def _key(self, position: int) -> Key:
-        epoch, place = divmod(position, len(self.dataset))
-        return epoch, int(_permutation(self.seed, epoch, len(self.dataset))[place])
+        for start in count(self.position, self.batch):
+            places = (divmod(start + i, samples) for i in part)
+            yield [(epoch, int(_permutation(self.seed, epoch, samples)[place])) for epoch, place in places]
 
     def state_dict(self) -> dict[str, int]:
         """Return the position after the last batch, seed and size as plain ints."""
@@ -256,7 +252,6 @@ def validation_batches(
     rank: int = 0,
     world: int = 1,
     workers: int = 0,
-    pin: bool = False,
     samples: int | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Iterate once, in order, over the samples, `batch` at a time over all ranks; the last batch may be smaller.
@@ -271,7 +266,7 @@ def validation_batches(
     for start in range(0, samples, batch):
         size = min(batch, samples - start)
         keys.append([(0, start + i) for i in range(size * rank // world, size * (rank + 1) // world)])
-    yield from _batches(_Samples(dataset, evaluate, None), iter(keys), workers, pin)
+    yield from _batches(_Samples(dataset, evaluate, None), iter(keys), workers, pin=False)
 
 
 @dataclass(frozen=True)

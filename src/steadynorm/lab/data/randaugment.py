@@ -12,7 +12,7 @@ Pixel sizes (translate 100, cutout 40) refer to a side of 224 and scale with the
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
@@ -61,7 +61,7 @@ class RandAugment:
 def autocontrast(image: Image.Image) -> Image.Image:
     """Stretch each channel to 0..255; leave a constant channel as it is."""
     tables = []
-    for low, high in _extrema(image):
+    for low, high in cast(tuple[tuple[int, int], ...], image.getextrema()):
         if high > low:
             scale = np.float32(255) / np.float32(high - low)
             values = _RAMP.astype(np.float32) * scale - np.float32(low) * scale
@@ -97,9 +97,9 @@ def solarize(image: Image.Image, threshold: int) -> Image.Image:
     return _look_up(image, np.where(threshold % 256 > _RAMP, _RAMP, 255 - _RAMP))
 
 
-def solarize_add(image: Image.Image, addition: int, threshold: int = 128) -> Image.Image:
-    """Return min(v + addition, 255) where v < threshold."""
-    return _look_up(image, np.where(threshold > _RAMP, np.minimum(_RAMP.astype(int) + addition, 255), _RAMP))
+def solarize_add(image: Image.Image, addition: int) -> Image.Image:
+    """Return min(v + addition, 255) where v < 128."""
+    return _look_up(image, np.where(_RAMP < 128, np.minimum(_RAMP.astype(int) + addition, 255), _RAMP))
 
 
 def color(image: Image.Image, factor: float) -> Image.Image:
@@ -180,32 +180,24 @@ def _cutout_somewhere(image: Image.Image, level: float, generator: np.random.Gen
 
 
 OPERATIONS: dict[str, Operation] = {
-    "AutoContrast": lambda image, level, generator: autocontrast(image),
-    "Equalize": lambda image, level, generator: equalize(image),
-    "Invert": lambda image, level, generator: invert(image),
-    "Rotate": lambda image, level, generator: rotate(image, _signed(level * 30, generator)),
-    "Posterize": lambda image, level, generator: posterize(image, int(level * 4)),
-    "Solarize": lambda image, level, generator: solarize(image, int(level * 256)),
-    "SolarizeAdd": lambda image, level, generator: solarize_add(image, int(level * 110)),
-    "Color": lambda image, level, generator: color(image, _enhance(level)),
-    "Contrast": lambda image, level, generator: contrast(image, _enhance(level)),
-    "Brightness": lambda image, level, generator: brightness(image, _enhance(level)),
-    "Sharpness": lambda image, level, generator: sharpness(image, _enhance(level)),
-    "ShearX": lambda image, level, generator: shear_x(image, _signed(level * 0.3, generator)),
-    "ShearY": lambda image, level, generator: shear_y(image, _signed(level * 0.3, generator)),
-    "TranslateX": lambda image, level, generator: translate_x(
-        image, _signed(_scaled(level * 100, image.width), generator)
-    ),
-    "TranslateY": lambda image, level, generator: translate_y(
-        image, _signed(_scaled(level * 100, image.height), generator)
-    ),
+    "AutoContrast": lambda image, level, rng: autocontrast(image),
+    "Equalize": lambda image, level, rng: equalize(image),
+    "Invert": lambda image, level, rng: invert(image),
+    "Rotate": lambda image, level, rng: rotate(image, _signed(level * 30, rng)),
+    "Posterize": lambda image, level, rng: posterize(image, int(level * 4)),
+    "Solarize": lambda image, level, rng: solarize(image, int(level * 256)),
+    "SolarizeAdd": lambda image, level, rng: solarize_add(image, int(level * 110)),
+    "Color": lambda image, level, rng: color(image, _enhance(level)),
+    "Contrast": lambda image, level, rng: contrast(image, _enhance(level)),
+    "Brightness": lambda image, level, rng: brightness(image, _enhance(level)),
+    "Sharpness": lambda image, level, rng: sharpness(image, _enhance(level)),
+    "ShearX": lambda image, level, rng: shear_x(image, _signed(level * 0.3, rng)),
+    "ShearY": lambda image, level, rng: shear_y(image, _signed(level * 0.3, rng)),
+    "TranslateX": lambda image, level, rng: translate_x(image, _signed(_scaled(level * 100, image.width), rng)),
+    "TranslateY": lambda image, level, rng: translate_y(image, _signed(_scaled(level * 100, image.height), rng)),
     "Cutout": _cutout_somewhere,
 }
 _TABLE = tuple(OPERATIONS.values())
-
-
-def _extrema(image: Image.Image) -> list[tuple[int, int]]:
-    return list(cast(Iterable[tuple[int, int]], image.getextrema()))
 
 
 def _look_up(image: Image.Image, table: np.ndarray) -> Image.Image:

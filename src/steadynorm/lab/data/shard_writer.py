@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,25 +24,34 @@ def check_no_shards(folder: Path) -> None:
 class ShardWriter:
     """Turn tokens into whole shards in `.partial`, with a note after each shard of how far the input was read.
 
-    A writer made again with the same key resumes after the last note.
+    A writer made again with the same key resumes after the last note. `choose` returns the encoder of a new set; it is
+    saved, as it may have taken long to train.
 
     Attributes:
         unit: First unit of input that is still needed.
-        encoder: Encoder of an interrupted run, or None before `begin`.
+        encoder: Encoder of this set.
     """
 
-    def __init__(self, out: Path, prefix: str, key: str, shard_tokens: int, held_out: int) -> None:
+    encoder: Encoder
+
+    def __init__(
+        self, out: Path, prefix: str, key: str, shard_tokens: int, held_out: int, choose: Callable[[], Encoder]
+    ) -> None:
         self.out, self.folder, self.prefix, self.key = out, out / ".partial", prefix, key
         self.shard_tokens, self.held_out = shard_tokens, held_out
         self.unit, self.skip, self.documents = 0, 0, 0  # next unit, tokens of it already written, documents before it
         self.shards: list[Shard] = []
-        self.encoder: Encoder | None = None
         self.parts: list[Tokens] = []  # tokens of the next shard
         self.filled = 0
         if not self._resume():
             check_no_shards(out)
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder.mkdir(parents=True)
+            self.encoder = choose()
+            if self.encoder.definition:
+                with atomic_write(self.folder / "tokenizer.json") as file:
+                    file.write(self.encoder.definition.encode())
+            self._note(0)
 
     def _resume(self) -> bool:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -62,7 +72,6 @@ class ShardWriter:
         return self.folder / name if (self.folder / name).exists() else self.out / name
 
     def _note(self, skip: int) -> None:
-        assert self.encoder is not None
         note = {"key": self.key, "unit": self.unit, "skip": skip, "documents": self.documents}
         encoder = [self.encoder.name, self.encoder.vocab_size, self.encoder.end_of_text, self._definition()]
         shards = [asdict(shard) for shard in self.shards]
@@ -70,17 +79,7 @@ class ShardWriter:
 
     def _definition(self) -> str:
         """Return the checksum of tokenizer.json."""
-        assert self.encoder is not None
         return hashlib.sha256(self.encoder.definition.encode()).hexdigest() if self.encoder.definition else ""
-
-    def begin(self, encoder: Encoder) -> Encoder:
-        """Save the encoder, which may have taken long to train, and return it."""
-        self.encoder = encoder
-        if encoder.definition:
-            with atomic_write(self.folder / "tokenizer.json") as file:
-                file.write(encoder.definition.encode())
-        self._note(0)
-        return encoder
 
     def add(self, tokens: Tokens, documents: int) -> None:
         """Append the tokens of the next unit."""
@@ -117,7 +116,6 @@ class ShardWriter:
         for name in [*(shard.name for shard in self.shards), "tokenizer.json"]:
             with contextlib.suppress(FileNotFoundError):  # already moved, or not needed for bytes
                 (self.folder / name).replace(self.out / name)
-        assert self.encoder is not None
         meta = {
             "tokenizer": self.encoder.name,
             "vocab_size": self.encoder.vocab_size,

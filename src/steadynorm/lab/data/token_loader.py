@@ -161,21 +161,22 @@ class TokenLoader:
         assert self.shuffle is not None
         return np.argsort(np.random.Philox(key=[self.shuffle, epoch]).random_raw(self.sequences), kind="stable")
 
+    def _locate(self, position: int) -> tuple[int, int]:
+        index = int(np.searchsorted(self._starts, position, "right")) - 1
+        return index, position - int(self._starts[index])
+
     def _read(self, start: int, count: int) -> Tokens:
-        index = int(np.searchsorted(self._starts, start, "right")) - 1
-        parts: list[Tokens] = []
-        while count:
-            offset = start - int(self._starts[index])
-            parts.append(self._shard(index)[offset : offset + count])
-            start, count, index = start + len(parts[-1]), count - len(parts[-1]), index + 1
+        index, offset = self._locate(start)
+        parts = [self._shard(index)[offset : offset + count]]
+        while left := count - sum(map(len, parts)):
+            parts.append(self._shard(index + len(parts))[:left])
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _beyond(self, block: Tokens, starts: npt.NDArray[np.int64], vocab: int) -> DataError:
         row, column = (int(indices[0]) for indices in np.nonzero(block >= vocab))
-        position = int(starts[row]) + column
-        index = int(np.searchsorted(self._starts, position, "right")) - 1
+        index, offset = self._locate(int(starts[row]) + column)
         return DataError(
-            f"{self.paths[index]}: token {block[row, column]} at position {position - int(self._starts[index])} is beyond "
+            f"{self.paths[index]}: token {block[row, column]} at position {offset} is beyond "
             f"the vocabulary of {vocab}; the shard was made with another tokeniser, or the model needs a larger vocabulary"
         )
 

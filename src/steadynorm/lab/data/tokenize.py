@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from threading import Thread
@@ -100,16 +101,15 @@ def tokenize_files(
         if (finished := _finished(out, key)) is not None:  # another process made it while this one waited
             return finished
         pieces = [unit for file in files for unit in split_units(file, text_key)]
-        writer = ShardWriter(out, prefix, key, shard_tokens, held_out)
         texts = (text for unit in pieces for text in read_documents(unit, text_key))
         size = min(_TRAIN_CHARS, sum(unit.size for unit in pieces))
         with bars.bar(size, "training a BPE", shown=progress and tokenizer == "bpe", size=True) as advance:
-            counted = _counted(texts, advance)
-            encoder = writer.encoder or writer.begin(_choose(tokenizer, vocab_size, end_of_text, counted))
+            choose = partial(_choose, tokenizer, vocab_size, end_of_text, _limited(texts, advance))
+            writer = ShardWriter(out, prefix, key, shard_tokens, held_out, choose)
         left = pieces[writer.unit :]
         with bars.bar(sum(unit.size for unit in pieces), "tokenising", shown=progress, size=True) as advance:
             advance(sum(unit.size for unit in pieces[: writer.unit]))
-            with contextlib.closing(_encode_all(left, encoder, text_key, workers or _cores())) as encoded:
+            with contextlib.closing(_encode_all(left, writer.encoder, text_key, workers or _cores())) as encoded:
                 for unit, (tokens, documents_of_unit) in zip(left, encoded, strict=True):
                     writer.add(tokens, documents_of_unit)
                     advance(unit.size)
@@ -152,8 +152,7 @@ def sotu_shards(
             train, validation = ([address.text for address in part] for part in split_addresses())
             encoder = _choose(tokenizer, vocab_size, None, iter(train))
             held_out, rest = encoder.encode(validation), encoder.encode(train)
-            writer = ShardWriter(out, "sotu", key, len(rest), len(held_out))
-            writer.begin(encoder)
+            writer = ShardWriter(out, "sotu", key, len(rest), len(held_out), lambda: encoder)
             writer.add(held_out, len(validation))
             writer.add(rest, len(train))
             token_set = writer.finish()
@@ -169,23 +168,16 @@ def _identity(tokenizer: PathLike, vocab_size: int | None, end_of_text: str | No
 
 
 def _choose(tokenizer: PathLike, vocab_size: int | None, end_of_text: str | None, texts: Iterator[str]) -> Encoder:
-    return (
-        train_bpe(_limited(texts), 4096 if vocab_size is None else vocab_size)
-        if tokenizer == "bpe"
-        else make_encoder(tokenizer, end_of_text=end_of_text)
-    )
+    if tokenizer == "bpe":
+        return train_bpe(texts, 4096 if vocab_size is None else vocab_size)
+    return make_encoder(tokenizer, end_of_text=end_of_text)
 
 
-def _counted(texts: Iterator[str], advance: Callable[[int], object]) -> Iterator[str]:
-    for text in texts:
-        yield text
-        advance(len(text))
-
-
-def _limited(texts: Iterator[str]) -> Iterator[str]:
+def _limited(texts: Iterator[str], advance: Callable[[int], object]) -> Iterator[str]:
     left = _TRAIN_CHARS
     for text in texts:
         yield text[:left]
+        advance(len(text))
         if (left := left - len(text)) <= 0:
             return
 

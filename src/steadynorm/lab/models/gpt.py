@@ -133,10 +133,7 @@ class Attention(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.heads = config.heads
-        self.q = Linear(config.width, config.width, bias=False)
-        self.k = Linear(config.width, config.width, bias=False)
-        self.v = Linear(config.width, config.width, bias=False)
-        self.out = Linear(config.width, config.width, bias=False)
+        self.q, self.k, self.v, self.out = (Linear(config.width, config.width, bias=False) for _ in range(4))
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         q, k, v = (layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))

@@ -93,10 +93,9 @@ class SimpleViT(nn.Module):
                 parameter.fill_(1.0)
             elif self.config.variant == "scion":
                 _orthogonal(parameter, 3 if layer == "qkv" else 1, generator)
-            elif layer in ("qkv", "out"):  # Xavier for each of q, k, v
-                _uniform(parameter, math.sqrt(3 / self.config.width), generator)
-            elif layer in ("up", "down"):
-                _uniform(parameter, math.sqrt(6 / sum(parameter.shape)), generator)
+            elif layer in ("qkv", "out", "up", "down"):  # Xavier, for each of q, k, v
+                bound = math.sqrt(3 / self.config.width if layer == "qkv" else 6 / sum(parameter.shape))
+                parameter.uniform_(-bound, bound, generator=generator)
             else:
                 std = 1 / math.sqrt(parameter[0].numel()) / CUT_STD
                 nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std, generator=generator)
@@ -184,10 +183,6 @@ def _norm(config: ViTConfig) -> nn.Module:
     if config.variant == "adam":
         return nn.LayerNorm(config.width, eps=1e-6)
     return nn.RMSNorm(config.width, eps=1e-6, elementwise_affine=False)
-
-
-def _uniform(weight: Tensor, bound: float, generator: torch.Generator | None) -> None:
-    weight.uniform_(-bound, bound, generator=generator)
 
 
 def _orthogonal(weight: Tensor, blocks: int, generator: torch.Generator | None) -> None:

@@ -108,6 +108,11 @@ class Baseline:
         )
         return replace(self.base, optim=optim)
 
+    def muonc(self) -> Config:
+        """Return MuonC with the numbers of `muon`: the output layer without decay, as Muon's AdamW leaves it."""
+        muon = self.muon("muonc")
+        return replace(muon, optim=replace(muon.optim, output_weight_decay=0.0))
+
     def _optim(self, name: Any, decay: float) -> Optim:
         """Give the output layer the same half-life: lambda_L = gamma lambda_l / gamma_L (the paper's 0.05 lambda_l)."""
         first = decay * self.decay

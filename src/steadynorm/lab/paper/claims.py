@@ -1,19 +1,18 @@
 """Claims as values: weighted sums of what runs measure, bounds on them, and what runs say about these bounds.
 
-A claim is declared once and judged on any `Outcomes`: on finished runs, and on noise by `null`.
+A claim is declared once, as a text and the test that it must pass, and judged on any `Outcomes`: on finished runs, and on
+noise by `null`.
 
-    Claim(
-        "AdamC performs as AdamW does (within 1 point)",
-        difference(ACCURACY, "AdamC", "AdamW").within(1.0, "AdamC - AdamW", " points"),
-    )
+    {"AdamC performs as AdamW does": difference(ACCURACY, "AdamC", "AdamW").within(1.0, "AdamC - AdamW", " points")}
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from statistics import fmean
+from typing import Any, Protocol
 
 from steadynorm.lab.paper.metrics import Metric
-from steadynorm.lab.paper.statistics import Bound, Finding, combined, estimate, every
+from steadynorm.lab.paper.statistics import Estimate, Finding, at_least, at_most, combined, estimate, every, within
 
 VERDICTS = ("holds", "does not hold", "not testable at this scale")
 LEAST = 1e-6  # smaller chances are not told apart: their digits are rounding
@@ -57,17 +56,21 @@ class Contrast:
         """Return the sum for each seed."""
         return combined(*((weight, outcomes.values(*key)) for key, weight in self.weights.items()))
 
-    def at_least(self, bound: float, what: str, unit: str = "") -> "Bounded":
-        """Claim that the true value is at least `bound`."""
-        return Bounded(self, "at least", bound, what, unit)
+    def over_seeds(self, outcomes: Outcomes) -> Estimate:
+        """Return the mean over seeds."""
+        return estimate(self.by_seed(outcomes))
 
-    def at_most(self, bound: float, what: str, unit: str = "") -> "Bounded":
-        """Claim that the true value is at most `bound`."""
-        return Bounded(self, "at most", bound, what, unit)
+    def at_least(self, bound: float, what: str, unit: str = "") -> Test:
+        """Test whether the true value is at least `bound`."""
+        return lambda outcomes: at_least(self.over_seeds(outcomes), bound, what, unit)
 
-    def within(self, tolerance: float, what: str, unit: str = "") -> "Bounded":
-        """Claim that the true value is within `tolerance` of zero."""
-        return Bounded(self, "within", tolerance, what, unit)
+    def at_most(self, bound: float, what: str, unit: str = "") -> Test:
+        """Test whether the true value is at most `bound`."""
+        return lambda outcomes: at_most(self.over_seeds(outcomes), bound, what, unit)
+
+    def within(self, tolerance: float, what: str, unit: str = "") -> Test:
+        """Test whether the true value is within `tolerance` of zero."""
+        return lambda outcomes: within(self.over_seeds(outcomes), tolerance, what, unit)
 
 
 def value(metric: Metric, arm: str, budget: int | None = None) -> Contrast:
@@ -92,31 +95,17 @@ def mean(contrasts: Iterable[Contrast]) -> Contrast:
     return weighted([1 / len(terms)] * len(terms), terms)
 
 
-@dataclass(frozen=True)
-class Bounded:
-    """A test: the contrast keeps this bound."""
-
-    contrast: Contrast
-    side: Literal["at least", "at most", "within"]
-    bound: float
-    what: str
-    unit: str = ""
-
-    def __call__(self, outcomes: Outcomes) -> Finding:
-        """Test the contrast's mean over seeds."""
-        over_seeds = estimate(self.contrast.by_seed(outcomes))
-        return Finding((Bound(self.what, over_seeds, self.side, self.bound, self.unit),))
+def coefficient(direction: Sequence[float], contrasts: Iterable[Contrast]) -> Contrast:
+    """Return the least-squares coefficient along a direction, centred here, that is orthogonal to the others."""
+    centred = [x - fmean(direction) for x in direction]
+    length = sum(x**2 for x in centred)
+    return weighted([x / length for x in centred], contrasts)
 
 
-class All:
-    """A test: all of these tests hold."""
-
-    def __init__(self, tests: Iterable[Test]):
-        self.tests = tuple(tests)
-
-    def __call__(self, outcomes: Outcomes) -> Finding:
-        """Combine the findings, corrected for how many there are."""
-        return every([test(outcomes) for test in self.tests])
+def all_of(tests: Iterable[Test]) -> Test:
+    """Return the test that all of these hold, corrected for how many there are."""
+    tests = tuple(tests)
+    return lambda outcomes: every([test(outcomes) for test in tests])
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
 """What an experiment is: a name, what the paper reports, and how to get from a context to plots and judged claims."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
 from steadynorm.lab.paper.baselines import Baseline
-from steadynorm.lab.paper.claims import Claim, JudgedClaim
+from steadynorm.lab.paper.claims import Claim, JudgedClaim, Test
 from steadynorm.lab.paper.runs import RunPlan, Runs
 from steadynorm.lab.train.config import Config
 from steadynorm.report import page
@@ -52,6 +53,12 @@ class Context:
         """Return whether an arm or panel of this name is asked for."""
         return not self.only or name.lower().startswith(tuple(start.lower() for start in self.only))
 
+    def choose(self, names: Sequence[str], what: str) -> list[str]:
+        """Return the names that are asked for; raise ValueError if there is none."""
+        if chosen := list(filter(self.wants, names)):
+            return chosen
+        raise ValueError(f"--only {' '.join(self.only)}: the {what} are {', '.join(names)}")
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -84,7 +91,7 @@ class TrainedExperiment:
         paper_finding: What the paper reports.
         baselines: The baseline of each scale.
         arms: The arms at a baseline, by name.
-        claims: The claims about the runs of a plan.
+        claims: The claims, and the test that each must pass; a function if they depend on the plan.
         show: Returns the blocks of the page and the numbers of the summary.
         columns: Columns to keep of every run, besides its validation.
         layers: Quantities to keep of every layer.
@@ -96,11 +103,12 @@ class TrainedExperiment:
     name: str
     title: str
     paper_finding: str
+    _: KW_ONLY
     baselines: Mapping[str, Baseline]
     arms: Callable[[Baseline], Mapping[str, Config]]
-    claims: Callable[[RunPlan], Sequence[Claim]]
+    claims: Mapping[str, Test] | Callable[[RunPlan], Mapping[str, Test]]
     show: Callable[[Runs], tuple[Sequence[page.Block], Mapping[str, Any]]]
-    columns: Sequence[str]
+    columns: Sequence[str] = ()
     layers: Sequence[str] = ()
     budgets: Sequence[int] = (90,)
     desk_budgets: Sequence[int] = ()
@@ -110,15 +118,12 @@ class TrainedExperiment:
         """Return the runs that this experiment asks for in a context."""
         baseline, reference = self.baselines[context.scale], self.baselines["paper"]
         arms = self.arms(baseline)
-        chosen = {name: config for name, config in arms.items() if context.wants(name)}
-        if not chosen:
-            raise ValueError(f"--only {' '.join(context.only)}: the arms of {self.name} are {', '.join(arms)}")
         budgets = tuple(self.desk_budgets or self.budgets if context.scale == "desk" else self.budgets)
         budgets = budgets[:1] if context.quick else budgets
         seeds = range(context.seed, context.seed + (1 if context.quick else context.seeds or self.seeds))
         configs = {
-            (arm, budget, seed): baseline.configure(config, budget, seed)
-            for arm, config in chosen.items()
+            (arm, budget, seed): baseline.configure(arms[arm], budget, seed)
+            for arm in context.choose(list(arms), f"arms of {self.name}")
             for budget in budgets
             for seed in seeds
         }
@@ -130,4 +135,9 @@ class TrainedExperiment:
     def judge(self, runs: Runs) -> Outcome:
         """Judge every claim on these runs and show them."""
         blocks, numbers = self.show(runs)
-        return Outcome(blocks, [claim.judge(runs) for claim in self.claims(runs.plan)], numbers)
+        return Outcome(blocks, [claim.judge(runs) for claim in self.claims_about(runs.plan)], numbers)
+
+    def claims_about(self, plan: RunPlan) -> list[Claim]:
+        """Return the claims about the runs of a plan."""
+        claims = self.claims(plan) if callable(self.claims) else self.claims
+        return list(starmap(Claim, claims.items()))

@@ -14,6 +14,7 @@ from steadynorm.records import Run
 Metric = Callable[[Run], float]
 MIDDLE, END = (0.4, 0.6), (0.95, 1.0)  # parts of a run that are averaged
 NEGLIGIBLE_PERCENT = 5.0  # a smaller change of a norm counts as none
+SMALL_PERCENT = 2 * NEGLIGIBLE_PERCENT  # where a norm is compared with another run's, or with a forecast
 ACCURACY_TOLERANCE = 1.0  # percentage points of accuracy within which results are called equal
 LOSS_TOLERANCE = 0.02  # nats of validation loss within which results are called equal
 

@@ -71,7 +71,7 @@ def shares(experiment: Experiment | TrainedExperiment, context: Context, draws: 
     """Yield how often noise supports each claim of a finished experiment; train nothing."""
     if isinstance(experiment, TrainedExperiment):
         noise = Noise(runner.read(experiment, context))
-        for claim in experiment.claims(noise.runs.plan):
+        for claim in experiment.claims_about(noise.runs.plan):
             yield Share(context.folder.name, claim.text, share_of_trained(claim, noise, draws))
     else:
         for claim in experiment.run(context).claims:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -9,37 +10,26 @@ import numpy as np
 
 from steadynorm.lab.paper.metrics import Metric
 from steadynorm.lab.paper.runs import Runs
-from steadynorm.lab.paper.statistics import sample_sd
-from steadynorm.records import QUANTITIES, Run
+from steadynorm.lab.paper.statistics import estimate, sample_sd
+from steadynorm.records import QUANTITIES, Quantity, Run
 from steadynorm.report import page
 
+Shown = tuple[list[page.Block], dict[str, Any]]  # the blocks of a page, and the numbers of the summary
 PaperValues = Mapping[tuple[str, int], tuple[float, float]]  # arm, budget -> mean, sample standard deviation
 
-LABELS = {
-    "hidden_norm": "Norm of all layers but the output",
-    "hidden_forecast": "Forecast norm of all layers but the output",
-    "matrix_norm": "Norm of all matrices but the output",
-    "matrix_forecast": "Forecast norm of all matrices but the output",
-    "vector_norm": "Norm of biases and gains",
-    "vector_forecast": "Forecast norm of biases and gains",
+_QUANTITIES = {
+    **QUANTITIES,
+    "hidden_norm": Quantity("Norm of all layers but the output", "l2", ""),
+    "matrix_norm": Quantity("Norm of all matrices but the output", "l2", ""),
+    "vector_norm": Quantity("Norm of biases and gains", "l2", ""),
 }
 
 
-def curves(
-    runs: Runs,
-    key: str,
-    arms: Sequence[str] = (),
-    *,
-    dashed: str = "",
-    caption: str = "",
-    log_y: bool = False,
-    zero: bool = False,
-    label: str = "",
-) -> page.Plot:
-    """Plot a column over the steps of the longest budget: the mean over seeds, and their standard deviation as a band.
+@dataclass(frozen=True)
+class Curve:
+    """A column over the steps of the longest budget: the mean over seeds, and their standard deviation as a band.
 
-    Args:
-        runs: The runs.
+    Attributes:
         key: The column.
         arms: The arms to draw; none for all.
         dashed: A second column, drawn dashed.
@@ -48,15 +38,38 @@ def curves(
         zero: Whether the y axis starts at zero.
         label: The title, if it is not the column's.
     """
-    series: list[page.Series] = []
-    for arm in runs.complete_arms():
-        if not arms or arm in arms:
-            series.append(_line(runs.of(arm), key, arm, "line"))
-            if dashed:
-                series.append(_line(runs.of(arm), dashed, arm, "dash"))
-    unit = QUANTITIES[key].unit if key in QUANTITIES else "l2" if key in LABELS else ""
-    title = label or LABELS.get(key) or (QUANTITIES[key].label if key in QUANTITIES else key)
-    return page.Plot(title, "step", unit, [line for line in series if len(line.x)], caption, log_y=log_y, zero=zero)
+
+    key: str
+    arms: Sequence[str] = ()
+    dashed: str = ""
+    caption: str = ""
+    log_y: bool = False
+    zero: bool = False
+    label: str = ""
+
+    def plot(self, runs: Runs) -> page.Plot:
+        """Return the plot of finished runs."""
+        styles = {self.key: "line"} | ({self.dashed: "dash"} if self.dashed else {})
+        arms = [arm for arm in runs.complete_arms() if not self.arms or arm in self.arms]
+        lines = [_line(runs.of(arm), key, arm, style) for arm in arms for key, style in styles.items()]
+        series, quantity = (
+            [line for line in lines if len(line.x)],
+            _QUANTITIES.get(self.key, Quantity(self.key, "", "")),
+        )
+        return page.Plot(
+            self.label or quantity.label, "step", quantity.unit, series, self.caption, log_y=self.log_y, zero=self.zero
+        )
+
+
+def show(
+    runs: Runs,
+    curves: Sequence[Curve],
+    metrics: Mapping[str, Metric],
+    paper: Mapping[str, Sequence[float | None]] | None = None,
+) -> Shown:
+    """Plot curves and tabulate metrics, beside the paper's numbers where there are any."""
+    plots = [curve.plot(runs) for curve in curves]
+    return [*plots, table_of_metrics(runs, metrics, paper)], numbers(runs, metrics)
 
 
 def _line(runs: Sequence[Run], key: str, arm: str, style: str) -> page.Series:
@@ -76,14 +89,10 @@ def table_by_budget(
     rows = []
     for budget in runs.plan.budgets:
         row: list[page.Cell] = [f"{budget} {runs.plan.baseline.unit} ({runs.plan.baseline.steps(budget)} steps)"]
-        complete = runs.complete_arms(budget)
         for arm in runs.plan.arms:
-            cell = runs.placeholder(arm, budget)
-            if arm in complete:
-                values = runs.values(metric, arm, budget)
-                cell = plus_minus(fmean(values), sample_sd(values), digits)
             theirs = (paper or {}).get((arm, budget))
-            row.append(cell + (f" [{plus_minus(*theirs, 2)}]" if theirs else ""))
+            cell = _cell(runs, metric, arm, budget, f".{digits}f", f".{digits}f")
+            row.append(cell + (f" [{plus_minus(*theirs)}]" if theirs else ""))
         rows.append(row)
     note = "In square brackets: the paper's, at its own scale. " if paper else ""
     caption = f"Mean ± sample standard deviation over seeds. {note}"
@@ -95,17 +104,8 @@ def table_of_metrics(
 ) -> page.Table:
     """Tabulate metrics at the longest budget, arms across; the paper's numbers, where given, in a row below ours."""
     rows: list[list[page.Cell]] = []
-    complete = runs.complete_arms()
     for name, metric in metrics.items():
-        row: list[page.Cell] = [name]
-        for arm in runs.plan.arms:
-            if arm not in complete:
-                row.append(runs.placeholder(arm))
-                continue
-            values = runs.values(metric, arm)
-            sd = sample_sd(values)
-            row.append(f"{fmean(values):.4g}" + ("" if math.isnan(sd) else f" ± {sd:.2g}"))
-        rows.append(row)
+        rows.append([name, *(_cell(runs, metric, arm, None, ".4g", ".2g") for arm in runs.plan.arms)])
         if paper and name in paper:
             rows.append([f"{name}: the paper's", *paper[name]])
     steps = runs.plan.baseline.steps(runs.plan.budgets[-1])
@@ -113,13 +113,20 @@ def table_of_metrics(
     return page.Table("Measured", ("", *runs.plan.arms), rows, caption)
 
 
-def plus_minus(mean: float, sd: float, digits: int) -> str:
-    """Format a mean and its standard deviation as the paper does.
+def _cell(runs: Runs, metric: Metric, arm: str, budget: int | None, mean_format: str, sd_format: str) -> str:
+    if arm not in runs.complete_arms(budget):
+        return runs.placeholder(arm, budget)
+    values = runs.values(metric, arm, budget)
+    return plus_minus(fmean(values), sample_sd(values), mean_format, sd_format)
 
-    >>> plus_minus(73.314, 0.092, 2), plus_minus(73.314, math.nan, 2)
+
+def plus_minus(mean: float, sd: float, mean_format: str = ".2f", sd_format: str = ".2f") -> str:
+    """Format a mean and its standard deviation, as the paper does unless told otherwise.
+
+    >>> plus_minus(73.314, 0.092), plus_minus(73.314, math.nan)
     ('73.31 ± 0.09', '73.31')
     """
-    return f"{mean:.{digits}f}" + ("" if math.isnan(sd) else f" ± {sd:.{digits}f}")
+    return f"{mean:{mean_format}}" + ("" if math.isnan(sd) else f" ± {sd:{sd_format}}")
 
 
 def numbers(runs: Runs, metrics: Mapping[str, Metric]) -> dict[str, Any]:
@@ -136,10 +143,14 @@ def numbers(runs: Runs, metrics: Mapping[str, Metric]) -> dict[str, Any]:
     return out
 
 
-def points_with_errors(label: str, points: Sequence[tuple[float, float, float]], toggle: str) -> page.Series:
-    """Return the series through points (x, mean, standard error); one seed has no error to show."""
-    x, y, errors = zip(*points, strict=True) if points else ((), (), ())
-    return page.Series(label, x, y, error=None if any(map(math.isnan, errors)) else errors, toggle=toggle)
+def points_with_errors(
+    runs: Runs, metric: Metric, places: Mapping[Any, tuple[str, int | None]], label: str, toggle: str
+) -> page.Series:
+    """Plot a metric's mean over seeds and its standard error at every x whose arm and budget are complete."""
+    complete = {x: place for x, place in places.items() if place[0] in runs.complete_arms(place[1])}
+    means = [estimate(runs.values(metric, *place)) for place in complete.values()]
+    errors = None if any(math.isnan(mean.error) for mean in means) else [mean.error for mean in means]
+    return page.Series(label, list(complete), [mean.value for mean in means], error=errors, toggle=toggle)
 
 
 def round_to(value: float, digits: int = 6) -> float | None:

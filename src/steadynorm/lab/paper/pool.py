@@ -1,6 +1,5 @@
 """Many training runs on a few processes: each is a command with a folder of its own, and one that fails stops no other."""
 
-import json
 import os
 import shutil
 import signal
@@ -15,7 +14,8 @@ from typing import Any, NamedTuple
 
 from steadynorm import progress, records
 from steadynorm.files import BusyError, lock, make_folder, read_json
-from steadynorm.lab.train.config import Config, plain, training_part
+from steadynorm.lab.paper.runs import recorded_part
+from steadynorm.lab.train.config import Config, training_part
 from steadynorm.lab.train.recipes import RECIPES, with_optimizer
 
 LOG = "log.txt"
@@ -42,7 +42,7 @@ def finished(config: Config) -> bool:
         held = read_json(config.out / "config.json")
     except (OSError, ValueError):
         return False
-    same = training_part(held) == json.loads(json.dumps(training_part(plain(config))))
+    same = training_part(held) == recorded_part(config)
     return same and records.last_step(config.out / records.FILE) == config.steps
 
 
@@ -264,13 +264,8 @@ def _differing(new: Any, old: Any, prefix: str) -> Iterator[list[str]]:
         name = prefix + field.name.replace("_", "-")
         if is_dataclass(value):
             yield from _differing(value, default, f"{name}.")
+        elif value != default and field.type is bool:
+            yield [f"--{name}" if value else f"--{prefix}no-{name.removeprefix(prefix)}"]
         elif value != default:
-            yield _option(name, value, is_flag=field.type is bool)
-
-
-def _option(name: str, value: Any, *, is_flag: bool) -> list[str]:
-    if is_flag:
-        head, _, last = name.rpartition(".")
-        return [f"--{name}" if value else f"--{head + '.' if head else ''}no-{last}"]
-    values = value if isinstance(value, tuple) else (value,)
-    return [f"--{name}", *(str(word) if isinstance(word, str | Path) else repr(word) for word in values)]
+            values = value if isinstance(value, tuple) else (value,)
+            yield [f"--{name}", *(str(word) if isinstance(word, str | Path) else repr(word) for word in values)]

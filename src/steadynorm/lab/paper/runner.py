@@ -18,9 +18,8 @@ from steadynorm.files import lock, make_folder, read_json, write_json
 from steadynorm.lab.data import datasets
 from steadynorm.lab.paper import pool, slim_records
 from steadynorm.lab.paper.experiment import Context, Experiment, Outcome, TrainedExperiment
-from steadynorm.lab.paper.runs import NOT_RUN, Key, RunPlan, Runs, slug
+from steadynorm.lab.paper.runs import NOT_RUN, Key, RunPlan, Runs, address, recorded_part, slug
 from steadynorm.lab.paper.statistics import CONFIDENCE
-from steadynorm.lab.train.config import plain, training_part
 from steadynorm.report import page
 
 SCHEMA, VERSION = "steadynorm-experiment", 1
@@ -77,9 +76,7 @@ def run_experiment(
             progress.announce(experiment.name, experiment.seconds[context.scale])
         outcome, facts = judge(experiment, context)
         facts["seconds"] = max(facts["seconds"], before.get("seconds", 0.0))  # earlier calls may have simulated more
-        summary = _summary(experiment, context, command, facts, outcome)
-        write_json(context.folder / SUMMARY, summary)
-        return Finished(outcome, _page(experiment, context, outcome, summary), failed)
+        return Finished(outcome, _write(experiment, context, command, facts, outcome), failed)
 
 
 def judge(experiment: Experiment | TrainedExperiment, context: Context) -> tuple[Outcome, dict[str, Any]]:
@@ -109,7 +106,7 @@ def read(experiment: TrainedExperiment, context: Context) -> Runs:
         except records.RecordError:
             missing[key] = NOT_RUN
             continue
-        if dict(run.config) != json.loads(json.dumps(training_part(plain(config)))):
+        if dict(run.config) != recorded_part(config):
             missing[key] = "the kept records are of another configuration"
         elif not len(run.steps) or run.steps[-1] != config.steps:
             missing[key] = f"the kept records end at step {max(run.steps, default=0)} of {config.steps}"
@@ -158,31 +155,30 @@ def check_folder(folder: Path, name: str) -> dict[str, Any]:
 # Training
 
 
-def jobs(plan: RunPlan, resources: Resources, *, data: Path | None = None) -> dict[Key, pool.Job]:
+def jobs(plan: RunPlan, resources: Resources) -> dict[Key, pool.Job]:
     """Return every run with its command."""
     processes = resources.processes if plan.baseline.scale == "paper" else 0
-    configs = plan.in_pool(resources.pool, data or resources.data)
     return {
         key: pool.Job(config, pool.train_command(config, plan.baseline.recipe, processes))
-        for key, config in configs.items()
+        for key, config in plan.in_pool(resources.pool, resources.data).items()
     }
 
 
 def dry_run(plan: RunPlan, resources: Resources) -> list[str]:
     """Return one complete command per run, finished or not."""
-    placeholder = Path("DATA") if plan.baseline.scale == "paper" and resources.data is None else None
-    return [shlex.join(job.command) for job in jobs(plan, resources, data=placeholder).values()]
+    if plan.baseline.scale == "paper" and resources.data is None:
+        resources = replace(resources, data=Path("DATA"))  # to be filled in
+    return [shlex.join(job.command) for job in jobs(plan, resources).values()]
 
 
 def _train(plan: RunPlan, resources: Resources) -> dict[Path, str]:
-    todo = [job.config for job in jobs(plan, resources).values() if not pool.finished(job.config)]
+    every_job = list(jobs(plan, resources).values())
+    todo = [job.config for job in every_job if not pool.finished(job.config)]
     if todo:
         check_data(plan, resources)
         seconds = sum(plan.baseline.seconds(config.steps) for config in todo)
         progress.announce(f"{len(todo)} runs to train", seconds / min(resources.jobs, len(todo)))
-    return pool.train_all(
-        list(jobs(plan, resources).values()), resources.jobs, one_thread=plan.baseline.scale == "desk"
-    )
+    return pool.train_all(every_job, resources.jobs, one_thread=plan.baseline.scale == "desk")
 
 
 def check_data(plan: RunPlan, resources: Resources) -> None:
@@ -211,14 +207,15 @@ def _keep_records(experiment: TrainedExperiment, context: Context, plan: RunPlan
 # Summary and page
 
 
-def _summary(
+def _write(
     experiment: Experiment | TrainedExperiment,
     context: Context,
     command: str,
     facts: Mapping[str, Any],
     outcome: Outcome,
-) -> dict[str, Any]:
-    return {
+) -> Path:
+    """Write the summary and the page; return the page's path."""
+    summary = {
         "schema": SCHEMA,
         "version": VERSION,
         "experiment": experiment.name,
@@ -238,18 +235,10 @@ def _summary(
         "claims": [claim.plain() for claim in outcome.claims],
         "numbers": outcome.numbers,
     }
-
-
-def _page(
-    experiment: Experiment | TrainedExperiment, context: Context, outcome: Outcome, summary: Mapping[str, Any]
-) -> Path:
-    text = json.dumps(summary, indent=1)
-    whole = page.Page(
-        experiment.title,
-        f"{experiment.name} · {context.scale} scale · the paper: {experiment.paper_finding}",
-        [verdicts(outcome), *outcome.blocks],
-        {f"{experiment.name}.json": text},
-    )
+    write_json(context.folder / SUMMARY, summary)
+    subtitle = f"{experiment.name} · {context.scale} scale · the paper: {experiment.paper_finding}"
+    downloads = {f"{experiment.name}.json": json.dumps(summary, indent=1)}
+    whole = page.Page(experiment.title, subtitle, [verdicts(outcome), *outcome.blocks], downloads)
     return page.write(whole, context.folder / "report.html")
 
 
@@ -290,7 +279,7 @@ def commit() -> str | None:
     return head.strip() + ("+" if changed.strip() else "")
 
 
-def estimate(plans: Sequence[RunPlan], folder: Path = Path()) -> tuple[int, float]:
+def estimate(plans: Sequence[RunPlan]) -> tuple[int, float]:
     """Return how many different runs these plans ask for, and about how many seconds of one core they take."""
-    different = {config.out: (plan.baseline, config) for plan in plans for config in plan.in_pool(folder).values()}
-    return len(different), sum(baseline.seconds(config.steps) for baseline, config in different.values())
+    seconds = {address(c): plan.baseline.seconds(c.steps) for plan in plans for c in plan.configs.values()}
+    return len(seconds), sum(seconds.values())

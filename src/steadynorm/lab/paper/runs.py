@@ -50,7 +50,12 @@ class RunPlan:
 def address(config: Config) -> str:
     """Return a run's folder name: readable words, then a hash of everything that decides the weights."""
     kind = "gpt" if isinstance(config.task, Gpt) else "vit"
-    return f"{kind}-{config.optim.name}-{config.steps}-s{config.seed}-{digest(training_part(plain(config)))}"
+    return f"{kind}-{config.optim.name}-{config.steps}-s{config.seed}-{digest(recorded_part(config))}"
+
+
+def recorded_part(config: Config) -> dict[str, Any]:
+    """Return what decides the weights of a run, as its records hold it."""
+    return json.loads(json.dumps(training_part(plain(config))))
 
 
 def digest(values: Mapping[str, Any]) -> str:

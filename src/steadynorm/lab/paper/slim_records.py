@@ -31,17 +31,12 @@ def keep(run: Run, path: Path, name: str, columns: Sequence[str], layers: Sequen
     wanted = {key: run.columns[key] for key in (*columns, *ALWAYS) if key in run.columns}
     wanted |= {key: over_hidden(run, *DERIVED[key]) for key in columns if key in DERIVED}
     parts = {layer: {q: part[q] for q in layers if q in part} for layer, part in run.layers.items()} if layers else {}
-    everything = [*wanted.values(), *(values for part in parts.values() for values in part.values())]
-    rows = np.flatnonzero(np.isfinite(np.array(everything)).any(axis=0)) if everything else np.arange(0)
-    rows = np.union1d(rows, [len(run.steps) - 1])
     seconds = np.full(len(run.steps), np.nan)  # only the last record says how long the run took
     seconds[-1] = run.columns.get("seconds", seconds)[-1]
-    chosen = replace(
-        run,
-        steps=run.steps[rows],
-        columns={key: values[rows] for key, values in (wanted | {"seconds": seconds}).items()},
-        layers={layer: {key: values[rows] for key, values in part.items()} for layer, part in parts.items()},
-    )
+    arrays = [seconds, *wanted.values(), *(values for part in parts.values() for values in part.values())]
+    rows = np.asarray(np.isfinite(arrays).any(axis=0))
+    rows[-1] = True
+    chosen = replace(run, columns=wanted | {"seconds": seconds}, layers=parts).at(rows)
     slim = records.thin(chosen, MOST_RECORDS)
     whole = path.with_name(f".{path.name}.new")  # half a run must not pass for a run
     whole.unlink(missing_ok=True)

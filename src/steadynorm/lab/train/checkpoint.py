@@ -29,7 +29,7 @@ from steadynorm.files import explain_os_error, is_disk_full, make_folder, read_j
 SHARDS = "shards"
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")  # as safetensors reports it
 _UNFINISHED = re.compile(r"\.step-\d{6,}\.tmp")
-_NAME = re.compile(r"step-(\d{6,})")
+_NAME = re.compile(r"step-\d{6,}")
 _MODEL, _STATE, _MANIFEST = "model.safetensors", "state.pt", "manifest.json"
 
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError)
@@ -57,14 +57,6 @@ def tidy(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _drop(path: Path) -> None:
-    """Remove a checkpoint, first renaming it so that an interruption leaves nothing that looks whole."""
-    hidden = path.with_name(f".{path.name}.tmp")
-    with contextlib.suppress(OSError):
-        path.replace(hidden)
-    shutil.rmtree(hidden, ignore_errors=True)
-
-
 def save(folder: Path, step: int, state: Mapping[str, Any], model: Mapping[str, Tensor] | None, *, keep: int) -> Path:
     """Write a checkpoint, then remove all but the newest `keep`.
 
@@ -89,7 +81,8 @@ def save(folder: Path, step: int, state: Mapping[str, Any], model: Mapping[str, 
         files = sorted(path for path in unfinished.rglob("*") if path.is_file())
         manifest = {"step": step, "sha256": {path.relative_to(unfinished).as_posix(): sha256(path) for path in files}}
         for path in files:
-            _sync(path)
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
         write_json(unfinished / _MANIFEST, manifest)
         shutil.rmtree(target, ignore_errors=True)  # it was damaged, or the run would not be at this step again
         unfinished.replace(target)
@@ -101,7 +94,10 @@ def save(folder: Path, step: int, state: Mapping[str, Any], model: Mapping[str, 
         raise
     past = [path for path in list_checkpoints(folder) if step_of(path) <= step]
     for dropped in {*list_checkpoints(folder)} - {*past[-keep:]}:
-        _drop(dropped)
+        hidden = dropped.with_name(f".{dropped.name}.tmp")  # so that an interruption leaves nothing that looks whole
+        with contextlib.suppress(OSError):
+            dropped.replace(hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
     return target
 
 
@@ -114,11 +110,6 @@ def _of_full_disk(error: BaseException | None) -> OSError | None:
             return cause
         error = error.__cause__ or error.__context__
     return None
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -134,10 +125,7 @@ def step_of(path: Path) -> int:
     >>> step_of(Path("checkpoints/step-000250"))
     250
     """
-    match = _NAME.fullmatch(path.name)
-    if match is None:
-        raise CheckpointError(f"{path}: not a checkpoint's name, such as step-000250")
-    return int(match[1])
+    return int(path.name.removeprefix("step-"))
 
 
 def load(path: Path) -> Saved:

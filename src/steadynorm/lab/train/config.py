@@ -1,14 +1,17 @@
 """Configuration of a run, parsed by the command line and saved with the run."""
 
+import json
 import math
+import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from steadynorm.decay.hold import BALANCE_STEPS
 from steadynorm.lab.models import GPTConfig, ViTConfig
 
 OptimizerName = Literal[
-    "scionc", "scion", "adamc", "adamw", "renormalized-adamw", "lionc", "sgdc", "muon", "muon-corrected"
+    "scionc", "scion", "muonc", "adamc", "adamw", "renormalized-adamw", "lionc", "sgdc", "muon", "muon-corrected"
 ]
 ScheduleName = Literal["cosine", "linear", "constant"]
 MomentumName = Literal["constant", "linear", "matched", "matched-gamma-prime"]
@@ -26,7 +29,8 @@ class Optim:
     lr: float = 0.01
     """Peak learning rate."""
     output_lr: float | None = None
-    """Peak lr of the output layer; default: 20 lr for the Scion family, else lr."""
+    """Peak lr of the output layer, for muonc and muon of all that is no hidden matrix; default: 20 lr (Scion family), lr / 20
+    (muonc), else lr."""
     weight_decay: float | None = None
     """Constant (scion, adamw) or peak decay; default: for scion the one that reaches steady_norm_sq at the peak, else 0.1."""
     output_weight_decay: float | None = None
@@ -40,17 +44,23 @@ class Optim:
     correct_output: bool = False
     """Correct the output layer as well, against the paper's advice."""
     alpha: float = 0.1
-    """Weight of the new gradient: scion, sgd; 1 - beta1 for lion; 1 - momentum for muon."""
+    """Weight of the new gradient: scion, sgd; 1 - beta1 for lion; 1 - momentum for muonc and muon."""
     output_alpha: float | None = None
     """Alpha of the output layer, constant even if alpha is scheduled (Scion family); default: alpha."""
     nesterov: bool = False
-    """Nesterov momentum (Scion family, muon)."""
+    """Nesterov momentum (Scion family, muonc, muon)."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Betas of the Adam family; LionC uses the second."""
+    """Betas of the Adam family, also beside muonc and muon; LionC uses the second."""
     eps: float = 1e-8
     """Epsilon of the Adam family."""
     polar_steps: int = 5
-    """Steps of the polar iteration (Scion family)."""
+    """Steps of the polar iteration (Scion family, muonc)."""
+    hold: Literal["decay", "balance", "fixed"] = "decay"
+    """How the weight norm is held: by decay, by decay that follows measured updates, or fixed (not adamw, muon)."""
+    balance_steps: float = BALANCE_STEPS
+    """Steps over which hold=balance returns a norm that is off."""
+    cautious: bool = False
+    """Decay only weights that agree with their update in sign (not adamw, muon)."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +152,7 @@ class Config:
     monitor_every: int = 1
     """Steps between measurements of norms and alignment."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    """With torchrun: replicate weights (Scion, ScionC and LionC shard their state), or shard them by FSDP2."""
+    """With torchrun: replicate weights (Scion, ScionC, MuonC and LionC shard their state), or shard them by FSDP2."""
     device: str = "auto"
     """cpu, cuda; auto: cuda if available."""
     tensorboard: bool = True
@@ -157,12 +167,8 @@ class Config:
                 raise ValueError(f"{key}={getattr(self, key)}: must be at least 1")
         if self.micro_batch is not None and (self.micro_batch < 1 or self.batch % self.micro_batch):
             raise ValueError(f"micro_batch={self.micro_batch} does not divide batch={self.batch}")
-        key, amount = (
-            ("eval_tokens", self.task.eval_tokens)
-            if isinstance(self.task, Gpt)
-            else ("eval_images", self.task.eval_images)
-        )
-        if amount is not None and amount < 1:
+        key = "eval_tokens" if isinstance(self.task, Gpt) else "eval_images"
+        if (amount := getattr(self.task, key)) is not None and amount < 1:
             raise ValueError(f"task.{key}={amount}: must be at least 1; leave it out to use all")
         if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):
             raise ValueError(f"clip={self.clip}: must be above 0; leave it out for no clipping")
@@ -175,19 +181,14 @@ _NOT_TRAINING = (
 )  # fmt: skip
 
 
+# Settings that came later, with the value that runs before them had: left out at it, so that old runs stay what they are.
+_LATER = {"optim.hold": "decay", "optim.balance_steps": BALANCE_STEPS, "optim.cautious": False}
+
+
 def plain(config: Config) -> dict[str, Any]:
     """Return the configuration as JSON holds it."""
-
-    def convert(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: convert(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [convert(item) for item in value]
-        return str(value) if isinstance(value, Path) else value
-
-    kind = "gpt" if isinstance(config.task, Gpt) else "vit"
-    values = convert(asdict(config))
-    return {**values, "task": {"kind": kind, **values["task"]}}
+    values = json.loads(json.dumps(asdict(config), default=os.fspath))
+    return values | {"task": {"kind": type(config.task).__name__.lower(), **values["task"]}}
 
 
 def training_part(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -199,5 +200,5 @@ def training_part(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return {
         key: training_part(value, f"{prefix}{key}.") if isinstance(value, dict) else value
         for key, value in config.items()
-        if prefix + key not in _NOT_TRAINING
+        if prefix + key not in _NOT_TRAINING and (prefix + key, value) not in _LATER.items()
     }

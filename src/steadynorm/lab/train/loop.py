@@ -51,26 +51,22 @@ def train(config: Config, *, quiet: bool = False) -> Result:
     config.check()
     with parallel.team(config.device) as team:
         config = _with_known_bf16(config, team)
-        result = _lead(config, team, quiet) if team.is_main else _follow(config, team)
+        result = _run(config, team, quiet)
         gc.collect()  # an object that outlives the process group may hang when it is freed
         team.barrier()
         return result
 
 
-def _lead(config: Config, team: Team, quiet: bool) -> Result:
-    make_folder(config.out)
-    busy = f"another process is training in {config.out}; wait for it, or choose another --out"
-    with lock(config.out, busy=busy):
-        _keep_config(config)
-        checkpoint.tidy(config.out / "checkpoints")
-        team.barrier()
-        with Trainer(config, team, quiet) as trainer, _signals(trainer):
-            return trainer.run()
-
-
-def _follow(config: Config, team: Team) -> Result:
-    team.barrier()  # the main process checks the folder first
-    with Trainer(config, team, quiet=True) as trainer, _signals(trainer):
+def _run(config: Config, team: Team, quiet: bool) -> Result:
+    with contextlib.ExitStack() as stack:
+        if team.is_main:
+            busy = f"another process is training in {config.out}; wait for it, or choose another --out"
+            stack.enter_context(lock(make_folder(config.out), busy=busy))
+            _keep_config(config)
+            checkpoint.tidy(config.out / "checkpoints")
+        team.barrier()  # the main process checks the folder first
+        trainer = stack.enter_context(Trainer(config, team, quiet or not team.is_main))
+        stack.enter_context(_signals(trainer))
         return trainer.run()
 
 
@@ -114,7 +110,11 @@ class Trainer:
                     f"{self.step}: what lies between was lost; remove {config.out} to train it again",
                     stacklevel=2,
                 )
-            self.writer = _tensorboard(config, self.step)
+            if config.tensorboard:
+                from torch.utils.tensorboard import SummaryWriter
+
+                purge_step = self.step + 1 if self.step else None
+                self.writer = SummaryWriter(str(config.out / "tensorboard"), purge_step=purge_step)
 
     def __enter__(self) -> "Trainer":
         return self
@@ -207,7 +207,7 @@ class Trainer:
             share = (record["step"] - step) / (self.step - step)
             record |= {
                 "seconds": seconds + (self.seconds - seconds) * share,
-                "tokens": self.parts.task.tokens() * record["step"],
+                "tokens": self.parts.task.tokens * record["step"],
             }
             if self.recorder is not None:
                 self.recorder.write(record)
@@ -215,13 +215,12 @@ class Trainer:
             log_records(self.writer, taken)
         bad = next((r["step"] for r in taken if "loss" in r and r["loss"] is None), None)
         if bad is not None or not math.isfinite(loss.item()):
-            raise DivergedError(self._diverged(bad or self.step))
+            out, kept = self.config.out, checkpoint.list_checkpoints(self.config.out / "checkpoints")
+            good = f"the last good checkpoint is {kept[-1]}" if kept else "there is no checkpoint yet"
+            raise DivergedError(
+                f"{out}: the loss of step {bad or self.step} is not finite; {good}; lower the lr, or check the data"
+            )
         self.display.update(self.step, taken[-1] if taken else {}, self.final)
-
-    def _diverged(self, step: int) -> str:
-        kept = checkpoint.list_checkpoints(self.config.out / "checkpoints")
-        good = f"the last good checkpoint is {kept[-1]}" if kept else "there is no checkpoint yet"
-        return f"{self.config.out}: the loss of step {step} is not finite; {good}; lower the lr, or check the data"
 
 
 _FLUSH = 20  # steps between transfers from the device
@@ -287,14 +286,6 @@ def _micro_batch(config: Config, team: Team) -> int:
     if local % micro:
         raise ValueError(f"micro_batch={micro} does not divide the {local} samples of each of {team.world} processes")
     return micro
-
-
-def _tensorboard(config: Config, step: int) -> Any:
-    if not config.tensorboard:
-        return None
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(config.out / "tensorboard"), purge_step=step + 1 if step else None)
 
 
 @contextlib.contextmanager

@@ -12,11 +12,11 @@ from steadynorm import theory
 from steadynorm.decay.foreign import correct
 from steadynorm.groups.builder import param_groups
 from steadynorm.lab.train.config import Optim, Schedule
-from steadynorm.optim import SGDC, AdamC, LionC, RenormalizedAdamW, Scion, ScionC
+from steadynorm.optim import SGDC, AdamC, LionC, MuonC, RenormalizedAdamW, Scion, ScionC
 from steadynorm.schedule import StepFunction
 from steadynorm.scheduler import Scheduler
 
-_ADAM_FAMILY = ("adamw", "adamc", "renormalized-adamw", "lionc", "sgdc")
+_SCION = ("scion", "scionc")
 
 
 def build(
@@ -29,14 +29,13 @@ def build(
         optim: Optimizer and its settings.
         schedule: Schedules of lr, alpha and the target.
         steps: Length of the run.
-        mesh: With DDP, the processes over which Scion, ScionC and LionC shard their state and work.
+        mesh: With DDP, the processes over which Scion, ScionC, MuonC and LionC shard their state and work.
     """
-    if optim.name in ("scion", "scionc"):
-        optimizers: list[Optimizer] = [_scion(model, optim, mesh)]
-    elif optim.name in _ADAM_FAMILY:
-        optimizers = [_adam_family(model, optim, mesh)]
-    else:
+    if optim.name in ("muon", "muon-corrected"):
         optimizers = _muon(model, optim)
+    else:
+        make = _scion if optim.name in _SCION else _muonc if optim.name == "muonc" else _adam_family
+        optimizers = [make(model, optim, mesh)]
     return [(optimizer, _scheduler(optimizer, optim, schedule, steps)) for optimizer in optimizers]
 
 
@@ -55,26 +54,21 @@ def _scion(model: nn.Module, optim: Optim, mesh: Any) -> Optimizer:
         weight_decay=None if corrected else decay,
         nesterov=optim.nesterov,
     )
+    output = next(group for group in groups if group["name"] == "output")
     if optim.output_alpha is not None:
-        next(group for group in groups if group["name"] == "output")["alpha"] = optim.output_alpha
+        output["alpha"] = optim.output_alpha
     common: dict[str, Any] = {
         "lr": optim.lr, "alpha": optim.alpha, "nesterov": optim.nesterov, "polar_steps": optim.polar_steps, "mesh": mesh,
+        **_hold(optim),
     }  # fmt: skip
     if not corrected:
         return Scion(groups, weight_decay=decay, **common)
-    if optim.correct_output:
-        _correct_output(groups, optim)
+    if optim.correct_output:  # the target is the norm that the constant decay leads to at the peak
+        decay, output["weight_decay"] = output["weight_decay"], None
+        output["steady_norm_sq"] = theory.steady_norm_sq(
+            output["lr"], decay, output["alpha"], nesterov=optim.nesterov, limit=True
+        )
     return ScionC(groups, steady_norm_sq=target, overlap=optim.overlap, **common)
-
-
-def _correct_output(groups: list[dict[str, Any]], optim: Optim) -> None:
-    """Replace the output layer's constant decay by a target: the norm this decay leads to at the peak."""
-    for group in groups:
-        if group["name"] == "output":
-            decay, group["weight_decay"] = group["weight_decay"], None
-            group["steady_norm_sq"] = theory.steady_norm_sq(
-                group["lr"], decay, group["alpha"], nesterov=optim.nesterov, limit=True
-            )
 
 
 def _adam_family(model: nn.Module, optim: Optim, mesh: Any) -> Optimizer:
@@ -83,19 +77,33 @@ def _adam_family(model: nn.Module, optim: Optim, mesh: Any) -> Optimizer:
         model, kind="adam", lr=optim.lr, output_lr=optim.output_lr, weight_decay=decay,
         output_weight_decay=optim.output_weight_decay,
     )  # fmt: skip
-    adam: dict[str, Any] = {"lr": optim.lr, "betas": optim.betas, "eps": optim.eps, "weight_decay": decay}
+    common: dict[str, Any] = {"lr": optim.lr, "weight_decay": decay}
+    if optim.name == "sgdc":
+        return SGDC(groups, alpha=optim.alpha, hold=optim.hold, cautious=optim.cautious, **common)
+    if optim.name == "lionc":
+        return LionC(groups, betas=(1 - optim.alpha, optim.betas[1]), mesh=mesh, **_hold(optim), **common)
+    common |= {"betas": optim.betas, "eps": optim.eps}
     if optim.name == "adamw":
         for group in groups:
             group.pop("corrected", None)
-        return torch.optim.AdamW(groups, fused=True, **adam)
-    if optim.name == "adamc":
-        return AdamC(groups, **adam)
-    if optim.name == "renormalized-adamw":
-        return RenormalizedAdamW(groups, **adam)
-    if optim.name == "lionc":
-        betas = (1 - optim.alpha, optim.betas[1])
-        return LionC(groups, lr=optim.lr, betas=betas, weight_decay=decay, mesh=mesh)
-    return SGDC(groups, lr=optim.lr, alpha=optim.alpha, weight_decay=decay)
+        return torch.optim.AdamW(groups, fused=True, **common)
+    return (AdamC if optim.name == "adamc" else RenormalizedAdamW)(groups, **common)
+
+
+def _hold(optim: Optim) -> dict[str, Any]:
+    return {"hold": optim.hold, "balance_steps": optim.balance_steps, "cautious": optim.cautious}
+
+
+def _muonc(model: nn.Module, optim: Optim, mesh: Any) -> Optimizer:
+    decay = 0.1 if optim.weight_decay is None else optim.weight_decay
+    groups = param_groups(
+        model, kind="muon", lr=optim.lr, adam_lr=optim.output_lr, weight_decay=decay,
+        output_weight_decay=optim.output_weight_decay,
+    )  # fmt: skip
+    return MuonC(
+        groups, lr=optim.lr, momentum=1 - optim.alpha, nesterov=optim.nesterov, weight_decay=decay, betas=optim.betas,
+        eps=optim.eps, polar_steps=optim.polar_steps, mesh=mesh, **_hold(optim),
+    )  # fmt: skip
 
 
 def _muon(model: nn.Module, optim: Optim) -> list[Optimizer]:
@@ -114,10 +122,15 @@ def _muon(model: nn.Module, optim: Optim) -> list[Optimizer]:
 
 def _scheduler(optimizer: Optimizer, optim: Optim, schedule: Schedule, steps: int) -> Scheduler:
     """Schedule lr in every group, alpha and the target in all but the output's."""
-    ratio = lr_ratio(schedule, steps)
+    ratio, values = lr_ratio(schedule, steps), {}
+    if schedule.steady_norm_sq_end is not None:
+        if optim.name != "scionc":
+            raise ValueError(f"schedule.steady_norm_sq_end needs scionc, not {optim.name}")
+        moved = schedules.between(optim.steady_norm_sq, schedule.steady_norm_sq_end, ratio)
+        values["steady_norm_sq"] = _hidden(optimizer, moved)
     if schedule.momentum == "constant":
-        return Scheduler(optimizer, scale={"lr": ratio}, value=_targets(optimizer, optim, schedule, ratio))
-    if optim.name not in ("scion", "scionc"):
+        return Scheduler(optimizer, scale={"lr": ratio}, value=values)
+    if optim.name not in _SCION:
         raise ValueError(f"schedule.momentum={schedule.momentum!r} needs scion or scionc, not {optim.name}")
     if schedule.momentum == "linear":
         alpha: StepFunction = schedules.linear_alpha(optim.alpha, schedule.alpha_end, steps)
@@ -129,7 +142,6 @@ def _scheduler(optimizer: Optimizer, optim: Optim, schedule: Schedule, steps: in
             match="gamma-prime" if schedule.momentum == "matched-gamma-prime" else "gamma-eff",
         )  # fmt: skip
         alpha, lr = matched.alpha, matched.lr
-    values = _targets(optimizer, optim, schedule, ratio)
     if schedule.decay_by_lr_alone:
         values["steady_norm_sq"] = _hidden(optimizer, _scaled_by_gain(optim, alpha))
     return Scheduler(
@@ -145,15 +157,6 @@ def lr_ratio(schedule: Schedule, steps: int) -> StepFunction:
         return schedules.constant(warmup=schedule.warmup)
     kind = schedules.cosine if schedule.lr == "cosine" else schedules.linear
     return kind(steps, warmup=schedule.warmup, final=schedule.final)
-
-
-def _targets(optimizer: Optimizer, optim: Optim, schedule: Schedule, ratio: StepFunction) -> dict[str, Any]:
-    if schedule.steady_norm_sq_end is None:
-        return {}
-    if optim.name != "scionc":
-        raise ValueError(f"schedule.steady_norm_sq_end needs scionc, not {optim.name}")
-    moved = schedules.between(optim.steady_norm_sq, schedule.steady_norm_sq_end, ratio)
-    return {"steady_norm_sq": _hidden(optimizer, moved)}
 
 
 def _scaled_by_gain(optim: Optim, alpha: StepFunction) -> StepFunction:

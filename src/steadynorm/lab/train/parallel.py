@@ -90,14 +90,14 @@ class Team:
 def team(device: str) -> Iterator[Team]:
     """Join the processes that torchrun started, or work alone without torchrun."""
     world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-    kind = "cuda" if device == "cuda" or (device == "auto" and torch.cuda.is_available()) else "cpu"
-    if device not in ("auto", "cuda", "cpu"):
-        kind = torch.device(device).type
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    own_device, kind = torch.device(device), torch.device(device).type
     if world == 1:
-        yield Team(0, 1, torch.device(kind if device in ("auto", kind) else device))
+        yield Team(0, 1, own_device)
         return
-    own_device = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0"))) if kind == "cuda" else torch.device(kind)
     if kind == "cuda":
+        own_device = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(own_device)
     # torchrun's store outlives a restart. Without a prefix, new processes would find stale addresses and hang.
     store, _, _ = next(dist.rendezvous("env://", timeout=_TIMEOUT))

@@ -1,6 +1,5 @@
 """Show the progress of a run: a live line in a terminal, a line now and then in a log."""
 
-import sys
 import time
 from typing import Any
 
@@ -47,7 +46,7 @@ class Display:
         if self._live:
             self._progress.console.print(text, highlight=False, markup=False)
         elif not self._quiet:
-            print(text, file=sys.stderr, flush=True)
+            progress.to_stderr(text)
 
     def close(self) -> None:
         """Restore the terminal."""

@@ -96,7 +96,7 @@ OPTIMIZERS: Mapping[OptimizerName, Optim] = {
     **{name: replace(_ADAM, name=name) for name in ("adamw", "adamc", "renormalized-adamw")},
     "lionc": Optim("lionc", lr=1e-4, weight_decay=1.0, betas=(0.9, 0.99)),
     "sgdc": Optim("sgdc", lr=0.1, weight_decay=0.01),
-    **{name: replace(_MUON, name=name) for name in ("muon", "muon-corrected")},
+    **{name: replace(_MUON, name=name) for name in ("muonc", "muon", "muon-corrected")},
 }
 _SCION = ("scion", "scionc")
 

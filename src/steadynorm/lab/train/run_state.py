@@ -57,7 +57,7 @@ def store(folder: Path, parts: RunParts, progress: Progress, team: Team, *, keep
         "final": dict(progress.final),
         "schedulers": [scheduler.state_dict() for _, scheduler in parts.optimizers],
         "monitors": [monitor.state_dict() for monitor in parts.monitors],
-        "data": parts.task.position(),
+        "data": parts.task.loader.state_dict(),
         "rng": torch.get_rng_state(),
     }
     if team.mesh is None:
@@ -106,7 +106,7 @@ def restore(folder: Path, parts: RunParts, team: Team) -> Progress | None:
         scheduler.load_state_dict(state)
     for monitor, state in zip(parts.monitors, rest["monitors"], strict=True):
         monitor.load_state_dict(state)
-    parts.task.go_to(rest["data"])
+    parts.task.loader.load_state_dict(rest["data"])
     torch.set_rng_state(rest["rng"])
     return Progress(rest["step"], rest["seconds"], rest["final"])
 

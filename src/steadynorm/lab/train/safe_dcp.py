@@ -57,12 +57,7 @@ class Planner(DefaultLoadPlanner):
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Load a value that is not a tensor."""
         assert read_item.type == LoadItemType.BYTE_IO
-        plain = torch.load(value, weights_only=True)  # noqa: TID251
-        super().load_bytes(read_item, _saved(plain))
-
-
-def _saved(plain: Any) -> io.BytesIO:
-    again = io.BytesIO()
-    torch.save(plain, again)
-    again.seek(0)
-    return again
+        plain, again = torch.load(value, weights_only=True), io.BytesIO()  # noqa: TID251
+        torch.save(plain, again)
+        again.seek(0)
+        super().load_bytes(read_item, again)

@@ -4,14 +4,15 @@ from dataclasses import replace
 from functools import partial
 
 from steadynorm.lab.paper.baselines import VIT, Baseline
-from steadynorm.lab.paper.claims import Claim, Contrast, difference
+from steadynorm.lab.paper.claims import Contrast, Test, difference
 from steadynorm.lab.paper.experiment import TrainedExperiment
 from steadynorm.lab.paper.experiments.norm_figures import (
     AGAINST_FORECAST,
     COLUMNS,
-    LONG_BUDGET,
+    drift_claims,
     show_norms,
     stability_claims,
+    vit_figure,
     why_it_moves,
 )
 from steadynorm.lab.paper.metrics import (
@@ -19,6 +20,7 @@ from steadynorm.lab.paper.metrics import (
     ACCURACY_TOLERANCE,
     END,
     NEGLIGIBLE_PERCENT,
+    SMALL_PERCENT,
     log_of,
     log_ratio,
     mean_over,
@@ -47,17 +49,13 @@ def _adamc_arms(baseline: Baseline) -> dict[str, Config]:
     return arms
 
 
-def _adamc_claims(plan: RunPlan) -> list[Claim]:
+def _adamc_claims(plan: RunPlan) -> dict[str, Test]:
     gain_of_adamc, gain_of_adamw = difference(ACCURACY, "AdamC", SWAPPED[0]), difference(ACCURACY, SWAPPED[1], "AdamW")
-    claims = [
-        *stability_claims("AdamC", "AdamW", "AdamC against AdamW"),
-        Claim(
-            "AdamC gains more accuracy than AdamW from the larger of the two decays",
-            (gain_of_adamc - gain_of_adamw).at_least(0.0, "gain, AdamC - AdamW,", " points"),
-        ),
-    ]
+    gain = (gain_of_adamc - gain_of_adamw).at_least(0.0, "gain, AdamC - AdamW,", " points")
+    claims = stability_claims("AdamC", "AdamW", "AdamC against AdamW")
+    claims["AdamC gains more accuracy than AdamW from the larger of the two decays"] = gain
     if FIVEFOLD[0] in plan.arms:
-        claims += [*stability_claims(*FIVEFOLD, "Ours, five times the decay")[:2], why_it_moves(*FIVEFOLD)]
+        claims |= drift_claims(*FIVEFOLD, "Ours, five times the decay") | why_it_moves(*FIVEFOLD)
     return claims
 
 
@@ -65,8 +63,13 @@ ADAMC = TrainedExperiment(
     "fig-adamc",
     "AdamW against AdamC",
     "AdamC results in more stable weight and gradient norms; not in steady state even after 300 epochs.",
-    VIT, _adamc_arms, _adamc_claims, partial(show_norms, more=AGAINST_FORECAST), COLUMNS, budgets=(300,),
-)  # fmt: skip
+    baselines=VIT,
+    arms=_adamc_arms,
+    claims=_adamc_claims,
+    show=partial(show_norms, more=AGAINST_FORECAST),
+    columns=COLUMNS,
+    budgets=(300,),
+)
 
 
 # Renormalized AdamW
@@ -94,77 +97,45 @@ def _norm_change(one: str, other: str, key: str) -> Contrast:
     return difference(log_of(mean_over(key, END)), one, other)
 
 
-def _renormalized_claims(_: RunPlan) -> list[Claim]:
-    with_momentum, without = (_norm_change(*pair, "hidden_norm") for pair in (RENORMALIZED_PAIR, WITHOUT_MOMENTUM))
-    return [
-        Claim(
-            f"Renormalized AdamW changes accuracy little (within {ACCURACY_TOLERANCE:g} point)",
-            difference(ACCURACY, *RENORMALIZED_PAIR).within(
-                ACCURACY_TOLERANCE, "accuracy, renormalized - AdamW", " points"
-            ),
-        ),
-        Claim(
-            f"Renormalized AdamW changes the weight norm little (within {NEGLIGIBLE_PERCENT:g} %)",
-            _norm_change(*RENORMALIZED_PAIR, "weight_norm").within(
-                NEGLIGIBLE_PERCENT, "norm at the end, renormalized / AdamW - 1,", " %"
-            ),
-        ),
-        Claim(
-            f"Renormalized AdamW changes the gradient norm little (within {2 * NEGLIGIBLE_PERCENT:g} %)",
-            _norm_change(*RENORMALIZED_PAIR, "grad_norm").within(
-                2 * NEGLIGIBLE_PERCENT, "gradient norm, renormalized / AdamW - 1,", " %"
-            ),
-        ),
-        Claim(
-            "Ours, why: the perpendicular part gives (1 - beta1)/(1 + beta1) of the growth of |theta|², 5 % with momentum 0.9 "
-            "and all of it without; there renormalizing takes more from the hidden norm than with momentum",
-            (without - with_momentum).at_most(0.0, "change of the hidden norm without momentum - with,", " %"),
-        ),
-    ]
-
-
-RENORMALIZED = TrainedExperiment(
+RENORMALIZED = vit_figure(
     "fig-renormalized",
     "Renormalized AdamW against AdamW",
     "negligible differences in accuracy (77.15 against 77.45), weight norm and gradient norm.",
-    VIT, _renormalized_arms, _renormalized_claims, show_norms, COLUMNS, desk_budgets=LONG_BUDGET,
-)  # fmt: skip
-
+    arms=_renormalized_arms,
+    claims={
+        f"Renormalized AdamW changes accuracy little (within {ACCURACY_TOLERANCE:g} point)": difference(
+            ACCURACY, *RENORMALIZED_PAIR
+        ).within(ACCURACY_TOLERANCE, "accuracy, renormalized - AdamW", " points"),
+        f"Renormalized AdamW changes the weight norm little (within {NEGLIGIBLE_PERCENT:g} %)": _norm_change(
+            *RENORMALIZED_PAIR, "weight_norm"
+        ).within(NEGLIGIBLE_PERCENT, "norm at the end, renormalized / AdamW - 1,", " %"),
+        f"Renormalized AdamW changes the gradient norm little (within {SMALL_PERCENT:g} %)": _norm_change(
+            *RENORMALIZED_PAIR, "grad_norm"
+        ).within(SMALL_PERCENT, "gradient norm, renormalized / AdamW - 1,", " %"),
+        "Ours, why: the perpendicular part gives (1 - beta1)/(1 + beta1) of the growth of |theta|², 5 % with momentum 0.9 "
+        "and all of it without; there renormalizing takes more from the hidden norm than with momentum": (
+            _norm_change(*WITHOUT_MOMENTUM, "hidden_norm") - _norm_change(*RENORMALIZED_PAIR, "hidden_norm")
+        ).at_most(0.0, "change of the hidden norm without momentum - with,", " %"),
+    },
+    show=show_norms,
+)
 
 # Betas of AdamC
 
-BETAS = ("AdamC, betas 0.9, 0.999", "AdamC, betas 0.99, 0.99")
-
-
-def _betas_arms(baseline: Baseline) -> dict[str, Config]:
-    return {BETAS[0]: baseline.adamc(), BETAS[1]: baseline.adamc(betas=(0.99, 0.99))}
-
-
-def _betas_claims(_: RunPlan) -> list[Claim]:
-    weight, hidden, forecast = (
-        _norm_change(BETAS[1], BETAS[0], key) for key in ("weight_norm", "hidden_norm", "hidden_forecast")
-    )
-    return [
-        Claim(
-            f"Betas do not move AdamC's weight norm (within {NEGLIGIBLE_PERCENT:g} %)",
-            weight.within(NEGLIGIBLE_PERCENT, "norm, 0.99 / 0.9 - 1,", " %"),
-        ),
-        Claim(
-            "Ours: they move the hidden norm as the forecast says for this lr and decay "
-            f"(within {NEGLIGIBLE_PERCENT:g} %)",
-            (hidden - forecast).within(NEGLIGIBLE_PERCENT, "change measured - change forecast,", " %"),
-        ),
-    ]
-
-
-ADAMC_BETAS = TrainedExperiment(
+BETAS = ("AdamC, betas 0.99, 0.99", "AdamC, betas 0.9, 0.999")
+ADAMC_BETAS = vit_figure(
     "fig-adamc-betas",
     "AdamC with other betas",
     "changing the betas from (0.9, 0.999) to (0.99, 0.99) has almost no effect on the weight norm.",
-    VIT,
-    _betas_arms,
-    _betas_claims,
-    partial(show_norms, more={"100 ln(measured / forecast norm)": log_ratio("hidden_norm", "hidden_forecast")}),
-    COLUMNS,
-    desk_budgets=LONG_BUDGET,
+    arms=lambda baseline: {BETAS[1]: baseline.adamc(), BETAS[0]: baseline.adamc(betas=(0.99, 0.99))},
+    claims={
+        f"Betas do not move AdamC's weight norm (within {NEGLIGIBLE_PERCENT:g} %)": _norm_change(
+            *BETAS, "weight_norm"
+        ).within(NEGLIGIBLE_PERCENT, "norm, 0.99 / 0.9 - 1,", " %"),
+        "Ours: they move the hidden norm as the forecast says for this lr and decay "
+        f"(within {NEGLIGIBLE_PERCENT:g} %)": (
+            _norm_change(*BETAS, "hidden_norm") - _norm_change(*BETAS, "hidden_forecast")
+        ).within(NEGLIGIBLE_PERCENT, "change measured - change forecast,", " %"),
+    },
+    show=partial(show_norms, more={"100 ln(measured / forecast norm)": log_ratio("hidden_norm", "hidden_forecast")}),
 )

@@ -4,7 +4,6 @@ import functools
 import math
 from collections.abc import Mapping
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,12 +11,11 @@ import torch
 from steadynorm import lmo, theory
 from steadynorm.groups.builder import param_groups
 from steadynorm.lab.models import SimpleViT, ViTConfig
-from steadynorm.lab.paper.baselines import ALPHA, VIT, Baseline, short
-from steadynorm.lab.paper.claims import All, Claim, difference, value
-from steadynorm.lab.paper.experiment import TrainedExperiment
-from steadynorm.lab.paper.experiments.norm_figures import LONG_BUDGET
-from steadynorm.lab.paper.metrics import ACCURACY, END, NEGLIGIBLE_PERCENT, Metric, log_ratio, mean_over
-from steadynorm.lab.paper.plots import curves, numbers, round_to, table_of_metrics
+from steadynorm.lab.paper.baselines import ALPHA, Baseline, short
+from steadynorm.lab.paper.claims import Test, all_of, difference, value
+from steadynorm.lab.paper.experiments.norm_figures import vit_figure
+from steadynorm.lab.paper.metrics import ACCURACY, END, SMALL_PERCENT, Metric, log_ratio, mean_over
+from steadynorm.lab.paper.plots import Curve, Shown, round_to, show
 from steadynorm.lab.paper.runs import RunPlan, Runs
 from steadynorm.lab.paper.slim_records import OUTPUTS
 from steadynorm.lab.train.config import Config
@@ -72,35 +70,28 @@ def distance(run: Run) -> float:
     return abs(off_target(run))
 
 
-def _target_claims(plan: RunPlan) -> list[Claim]:
-    return [
-        *(
-            Claim(
-                f"The exact decay brings the hidden matrices closer to the asked norm than the linear formula at alpha {alpha:g}",
-                difference(distance, f"exact, alpha {alpha:g}", f"linear, alpha {alpha:g}").at_most(
-                    0.0, "distance from the asked norm, exact - linear,", " %"
-                ),
-            )
-            for alpha in (ALPHA, SMALL)
-        ),
-        Claim(
-            f"Where only alpha differs, the exact decay gives the hidden matrices the same norm (within {2 * NEGLIGIBLE_PERCENT:g} %)",
+def _target_claims(plan: RunPlan) -> dict[str, Test]:
+    nearer = "distance from the asked norm, exact - linear,"
+    return {
+        f"The exact decay brings the hidden matrices closer to the asked norm than the linear formula at alpha {alpha:g}": (
+            difference(distance, f"exact, alpha {alpha:g}", f"linear, alpha {alpha:g}").at_most(0.0, nearer, " %")
+        )
+        for alpha in (ALPHA, SMALL)
+    } | {
+        f"Where only alpha differs, the exact decay gives the hidden matrices the same norm (within {SMALL_PERCENT:g} %)": (
             difference(off_target, f"exact, alpha {SMALL:g}", f"exact, alpha {ALPHA:g}").within(
-                2 * NEGLIGIBLE_PERCENT, "norm, alpha 0.02 / 0.1 - 1,", " %"
-            ),
+                SMALL_PERCENT, "norm, alpha 0.02 / 0.1 - 1,", " %"
+            )
         ),
-        Claim(
-            f"Why: these runs start above the asked norm and have not settled yet. Each is where its forecast, which knows the "
-            f"start, puts it (within {2 * NEGLIGIBLE_PERCENT:g} %)",
-            All(
-                value(OFF_FORECAST, arm).within(2 * NEGLIGIBLE_PERCENT, f"100 ln(measured / forecast), {arm},", " %")
-                for arm in plan.arms
-            ),
+        "Why: these runs start above the asked norm and have not settled yet. Each is where its forecast, which knows the "
+        f"start, puts it (within {SMALL_PERCENT:g} %)": all_of(
+            value(OFF_FORECAST, arm).within(SMALL_PERCENT, f"100 ln(measured / forecast), {arm},", " %")
+            for arm in plan.arms
         ),
-    ]
+    }
 
 
-def _show_target(runs: Runs) -> tuple[list[page.Block], dict[str, Any]]:
+def _show_target(runs: Runs) -> Shown:
     metrics: dict[str, Metric] = {
         "100 ln(measured / asked norm)": off_target,
         "100 ln(forecast / asked norm)": lambda run: off_target(run) - OFF_FORECAST(run),
@@ -109,13 +100,9 @@ def _show_target(runs: Runs) -> tuple[list[page.Block], dict[str, Any]]:
         "asked norm": asked_norm,
         "accuracy": ACCURACY,
     }
-    blocks: list[page.Block] = [
-        _plot_over_asked(runs),
-        curves(runs, "matrix_norm", dashed="matrix_forecast", zero=True, caption="Dashed: forecast."),
-        curves(runs, "weight_decay"),
-        table_of_metrics(runs, metrics),
-    ]
-    return blocks, numbers(runs, metrics)
+    norms = Curve("matrix_norm", dashed="matrix_forecast", zero=True, caption="Dashed: forecast.")
+    blocks, summary = show(runs, [norms, Curve("weight_decay")], metrics)
+    return [_plot_over_asked(runs), *blocks], summary
 
 
 def _plot_over_asked(runs: Runs) -> page.Plot:
@@ -129,16 +116,14 @@ def _plot_over_asked(runs: Runs) -> page.Plot:
     return page.Plot("Measured norm / asked norm", "step", "ratio", series, caption)
 
 
-EXACT_TARGET = TrainedExperiment(
+EXACT_TARGET = vit_figure(
     "fig-exact-target",
     "Linear against exact decay: which reaches the asked norm in real training?",
     "ours; the paper takes updates to overlap as their inputs do, and eta as small.",
-    VIT,
-    _target_arms,
-    _target_claims,
-    _show_target,
-    ("matrix_norm", "matrix_forecast", "vector_norm", "vector_forecast", "weight_decay"),
-    desk_budgets=LONG_BUDGET,
+    arms=_target_arms,
+    claims=_target_claims,
+    show=_show_target,
+    columns=("matrix_norm", "matrix_forecast", "vector_norm", "vector_forecast", "weight_decay"),
 )
 
 
@@ -163,70 +148,52 @@ def _forecast_arms(baseline: Baseline) -> dict[str, Config]:
     }
 
 
-def _forecast_claims(plan: RunPlan) -> list[Claim]:
-    tolerance = 2 * NEGLIGIBLE_PERCENT
-    return [
-        *(
-            Claim(
-                f"{arm}: the forecast meets the measured norm of the hidden matrices at the end (within {tolerance:g} %)",
-                value(OFF_MATRICES, arm).within(tolerance, "100 ln(measured / forecast)", " %"),
-            )
-            for arm in plan.arms
+def _forecast_claims(plan: RunPlan) -> dict[str, Test]:
+    return {
+        f"{arm}: the forecast meets the measured norm of the hidden matrices at the end (within {SMALL_PERCENT:g} %)": value(
+            OFF_MATRICES, arm
+        ).within(SMALL_PERCENT, "100 ln(measured / forecast)", " %")
+        for arm in plan.arms
+    } | {
+        f"Scion's biases: it also meets theirs (within {SMALL_PERCENT:g} %)": all_of(
+            value(OFF_VECTORS, arm).within(SMALL_PERCENT, f"100 ln(measured / forecast), {arm},", " %")
+            for arm in SCIONS
         ),
-        Claim(
-            f"Scion's biases: it also meets theirs (within {tolerance:g} %)",
-            All(
-                value(OFF_VECTORS, arm).within(tolerance, f"100 ln(measured / forecast), {arm},", " %")
-                for arm in SCIONS
-            ),
+        "Why not theirs: a bias has its place by the loss; updates of so large a norm step over it, and the next ones point "
+        "back: in the first fifth of the run biases align with their updates (excess above 0)": all_of(
+            value(mean_over(VECTOR_EXCESS, (0.0, 0.2)), arm).at_least(0.0, f"excess, {arm},") for arm in SCIONS
         ),
-        Claim(
-            "Why not theirs: a bias has its place by the loss; updates of so large a norm step over it, and the next ones point "
-            "back: in the first fifth of the run biases align with their updates (excess above 0)",
-            All(value(mean_over(VECTOR_EXCESS, (0.0, 0.2)), arm).at_least(0.0, f"excess, {arm},") for arm in SCIONS),
-        ),
-    ]
-
-
-def _show_forecast(runs: Runs) -> tuple[list[page.Block], dict[str, Any]]:
-    metrics = {
-        "100 ln(measured / forecast norm) at the end, matrices": OFF_MATRICES,
-        "100 ln(measured / forecast norm) at the end, biases and gains": OFF_VECTORS,
-        "norm of the matrices at the end": mean_over("matrix_norm", END),
-        "forecast norm of the matrices at the end": mean_over("matrix_forecast", END),
-        "accuracy": ACCURACY,
     }
-    blocks: list[page.Block] = [
-        curves(runs, "matrix_norm", dashed="matrix_forecast", log_y=True, label="Measured norm and forecast, matrices",
-               caption="Dashed: computed from the schedule alone, as if gradients were independent of the weights."),
-        curves(runs, "vector_norm", dashed="vector_forecast", log_y=True, label="Biases and gains"),
-        curves(runs, VECTOR_EXCESS, SCIONS, label="Excess alignment of biases",
-               caption="Above 0 updates pull biases inward, beyond what momentum explains."),
-        table_of_metrics(runs, metrics),
-    ]  # fmt: skip
-    return blocks, numbers(runs, metrics)
 
 
-FORECASTS = TrainedExperiment(
+FORECAST_CURVES = [
+    Curve("matrix_norm", dashed="matrix_forecast", log_y=True, label="Measured norm and forecast, matrices",
+          caption="Dashed: computed from the schedule alone, as if gradients were independent of the weights."),
+    Curve("vector_norm", dashed="vector_forecast", log_y=True, label="Biases and gains"),
+    Curve(VECTOR_EXCESS, SCIONS, label="Excess alignment of biases",
+          caption="Above 0 updates pull biases inward, beyond what momentum explains."),
+]  # fmt: skip
+FORECAST_METRICS = {
+    "100 ln(measured / forecast norm) at the end, matrices": OFF_MATRICES,
+    "100 ln(measured / forecast norm) at the end, biases and gains": OFF_VECTORS,
+    "norm of the matrices at the end": mean_over("matrix_norm", END),
+    "forecast norm of the matrices at the end": mean_over("matrix_forecast", END),
+    "accuracy": ACCURACY,
+}
+FORECASTS = vit_figure(
     "fig-forecast",
     "Forecast norms against measured ones",
     "ours: the paper predicts the steady state alone.",
-    VIT,
-    _forecast_arms,
-    _forecast_claims,
-    _show_forecast,
-    ("matrix_norm", "matrix_forecast", "vector_norm", "vector_forecast", VECTOR_EXCESS),
-    desk_budgets=LONG_BUDGET,
+    arms=_forecast_arms,
+    claims=_forecast_claims,
+    show=functools.partial(show, curves=FORECAST_CURVES, metrics=FORECAST_METRICS),
+    columns=("matrix_norm", "matrix_forecast", "vector_norm", "vector_forecast", VECTOR_EXCESS),
 )
 
 
 # Alignment
 
 CLEAR = 0.1  # a cosine beyond which a layer is not independent of its updates
-
-
-def _alignment_arms(baseline: Baseline) -> dict[str, Config]:
-    return {"ScionC": baseline.scionc(), "Scion": baseline.scion()}
 
 
 def hidden_matrices(run: Run) -> list[str]:
@@ -249,25 +216,7 @@ def largest_hidden_excess(run: Run) -> float:
     return max(abs(excess(run, name)) for name in hidden_matrices(run))
 
 
-def _alignment_claims(_: RunPlan) -> list[Claim]:
-    output, hidden = value(output_excess, "ScionC"), value(largest_hidden_excess, "ScionC")
-    return [
-        Claim(
-            f"Hidden matrices do not align with their updates beyond momentum (each within {CLEAR:g})",
-            hidden.at_most(CLEAR, "largest |excess| of a hidden matrix"),
-        ),
-        Claim(
-            f"The output layer's updates push it outward (excess below -{CLEAR:g})",
-            output.at_most(-CLEAR, "excess of the output layer"),
-        ),
-        Claim(
-            "The output layer aligns with its updates more than any hidden matrix",
-            (-1.0 * output - hidden).at_least(0.0, "|excess| of the output - largest of the hidden ones"),
-        ),
-    ]
-
-
-def _show_alignment(runs: Runs) -> tuple[list[page.Block], dict[str, Any]]:
+def _show_alignment(runs: Runs) -> Shown:
     by_arm = {arm: runs.of(arm) for arm in runs.complete_arms()}
     summary = {
         arm: {
@@ -290,9 +239,24 @@ def _map(runs: list[Run], arm: str) -> page.HeatMap:
                         0.0, -0.5, 0.5, toggle=arm)  # fmt: skip
 
 
-ALIGNMENT = TrainedExperiment(
+OUTPUT, HIDDEN = value(output_excess, "ScionC"), value(largest_hidden_excess, "ScionC")
+ALIGNMENT = vit_figure(
     "fig-alignment",
     "Excess alignment by layer",
     "ours; the paper argues that all layers but the output are independent of their updates.",
-    VIT, _alignment_arms, _alignment_claims, _show_alignment, ("excess_alignment",), ("excess",), desk_budgets=LONG_BUDGET,
-)  # fmt: skip
+    arms=lambda baseline: {"ScionC": baseline.scionc(), "Scion": baseline.scion()},
+    claims={
+        f"Hidden matrices do not align with their updates beyond momentum (each within {CLEAR:g})": HIDDEN.at_most(
+            CLEAR, "largest |excess| of a hidden matrix"
+        ),
+        f"The output layer's updates push it outward (excess below -{CLEAR:g})": OUTPUT.at_most(
+            -CLEAR, "excess of the output layer"
+        ),
+        "The output layer aligns with its updates more than any hidden matrix": (-1.0 * OUTPUT - HIDDEN).at_least(
+            0.0, "|excess| of the output - largest of the hidden ones"
+        ),
+    },
+    show=_show_alignment,
+    columns=("excess_alignment",),
+    layers=("excess",),
+)

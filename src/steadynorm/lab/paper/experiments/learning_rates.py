@@ -10,20 +10,18 @@ and the tilt of the slopes by that logarithm is 2 bend (1 - b): with b = 0 the b
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 from statistics import fmean
-from typing import Any
 
 from steadynorm import theory
 from steadynorm.lab.paper.baselines import ALPHA, VIT, Baseline, short
-from steadynorm.lab.paper.claims import All, Claim, Contrast, Outcomes, mean, value, weighted
+from steadynorm.lab.paper.claims import Outcomes, Test, all_of, coefficient, mean, value
 from steadynorm.lab.paper.experiment import TrainedExperiment
 from steadynorm.lab.paper.metrics import ACCURACY, END, mean_over
-from steadynorm.lab.paper.plots import numbers, points_with_errors, round_to
-from steadynorm.lab.paper.runs import RunPlan, Runs
-from steadynorm.lab.paper.statistics import Finding, estimate, parabola_peak, sample_sd
+from steadynorm.lab.paper.plots import Shown, numbers, points_with_errors, round_to
+from steadynorm.lab.paper.runs import Runs
+from steadynorm.lab.paper.statistics import Finding, parabola_peak, sample_sd
 from steadynorm.lab.train.config import Config
 from steadynorm.report import page
 
@@ -55,13 +53,6 @@ def _arms(baseline: Baseline) -> dict[str, Config]:
 # The fit
 
 
-def coefficient(direction: Sequence[float], contrasts: Sequence[Contrast]) -> Contrast:
-    """Return the least-squares coefficient along a direction, centred here, that is orthogonal to the others."""
-    centred = [x - fmean(direction) for x in direction]
-    length = sum(x**2 for x in centred)
-    return weighted([x / length for x in centred], contrasts)
-
-
 _U = [math.log(ratio) for ratio in RATIOS]
 _ACCURACIES = {alpha: [value(ACCURACY, lr_arm(alpha, ratio)) for ratio in RATIOS] for alpha in ALPHAS}
 SLOPES = {alpha: coefficient(_U, accuracies) for alpha, accuracies in _ACCURACIES.items()}
@@ -83,29 +74,19 @@ class ExponentAbove:
     def __call__(self, outcomes: Outcomes) -> Finding:
         """Test both bounds."""
         excess = TILT - 2 * (1 - self.least) * BEND
-        bounds = All([BEND.at_most(0.0, "bend"), excess.at_least(0.0, f"tilt - {2 * (1 - self.least):g} bend")])
+        bounds = all_of([BEND.at_most(0.0, "bend"), excess.at_least(0.0, f"tilt - {2 * (1 - self.least):g} bend")])
         note = f"the best lr goes as (lr of equal effective lr)^{exponent(outcomes):.2f}"
         return replace(bounds(outcomes), note=note)
 
 
-def within_factor_two() -> All:
+def within_factor_two() -> Test:
     """Return the test that no two best effective lrs, at u = -slope / (2 bend), are further apart than ln 2."""
-    return All(
+    return all_of(
         (SLOPES[one] - SLOPES[other] + 2 * math.log(2) * BEND).at_most(
             0.0, f"slope at alpha {one:g} - at {other:g} + 2 ln 2 bend"
         )
         for one, other in permutations(ALPHAS, 2)
     )
-
-
-def _claims(_: RunPlan) -> list[Claim]:
-    return [
-        Claim(
-            "The best effective lr moves less across alpha than the best lr (exponent above 1/2)", ExponentAbove(0.5)
-        ),
-        Claim("The best lr increases with alpha (exponent above 0)", ExponentAbove(0.0)),
-        Claim("The best effective lr stays within a factor of 2", within_factor_two()),
-    ]
 
 
 # What is shown
@@ -122,7 +103,7 @@ def best_lrs(outcomes: Outcomes, baseline: Baseline, alpha: float) -> list[tuple
     return best
 
 
-def _show(runs: Runs) -> tuple[list[page.Block], dict[str, Any]]:
+def _show(runs: Runs) -> Shown:
     blocks: list[page.Block] = [_plot(runs, effective=False), _plot(runs, effective=True)]
     summary = numbers(runs, {"accuracy": ACCURACY, "hidden norm at the end": mean_over("hidden_norm", END)})
     if len(runs.complete_arms()) < len(runs.plan.arms):
@@ -166,17 +147,11 @@ def _show(runs: Runs) -> tuple[list[page.Block], dict[str, Any]]:
 
 def _plot(runs: Runs, *, effective: bool) -> page.Plot:
     series = []
-    complete = runs.complete_arms()
     for alpha in ALPHAS:
-        points = []
-        for ratio in RATIOS:
-            if (arm := lr_arm(alpha, ratio)) in complete:
-                accuracy = estimate(runs.values(ACCURACY, arm))
-                lr = _lr_for(runs.plan.baseline, alpha, ratio)
-                x = theory.effective_lr(lr, alpha) if effective else lr
-                points.append((x, accuracy.value, accuracy.error))
-        if points:
-            series.append(points_with_errors("accuracy", points, f"alpha {alpha:g}"))
+        lrs = {_lr_for(runs.plan.baseline, alpha, ratio): lr_arm(alpha, ratio) for ratio in RATIOS}
+        places = {theory.effective_lr(lr, alpha) if effective else lr: (arm, None) for lr, arm in lrs.items()}
+        line = points_with_errors(runs, ACCURACY, places, "accuracy", f"alpha {alpha:g}")
+        series += [line] if len(line.x) else []
     label = "largest effective lr" if effective else "largest lr"
     return page.Plot(
         f"Accuracy against the {label}", label, "%", series, "Mean over seeds, standard error.", log_x=True
@@ -187,5 +162,13 @@ LR_EFF = TrainedExperiment(
     "fig-lr-eff",
     "Learning rate and effective learning rate across alpha",
     "the best lr increases with alpha from 0.01 to 0.5; the best effective lr is within a factor of 2.",
-    VIT, _arms, _claims, _show, ("hidden_norm",),
-)  # fmt: skip
+    baselines=VIT,
+    arms=_arms,
+    claims={
+        "The best effective lr moves less across alpha than the best lr (exponent above 1/2)": ExponentAbove(0.5),
+        "The best lr increases with alpha (exponent above 0)": ExponentAbove(0.0),
+        "The best effective lr stays within a factor of 2": within_factor_two(),
+    },
+    show=_show,
+    columns=("hidden_norm",),
+)

@@ -3,13 +3,14 @@
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
 from steadynorm import theory
-from steadynorm.lab.paper.claims import All, Bounded, Claim, Outcomes, difference, value
+from steadynorm.lab.paper.baselines import VIT
+from steadynorm.lab.paper.claims import Outcomes, Test, all_of, difference, value
+from steadynorm.lab.paper.experiment import TrainedExperiment
 from steadynorm.lab.paper.metrics import (
     ACCURACY,
     ACCURACY_TOLERANCE,
@@ -23,17 +24,18 @@ from steadynorm.lab.paper.metrics import (
     log_ratio,
     mean_over,
 )
-from steadynorm.lab.paper.plots import curves, numbers, table_of_metrics
+from steadynorm.lab.paper.plots import Curve, Shown, show
 from steadynorm.lab.paper.runs import Runs
-from steadynorm.lab.paper.statistics import Finding, at_least, estimate
+from steadynorm.lab.paper.statistics import Finding, at_least
 from steadynorm.lab.train.config import Config
 from steadynorm.lab.train.optimizers import lr_ratio
 from steadynorm.records import Run
 from steadynorm.report import page
 
 STABLE = 0.5  # corrected decay must at least halve the drift that constant decay leaves
-LONG_BUDGET = (300,)  # at the desk, norms are watched over the longest budget because half-lives are scarce
 COLUMNS = ("weight_norm", "hidden_norm", "hidden_forecast", "grad_norm", "effective_lr", "weight_decay")
+# At the desk, norms are watched over the longest budget because half-lives are scarce.
+vit_figure = functools.partial(TrainedExperiment, baselines=VIT, columns=COLUMNS, desk_budgets=(300,))
 NORMS = ("weight_norm", "hidden_norm", "grad_norm")
 
 
@@ -49,81 +51,79 @@ AGAINST_FORECAST: Mapping[str, Metric] = {
 }
 
 
-@dataclass(frozen=True)
-class HalvesDrift:
-    """A test: a norm drifts at most half as far under corrected decay as under constant decay, in 100 |ln(end / middle)|.
+def halves_drift(key: str, corrected: str, constant: str) -> Test:
+    """Return the test that a norm drifts at most half as far under corrected decay as under constant decay, seed by seed.
 
     It stays open where neither is shown to move: half of nothing is nothing.
     """
+    ours, theirs = value(drift(key), corrected), value(drift(key), constant)
+    halved = (STABLE * theirs - ours).at_least(0.0, "half of the latter - the former", " %")
 
-    key: str
-    corrected: str
-    constant: str
-
-    def __call__(self, outcomes: Outcomes) -> Finding:
-        """Test the drifts seed by seed."""
-        ours, theirs = value(drift(self.key), self.corrected), value(drift(self.key), self.constant)
-        means = [estimate(contrast.by_seed(outcomes)) for contrast in (ours, theirs)]
-        finding = (STABLE * theirs - ours).at_least(0.0, "half of the latter - the former", " %")(outcomes)
-        drifts = f"{self.corrected} drifts by {means[0].value:.1f} %, {self.constant} by {means[1].value:.1f} %"
+    def test(outcomes: Outcomes) -> Finding:
+        means = [contrast.over_seeds(outcomes) for contrast in (ours, theirs)]
+        note = f"{key}: {corrected} drifts by {means[0].value:.1f} %, {constant} by {means[1].value:.1f} %"
         moves = any(at_least(mean, NEGLIGIBLE_PERCENT, "").holds for mean in means)
         still = f"neither is shown to move by {NEGLIGIBLE_PERCENT:g} %, a longer run is needed"
-        return replace(finding, note=f"{self.key}: {drifts}", open_because="" if moves else still)
+        return replace(halved(outcomes), note=note, open_because="" if moves else still)
+
+    return test
 
 
-def no_worse(one: str, other: str) -> Bounded:
+def no_worse(one: str, other: str) -> Test:
     """Return the test that the accuracy of `one` is at least that of `other`, less the tolerance."""
     return difference(ACCURACY, one, other).at_least(-ACCURACY_TOLERANCE, f"accuracy, {one} - {other}", " points")
 
 
-def stability_claims(corrected: str, constant: str, name: str) -> list[Claim]:
-    """Return the claims of every figure of norms."""
-    norms = {
-        "weight norm": "weight_norm",
-        "hidden norm, of all layers but the output,": "hidden_norm",
-        "gradient norm": "grad_norm",
+def drift_claims(corrected: str, constant: str, name: str) -> dict[str, Test]:
+    """Return the claims that corrected decay keeps the norm of all weights, and of the hidden ones, more stable."""
+    norms = {"weight norm": "weight_norm", "hidden norm, of all layers but the output,": "hidden_norm"}
+    return {
+        f"{name}: the {norm} is more stable (drift at most half)": halves_drift(key, corrected, constant)
+        for norm, key in norms.items()
     }
-    return [
-        *(
-            Claim(f"{name}: the {norm} is more stable (drift at most half)", HalvesDrift(key, corrected, constant))
-            for norm, key in norms.items()
-        ),
-        Claim(f"{name}: accuracy is no worse (by more than {ACCURACY_TOLERANCE:g} point)", no_worse(corrected, constant)),
-    ]  # fmt: skip
 
 
-def why_it_moves(corrected: str, constant: str) -> Claim:
+def stability_claims(corrected: str, constant: str, name: str) -> dict[str, Test]:
+    """Return the claims of every figure of norms."""
+    gradient = halves_drift("grad_norm", corrected, constant)
+    accuracy = f"{name}: accuracy is no worse (by more than {ACCURACY_TOLERANCE:g} point)"
+    return drift_claims(corrected, constant, name) | {
+        f"{name}: the gradient norm is more stable (drift at most half)": gradient,
+        accuracy: no_worse(corrected, constant),
+    }
+
+
+def why_it_moves(corrected: str, constant: str) -> dict[str, Test]:
     """Return the claim that not the schedule but updates that are not independent move the corrected norm."""
-    return Claim(
+    text = (
         f"Ours, why: updates independent of each other would leave the hidden norm of {corrected} where it is (within {NEGLIGIBLE_PERCENT:g} %). "
         "Real ones are not: with both optimizers measured / forecast rises towards the end, as the lr falls; of the fall "
-        "that constant decay brings, this hides a part",
-        All([
-            value(growth("hidden_forecast"), corrected).within(NEGLIGIBLE_PERCENT, "drift of the forecast", " %"),
-            *(value(rise, arm).at_least(0.0, f"rise of measured / forecast, {arm},", " %") for arm in (corrected, constant)),
-        ]),
-    )  # fmt: skip
+        "that constant decay brings, this hides a part"
+    )
+    rises = (
+        value(rise, arm).at_least(0.0, f"rise of measured / forecast, {arm},", " %") for arm in (corrected, constant)
+    )
+    still = value(growth("hidden_forecast"), corrected).within(NEGLIGIBLE_PERCENT, "drift of the forecast", " %")
+    return {text: all_of([still, *rises])}
 
 
-def show_norms(
-    runs: Runs, more: Mapping[str, Metric] | None = None, keys: Sequence[str] = NORMS
-) -> tuple[list[page.Block], dict[str, Any]]:
+def show_norms(runs: Runs, more: Mapping[str, Metric] | None = None, keys: Sequence[str] = NORMS) -> Shown:
     """Show norms, accuracy and schedules of all arms side by side.
 
     Args:
         runs: The runs.
         more: Further metrics, by name.
         keys: The columns of norms.
-
-    Returns:
-        The blocks of the page and the numbers of the summary.
     """
-    blocks: list[page.Block] = [curves(runs, key, log_y=key == "grad_norm") for key in keys]
-    blocks.append(curves(runs, "hidden_norm", dashed="hidden_forecast", label="Against the forecast", zero=True,
-                         caption="Dashed: the norm that updates independent of the weights would give."))  # fmt: skip
-    blocks += [curves(runs, key) for key in ("val_accuracy", "effective_lr", "weight_decay")]
+    caption = "Dashed: the norm that updates independent of the weights would give."
+    curves = [
+        *(Curve(key, log_y=key == "grad_norm") for key in keys),
+        Curve("hidden_norm", dashed="hidden_forecast", label="Against the forecast", zero=True, caption=caption),
+        *map(Curve, ("val_accuracy", "effective_lr", "weight_decay")),
+    ]
     metrics = {"accuracy": ACCURACY, "val_loss": LOSS, **norm_metrics(keys), **(more or {})}
-    return [*blocks, table_of_metrics(runs, metrics), *expected_drifts(runs)], numbers(runs, metrics)
+    blocks, summary = show(runs, curves, metrics)
+    return [*blocks, *expected_drifts(runs)], summary
 
 
 def norm_metrics(keys: Sequence[str]) -> dict[str, Metric]:

@@ -1,6 +1,5 @@
 """fig-overlap, ours: the overlap kernel measured against its closed form, and what it changes over alpha."""
 
-import math
 import re
 from typing import NamedTuple
 
@@ -10,6 +9,7 @@ from steadynorm import progress, records, theory
 from steadynorm.lab import simulate
 from steadynorm.lab.paper.claims import JudgedClaim, MissingRunsError
 from steadynorm.lab.paper.experiment import Context, Experiment, Outcome
+from steadynorm.lab.paper.experiments.steady_norms import paper_over_exact
 from steadynorm.lab.paper.slim_records import read_finished, rounded
 from steadynorm.lab.paper.statistics import Estimate, Finding, every, within
 from steadynorm.report import page
@@ -38,7 +38,8 @@ KINDS = (
 
 def run(context: Context) -> Outcome:
     """Measure f(r) on random pairs and draw it beside the formula."""
-    seeds, grid = context.seeds or (64 if context.quick else 16), np.linspace(0, 1, 101)
+    seeds = context.seeds or (64 if context.quick else 16)
+    grid, alphas = np.linspace(0, 1, 101).tolist(), np.geomspace(0.01, 1.0, 41).tolist()
     series: list[page.Series] = []
     ratios: list[page.Series] = []
     findings: list[Finding] = []
@@ -49,7 +50,7 @@ def run(context: Context) -> Outcome:
             pairs = seeds * (512 if kind.lmo == "bias" else 1)
             measured, kernel = _measure(context, kind, shape, pairs), theory.overlap(kind.lmo, shape)
             series += [
-                page.Series("formula", grid, [kernel(r) for r in grid.tolist()], toggle=kind.label),
+                page.Series("formula", grid, [kernel(r) for r in grid], toggle=kind.label),
                 page.Series(
                     "measured", CORRELATIONS, [m.mean for m in measured], error=[m.error for m in measured],
                     style="points", toggle=kind.label,
@@ -59,7 +60,8 @@ def run(context: Context) -> Outcome:
                 off = Estimate(m.mean - kernel(r), m.error, pairs)
                 findings.append(within(off, CLOSE, f"measured - formula, {kind.label}, r {r:g}"))
                 rows.append((kind.label, r, m.mean, m.error, kernel(r)))
-            ratios.append(_ratio(kind.label, kernel))
+            ratio = [paper_over_exact(alpha, kernel) for alpha in alphas]
+            ratios.append(page.Series("paper / exact", alphas, ratio, toggle=kind.label))
             tell(1)
     series.append(page.Series("the paper assumes", [0.0, 1.0], [0.0, 1.0], style="dash", toggle="paper"))
     text = f"Measured overlaps agree with the closed forms (within {CLOSE:g}, every lmo and correlation)"
@@ -94,16 +96,6 @@ def _measure(context: Context, kind: Kind, shape: tuple[int, ...], pairs: int) -
         simulate.Measured(mean, error)
         for mean, error in zip(run.columns["overlap"].tolist(), run.columns["error"].tolist(), strict=True)
     ]
-
-
-def _ratio(label: str, kernel: theory.Overlap) -> page.Series:
-    alphas = np.geomspace(0.01, 1.0, 41).tolist()
-    lr, decay = 1e-5, 0.1
-    paper = [theory.steady_norm_sq(lr, decay, alpha, limit=True) for alpha in alphas]
-    exact = [theory.steady_norm_sq(lr, decay, alpha, overlap=kernel) for alpha in alphas]
-    return page.Series(
-        "paper / exact", alphas, [math.sqrt(p / e) for p, e in zip(paper, exact, strict=True)], toggle=label
-    )
 
 
 OVERLAP = Experiment(

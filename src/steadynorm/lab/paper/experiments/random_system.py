@@ -22,9 +22,8 @@ ETAS = {"desk": (1e-1, 1e-2, 1e-3, 1e-4, 1e-5), "paper": (1e-2, 1e-3, 1e-4, 1e-5
 def run(context: Context) -> Outcome:
     """Simulate both schedules at every scale and compare them with the forecast."""
     declared, seeds = ETAS["desk" if context.quick else context.scale], context.seeds or 8
-    etas = tuple(eta for eta in declared if context.wants(_label(eta)))
-    if not etas:
-        raise ValueError(f"--only {' '.join(context.only)}: the parts are {', '.join(map(_label, declared))}")
+    chosen = context.choose([_label(eta) for eta in declared], "parts")
+    etas = [eta for eta in declared if _label(eta) in chosen]
     total = sum(2 * simulate.half_life_steps(HALF_LIVES, *_lr_and_decay(eta)) for eta in etas)
     systems: dict[tuple[str, float], Recorded] = {}
     with progress.bar(total, "random systems") as tell:
@@ -52,7 +51,7 @@ def run(context: Context) -> Outcome:
     ]  # fmt: skip
     blocks = [_plot(shape, etas, systems) for shape in ("constant", "cosine")]
     numbers = {
-        "etas": list(etas),
+        "etas": etas,
         "seeds": seeds,
         "constant_norm": slowest.late_mean(0.3, norm=True).mean,
         "end_over_largest": [_fall(systems["cosine", eta][0]) for eta in etas],
@@ -117,7 +116,7 @@ def _fall(system: simulate.Trajectory) -> float:
     return float(norms[-1] / norms.max())
 
 
-def _plot(shape: str, etas: tuple[float, ...], systems: dict[tuple[str, float], Recorded]) -> page.Plot:
+def _plot(shape: str, etas: list[float], systems: dict[tuple[str, float], Recorded]) -> page.Plot:
     series = []
     for eta in etas:
         norms, forecast = systems[shape, eta]

@@ -3,17 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from statistics import fmean
-from typing import Any
 
-from steadynorm.lab.paper.baselines import VIT, Baseline
-from steadynorm.lab.paper.claims import All, Claim, Contrast, difference, mean, value, weighted
+from steadynorm.lab.paper.baselines import VIT
+from steadynorm.lab.paper.claims import Contrast, Test, all_of, coefficient, difference, mean, value
 from steadynorm.lab.paper.experiment import TrainedExperiment
 from steadynorm.lab.paper.metrics import ACCURACY, ACCURACY_TOLERANCE, LOSS
-from steadynorm.lab.paper.plots import PaperValues, curves, numbers, points_with_errors, table_by_budget
+from steadynorm.lab.paper.plots import Curve, PaperValues, Shown, numbers, points_with_errors, table_by_budget
 from steadynorm.lab.paper.runs import RunPlan, Runs
-from steadynorm.lab.paper.statistics import estimate
-from steadynorm.lab.train.config import Config
 from steadynorm.report import page
 
 BUDGETS = (30, 60, 90, 150, 300)
@@ -36,44 +32,30 @@ PAPER = _paper(ARMS, {
 })  # fmt: skip
 
 
-def _arms(baseline: Baseline) -> dict[str, Config]:
-    return {
-        "AdamW": baseline.adam("adamw"),
-        "AdamC": baseline.adamc(),
-        "Scion": baseline.scion(),
-        "ScionC (constant)": baseline.scionc(decay=CONSTANT),
-        "ScionC (cosine)": baseline.scionc(end=COSINE),
-    }
-
-
 def over_budgets(plan: RunPlan, one: str, other: str) -> Contrast:
     """Return the difference of accuracies, mean over the budgets of each seed."""
     return mean(difference(ACCURACY, one, other, budget) for budget in plan.budgets)
 
 
-def _claims(plan: RunPlan) -> list[Claim]:
+def _claims(plan: RunPlan) -> dict[str, Test]:
     cosine, constant = (over_budgets(plan, f"ScionC ({target})", "Scion") for target in ("cosine", "constant"))
-    return [
-        Claim(
-            f"ScionC (cosine) matches Scion (within {ACCURACY_TOLERANCE:g} point, mean over budgets)",
-            cosine.within(ACCURACY_TOLERANCE, "ScionC (cosine) - Scion", " points"),
+    adamc, scion = over_budgets(plan, "AdamC", "AdamW"), over_budgets(plan, "Scion", "AdamW")
+    point = ACCURACY_TOLERANCE
+    return {
+        f"ScionC (cosine) matches Scion (within {point:g} point, mean over budgets)": cosine.within(
+            point, "ScionC (cosine) - Scion", " points"
         ),
-        Claim(
-            f"ScionC (constant) is no worse than Scion by more than {ACCURACY_TOLERANCE:g} point, mean over budgets",
-            constant.at_least(-ACCURACY_TOLERANCE, "ScionC (constant) - Scion", " points"),
+        f"ScionC (constant) is no worse than Scion by more than {point:g} point, mean over budgets": constant.at_least(
+            -point, "ScionC (constant) - Scion", " points"
         ),
-        Claim(
-            f"AdamC performs as AdamW does (within {ACCURACY_TOLERANCE:g} point, mean over budgets)",
-            over_budgets(plan, "AdamC", "AdamW").within(ACCURACY_TOLERANCE, "AdamC - AdamW", " points"),
+        f"AdamC performs as AdamW does (within {point:g} point, mean over budgets)": adamc.within(
+            point, "AdamC - AdamW", " points"
         ),
-        Claim(
-            "Scion is ahead of AdamW, mean over budgets",
-            over_budgets(plan, "Scion", "AdamW").at_least(0.0, "Scion - AdamW", " points"),
-        ),
-    ]
+        "Scion is ahead of AdamW, mean over budgets": scion.at_least(0.0, "Scion - AdamW", " points"),
+    }
 
 
-def _show(runs: Runs, paper: PaperValues) -> tuple[list[page.Block], dict[str, Any]]:
+def _show(runs: Runs, paper: PaperValues) -> Shown:
     blocks: list[page.Block] = [
         _plot(runs, paper),
         table_by_budget(runs, ACCURACY, "Validation accuracy, %", paper),
@@ -82,21 +64,17 @@ def _show(runs: Runs, paper: PaperValues) -> tuple[list[page.Block], dict[str, A
     return blocks, numbers(runs, {"accuracy": ACCURACY, "val_loss": LOSS})
 
 
-def _show_table(runs: Runs) -> tuple[list[page.Block], dict[str, Any]]:
+def _show_table(runs: Runs) -> Shown:
     blocks, summary = _show(runs, PAPER)
-    return [*blocks, curves(runs, "val_accuracy", label="Validation accuracy, longest budget")], summary
+    return [*blocks, Curve("val_accuracy", label="Validation accuracy, longest budget").plot(runs)], summary
 
 
 def _plot(runs: Runs, paper: PaperValues) -> page.Plot:
     """Plot accuracy against the budget, ours and the paper's."""
     series = []
     for arm in runs.plan.arms:
-        points = []
-        for budget in runs.plan.budgets:
-            if arm in runs.complete_arms(budget):
-                accuracy = estimate(runs.values(ACCURACY, arm, budget))
-                points.append((budget, accuracy.value, accuracy.error))
-        series.append(points_with_errors("ours", points, arm))
+        places = {budget: (arm, budget) for budget in runs.plan.budgets}
+        series.append(points_with_errors(runs, ACCURACY, places, "ours", arm))
         theirs = [(budget, paper[arm, budget][0]) for budget in BUDGETS if (arm, budget) in paper]
         if theirs:
             series.append(page.Series("the paper", *zip(*theirs, strict=True), style="dash", toggle=arm))
@@ -108,8 +86,18 @@ TABLE = TrainedExperiment(
     "table-vit",
     "Accuracy of the ViT under five optimizers and five budgets",
     "ScionC models perform as well as the Scion counterparts, with more stable weight and gradient norms.",
-    VIT, _arms, _claims, _show_table, (), budgets=BUDGETS,
-)  # fmt: skip
+    baselines=VIT,
+    arms=lambda baseline: {
+        "AdamW": baseline.adam("adamw"),
+        "AdamC": baseline.adamc(),
+        "Scion": baseline.scion(),
+        "ScionC (constant)": baseline.scionc(decay=CONSTANT),
+        "ScionC (cosine)": baseline.scionc(end=COSINE),
+    },
+    claims=_claims,
+    show=_show_table,
+    budgets=BUDGETS,
+)
 
 
 # Sweeps: the paper's values, as ratios to the baseline
@@ -145,82 +133,70 @@ COSINE_PAPER = _paper(list(COSINE_ENDS.values()), {
 })  # fmt: skip
 
 
-def _scion_arms(baseline: Baseline) -> dict[str, Config]:
-    return {name: baseline.scion(decay=ratio) for ratio, name in SCION.items()}
-
-
-def _constant_arms(baseline: Baseline) -> dict[str, Config]:
-    ours = {name: baseline.scionc(decay=ratio) for ratio, name in CONSTANT_TARGETS.items()}
-    return ours | _scion_arms(baseline)
-
-
-def _cosine_arms(baseline: Baseline) -> dict[str, Config]:
-    return {name: baseline.scionc(end=ratio) for ratio, name in COSINE_ENDS.items()}
-
-
-def _scion_claims(plan: RunPlan) -> list[Claim]:
+def _scion_claims(plan: RunPlan) -> dict[str, Test]:
     low, *inner, high = sorted(SCION)
 
     def middle_minus(end: float, budget: int) -> Contrast:
         middle = mean(value(ACCURACY, SCION[ratio], budget) for ratio in inner)
         return middle - value(ACCURACY, SCION[end], budget)
 
-    return [
-        Claim(
-            f"The best λ is inside the sweep at every budget: both ends, x {low:g} and x {high:g}, are worse than its middle "
-            "(the paper: the best is the same at each)",
-            All(
-                middle_minus(end, budget).at_least(0.0, f"middle - x {end:g} at {budget}", " points")
-                for budget in plan.budgets
-                for end in (low, high)
-            ),
+    return {
+        f"The best λ is inside the sweep at every budget: both ends, x {low:g} and x {high:g}, are worse than its middle "
+        "(the paper: the best is the same at each)": all_of(
+            middle_minus(end, budget).at_least(0.0, f"middle - x {end:g} at {budget}", " points")
+            for budget in plan.budgets
+            for end in (low, high)
         )
-    ]
+    }
 
 
-def _constant_claims(plan: RunPlan) -> list[Claim]:
+def _constant_claims(plan: RunPlan) -> dict[str, Test]:
     common = sorted(CONSTANT_TARGETS.keys() & SCION.keys())
-    logs = [math.log(ratio) for ratio in common]
-    centred = [x - fmean(logs) for x in logs]
-    weights = [x / sum(y**2 for y in centred) for x in centred]  # of the slope by least squares
     differences = [over_budgets(plan, CONSTANT_TARGETS[ratio], SCION[ratio]) for ratio in common]
-    return [
-        Claim(
-            "Corrected decay wants a higher largest decay than constant decay: over what both sweeps share, "
-            f"x {common[0]:g} to x {common[-1]:g}, raising it helps ScionC more than Scion (mean over budgets)",
-            weighted(weights, differences).at_least(
-                0.0, "slope of accuracy by ln(largest decay), ScionC - Scion,", " points"
-            ),
+    slope = coefficient([math.log(ratio) for ratio in common], differences)
+    return {
+        "Corrected decay wants a higher largest decay than constant decay: over what both sweeps share, "
+        f"x {common[0]:g} to x {common[-1]:g}, raising it helps ScionC more than Scion (mean over budgets)": slope.at_least(
+            0.0, "slope of accuracy by ln(largest decay), ScionC - Scion,", " points"
         )
-    ]
+    }
 
 
-def _cosine_claims(plan: RunPlan) -> list[Claim]:
+def _cosine_claims(plan: RunPlan) -> dict[str, Test]:
     first, *_, last = COSINE_ENDS.values()
-    return [
-        Claim(
-            f"The model is indifferent to where the target ends (within {ACCURACY_TOLERANCE:g} point, mean over budgets)",
-            over_budgets(plan, last, first).within(ACCURACY_TOLERANCE, f"{last} - {first}", " points"),
-        )
-    ]
+    point = ACCURACY_TOLERANCE
+    return {
+        f"The model is indifferent to where the target ends (within {point:g} point, mean over budgets)": over_budgets(
+            plan, last, first
+        ).within(point, f"{last} - {first}", " points")
+    }
 
 
-SWEEP_SCION = TrainedExperiment(
+_sweep = partial(TrainedExperiment, baselines=VIT, budgets=BUDGETS, desk_budgets=SWEPT)
+SWEEP_SCION = _sweep(
     "table-sweep-scion",
     "Decay of Scion swept",
     "the best of λ = 0.04, 0.08, 0.12, 0.16 is 0.08 at every budget.",
-    VIT, _scion_arms, _scion_claims, partial(_show, paper=SCION_PAPER), (), budgets=BUDGETS, desk_budgets=SWEPT,
-)  # fmt: skip
-SWEEP_CONSTANT = TrainedExperiment(
+    arms=lambda baseline: {name: baseline.scion(decay=ratio) for ratio, name in SCION.items()},
+    claims=_scion_claims,
+    show=partial(_show, paper=SCION_PAPER),
+)
+SWEEP_CONSTANT = _sweep(
     "table-sweep-constant",
     "Target of ScionC (constant) swept",
     "the best C² is 0.7917, that is λ₀ = 0.12: corrected decay requires a higher largest decay.",
-    VIT, _constant_arms, _constant_claims, partial(_show, paper={**CONSTANT_PAPER, **SCION_PAPER}), (),
-    budgets=BUDGETS, desk_budgets=SWEPT,
-)  # fmt: skip
-SWEEP_COSINE = TrainedExperiment(
+    arms=lambda baseline: {
+        **{name: baseline.scionc(decay=ratio) for ratio, name in CONSTANT_TARGETS.items()},
+        **SWEEP_SCION.arms(baseline),
+    },
+    claims=_constant_claims,
+    show=partial(_show, paper={**CONSTANT_PAPER, **SCION_PAPER}),
+)
+SWEEP_COSINE = _sweep(
     "table-sweep-cosine",
     "Final target of ScionC (cosine) swept",
     "C_T² = C_0²/2, /4, /8 differ little: the model is indifferent to the schedule of weight norm decrease.",
-    VIT, _cosine_arms, _cosine_claims, partial(_show, paper=COSINE_PAPER), (), budgets=BUDGETS, desk_budgets=SWEPT,
-)  # fmt: skip
+    arms=lambda baseline: {name: baseline.scionc(end=ratio) for ratio, name in COSINE_ENDS.items()},
+    claims=_cosine_claims,
+    show=partial(_show, paper=COSINE_PAPER),
+)

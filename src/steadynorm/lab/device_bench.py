@@ -1,0 +1,303 @@
+"""Measure a step of ScionC beside torch's Muon on one device (`steadynorm bench --device`).
+
+A GPU is timed with CUDA events, from an idle device, so that a step that waits for its launches shows it. A CPU is timed with the host's
+clock, and there the switches that need CUDA are reported as not available.
+"""
+
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from steadynorm import machine
+from steadynorm.lab import bench
+from steadynorm.lab.bench import Shape
+from steadynorm.lab.launch_counter import CONTENDERS, Counts, count_step
+from steadynorm.optim import ScionC
+from steadynorm.optim.batch import Batch, Scalars
+from steadynorm.optim.scion import SCION_RULE, ScionSettings
+from steadynorm.polar import Polar, symmetric_kernels
+from steadynorm.progress import Say
+
+GPT_124M: tuple[Shape, ...] = ((2304, 768), (768, 768), (3072, 768), (768, 3072)) * 12
+MODELS: dict[str, tuple[Shape, ...]] = {"gpt-124m": GPT_124M, **bench.MODELS}
+MUON, OURS = "torch.optim.Muon", "ScionC, 5 steps"
+KERNELS, GRAPH = f"{OURS}, Triton kernels", f"{OURS}, CUDA graph"
+_WARM_UP_STEPS = 3  # before a step is captured
+
+
+class Clock(Protocol):
+    """A clock of a device: moments, and the seconds between two of them."""
+
+    def now(self) -> Any: ...
+
+    def between(self, start: Any, end: Any) -> float: ...
+
+
+class HostClock:
+    """Read the host's clock."""
+
+    def now(self) -> float:
+        """Return this moment."""
+        return time.perf_counter()
+
+    def between(self, start: float, end: float) -> float:
+        """Return the seconds between two moments."""
+        return end - start
+
+
+class CudaClock:
+    """Record CUDA events: moments of the current stream."""
+
+    def now(self) -> torch.cuda.Event:
+        """Record an event."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def between(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """Return the seconds between two events, once both have happened."""
+        end.synchronize()
+        return 1e-3 * start.elapsed_time(end)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was counted and measured of one model on one device; times are medians in milliseconds.
+
+    Attributes:
+        device: The device's name.
+        is_gpu: Whether it is one.
+        torch: The version of torch.
+        model: The name of the model.
+        parameters: How many parameters its hidden matrices have.
+        rounds: How many rounds were timed.
+        launches: What a step asks of a GPU, counted on fake tensors.
+        step_ms: Time of a step by variant.
+        not_available: Why variants were not run.
+        phases_ms: Time of a step of ScionC by phase.
+        errors: Polar error by working dtype and kind of spectrum.
+    """
+
+    device: str
+    is_gpu: bool
+    torch: str
+    model: str
+    parameters: int
+    rounds: int
+    launches: dict[str, Counts]
+    step_ms: dict[str, float]
+    not_available: dict[str, str]
+    phases_ms: dict[str, float]
+    errors: dict[str, dict[str, float]]
+
+
+def find_device(name: str) -> torch.device:
+    """Return the device of this name, "cpu" or "cuda" or "cuda:1".
+
+    Raises:
+        ValueError: If the device is neither a CPU nor a CUDA device, or this machine does not have it.
+    """
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not (kind == "cuda" and index.isdecimal())):
+        raise ValueError(f"device {name!r} is unknown; choose cpu, cuda, or a GPU by its number such as cuda:1")
+    if kind == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError(
+                f"device {name!r} is not available: torch {torch.__version__} sees no GPU; install torch with CUDA on a machine "
+                "that has one, or use --device cpu"
+            )
+        if int(index or 0) >= (count := torch.cuda.device_count()):
+            raise ValueError(f"device {name!r} is not available: torch sees {count}; choose cuda:0 to cuda:{count - 1}")
+    return torch.device(name)
+
+
+def measure(device: torch.device, model: str, rounds: int, say: Say = lambda line: None) -> Result:
+    """Count and time steps of ScionC and torch's Muon on the hidden matrices of a model."""
+    if model not in MODELS:
+        raise ValueError(f"model {model!r} is unknown; choose one of {', '.join(MODELS)}")
+    shapes, is_gpu = MODELS[model], device.type == "cuda"
+    with torch.cuda.device(device) if is_gpu else nullcontext():
+        say("counting launches on fake CUDA tensors")
+        launches = {name: count_step(make, shapes).counts for name, make in CONTENDERS.items()}
+        say("timing steps")
+        step_ms, not_available = time_steps(device, shapes, rounds, say)
+        say("timing phases")
+        phases = time_phases(device, shapes, rounds)
+        dtypes = ("float16", "bfloat16", "float32") if is_gpu else ("float32",)
+        errors = polar_errors(device, dtypes, ((384, 1536),) if is_gpu else ((96, 384),))
+    return Result(
+        torch.cuda.get_device_name(device) if is_gpu else machine.describe(),
+        is_gpu,
+        torch.__version__,
+        model,
+        sum(math.prod(shape) for shape in shapes),
+        rounds,
+        launches,
+        step_ms,
+        not_available,
+        phases,
+        errors,
+    )
+
+
+def clock_of(device: torch.device) -> Clock:
+    """Return the clock that times work on this device."""
+    return CudaClock() if device.type == "cuda" else HostClock()
+
+
+def time_steps(
+    device: torch.device, shapes: Sequence[Shape], rounds: int, say: Say = lambda line: None
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Return the median milliseconds of each variant's step, and why the others were not run."""
+    clock = clock_of(device)
+    actions = {
+        name: plain_step(make(bench.parameters(shapes, device=str(device)))) for name, make in CONTENDERS.items()
+    }
+    not_available: dict[str, str] = {}
+    if problem := kernels_problem(device):
+        not_available[KERNELS] = problem
+    else:
+        ours = plain_step(CONTENDERS[OURS](bench.parameters(shapes, device=str(device))))
+        actions[KERNELS] = lambda: with_kernels(ours)
+    if device.type == "cuda":
+        actions[GRAPH] = captured_step(bench.parameters(shapes, device=str(device)))
+    else:
+        not_available[GRAPH] = "CUDA graphs need a CUDA device"
+
+    def seconds_of(action: Callable[[], object]) -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        start = clock.now()
+        action()
+        return clock.between(start, clock.now())
+
+    seconds = bench.interleaved(actions, rounds, say, seconds_of)
+    return {name: 1e3 * value for name, value in seconds.items()}, not_available
+
+
+def plain_step(optimizers: Sequence[Optimizer]) -> Callable[[], None]:
+    """Return a step with all of them."""
+
+    def step() -> None:
+        for optimizer in optimizers:
+            optimizer.step()
+
+    return step
+
+
+def kernels_problem(device: torch.device) -> str:
+    """Return why the Triton kernels cannot run on this device, or an empty string."""
+    if device.type != "cuda":
+        return "Triton kernels need a CUDA device"
+    try:
+        with_kernels(lambda: symmetric_kernels.enabled(device, torch.float16))
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def with_kernels(action: Callable[[], object]) -> None:
+    """Run an action with the Triton kernels switched on."""
+    before = os.environ.get(symmetric_kernels.VARIABLE)
+    os.environ[symmetric_kernels.VARIABLE] = "1"
+    try:
+        action()
+    finally:
+        if before is None:
+            del os.environ[symmetric_kernels.VARIABLE]
+        else:
+            os.environ[symmetric_kernels.VARIABLE] = before
+
+
+def captured_step(params: list[nn.Parameter]) -> Callable[[], None]:
+    """Return a step of ScionC that was captured in a CUDA graph: it fills this step's numbers and replays the graph."""
+    optimizer = ScionC(params, lmo="spectral", capturable=True)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM_UP_STEPS):
+            optimizer.step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        optimizer.step()
+
+    def replay() -> None:
+        optimizer.fill_scalars()
+        graph.replay()
+
+    return replay
+
+
+class PhaseTimer:
+    """Time phases of a step, which may come several times, once per chunk."""
+
+    def __init__(self, clock: Clock):
+        self.clock, self.spans = clock, list[tuple[str, Any, Any]]()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time what is done inside."""
+        start = self.clock.now()
+        yield
+        self.spans.append((name, start, self.clock.now()))
+
+    def take(self) -> dict[str, float]:
+        """Return the seconds of each phase, and start over."""
+        sums: dict[str, float] = {}
+        for name, start, end in self.spans:
+            sums[name] = sums.get(name, 0.0) + self.clock.between(start, end)
+        self.spans.clear()
+        return sums
+
+    def optimizer(self, params: list[nn.Parameter]) -> ScionC:
+        """Return a ScionC whose phases are timed."""
+
+        def rule(batch: Batch, scalars: Scalars, settings: ScionSettings) -> None:
+            with self.phase("momentum"):
+                x = SCION_RULE.accumulate(batch, scalars, settings)
+            with self.phase("polar factors"):
+                u = SCION_RULE.normalize(x, settings, batch.scratch)
+            with self.phase("decay and weights"):
+                batch.descend(u, scalars)
+
+        timed = type("TimedScionC", (ScionC,), {"rule": staticmethod(rule)})
+        return timed(params, lmo="spectral")
+
+
+def time_phases(device: torch.device, shapes: Sequence[Shape], rounds: int) -> dict[str, float]:
+    """Return the median milliseconds of each phase of a step; a CPU takes chunks one after the other, on one thread."""
+    timer, whole, rest = PhaseTimer(clock_of(device)), "whole step", "gradients, checks and the rest"
+    optimizer, threads = timer.optimizer(bench.parameters(shapes, device=str(device))), torch.get_num_threads()
+    samples: dict[str, list[float]] = {}
+    torch.set_num_threads(1 if device.type == "cpu" else threads)
+    try:
+        for round_number in range(rounds + 1):
+            with timer.phase(whole):
+                optimizer.step()
+            seconds = timer.take()
+            seconds[rest] = 2 * seconds[whole] - sum(seconds.values())
+            if round_number:  # the first warms up
+                for name, value in seconds.items():
+                    samples.setdefault(name, []).append(1e3 * value)
+    finally:
+        torch.set_num_threads(threads)
+    return {name: statistics.median(samples[name]) for name in sorted(samples, key=whole.__eq__)}
+
+
+def polar_errors(device: torch.device, dtypes: Sequence[str], shapes: Sequence[Shape]) -> dict[str, dict[str, float]]:
+    """Return the polar error by working dtype and kind of spectrum, as this device computes it."""
+
+    def factor(x: Tensor, dtype: str) -> Tensor:
+        return Polar(dtype=dtype)(x.to(device)).cpu()
+
+    return {dtype: bench.polar_errors(lambda x, dtype=dtype: factor(x, dtype), shapes) for dtype in dtypes}
