@@ -59,6 +59,23 @@ def hidden_matrices(rounds: int) -> dict[str, Any]:
     return out
 
 
+def whole_models(rounds: int, *, quick: bool = False) -> dict[str, Any]:
+    """Measure a step over all parameters: MuonC against torch's Muon with AdamW, and against plain fp32 with AdamW."""
+    out: dict[str, Any] = {}
+    for model in bench.WHOLE:
+        steps = bench.whole_steps(model, skip=[bench.PAIR] if quick and not machine.native_bf16() else [])
+        times = bench.interleaved(steps, rounds, print)
+        out[model] = times
+        references = [name for name in (bench.PAIR, bench.PLAIN_PAIR) if name in times]
+        titles = " | ".join(f"faster than {name}" for name in references)
+        lines = [f"| optimizer | ms | {titles} |", "|---|---:|" + "---:|" * len(references)]
+        for name, seconds in times.items():
+            ratios = " | ".join(f"{times[reference] / seconds:.2f}x" for reference in references)
+            lines.append(f"| {name} | {1e3 * seconds:.1f} | {ratios} |")
+        show(f"whole {model}", f"### {model}, all parameters\n\n" + "\n".join(lines))
+    return out
+
+
 def frobenius_express(x: torch.Tensor) -> torch.Tensor:
     """Run PolarExpress as published: scaled by the Frobenius norm, lower bound 1e-3, in the dtype of this machine."""
     from steadynorm.polar.coefficients import _compose
@@ -170,6 +187,7 @@ def main() -> None:
     wider = (1536, 2048) if machine.native_bf16() else ()  # in fp32 these two would take ten minutes
     parts: dict[str, Callable[[], Any]] = {
         "hidden_matrices": lambda: hidden_matrices(rounds),
+        "whole_models": lambda: whole_models(rounds, quick=arguments.quick),
         "correct": lambda: correction_overhead(rounds),
         "memory": memory,
         "monitor": lambda: monitoring(rounds),

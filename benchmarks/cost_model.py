@@ -13,11 +13,12 @@ import torch
 
 from steadynorm import lmo as lmos
 from steadynorm.optim.buckets import Bucket
-from steadynorm.optim.scion import SCION_RULE, ScionSettings
+from steadynorm.optim.scion_rule import SCION_RULE, ScionSettings
 from steadynorm.optim.sharding.layout import Box, Layout
 from steadynorm.optim.sharding.ownership import layout_in, plan_exchange
 from steadynorm.optim.sharding.strategy import takes_two_hops
 from steadynorm.polar import Polar
+from steadynorm.views import BlockLayout
 
 Shape = tuple[int, ...]
 WIRE = 2  # bytes of an element between processes: bf16, where the polar iteration rounds to it
@@ -67,8 +68,8 @@ class Cost(NamedTuple):
 def cost(model: Model, ranks: int, *, replicated: bool, steps: int = 5, wire: int = WIRE) -> Cost:
     """replicated: DDP with mesh=; else FSDP2 (rows sharded)."""
     loads, sent = [0.0] * ranks, [0.0] * ranks
-    settings = ScionSettings(lmos.get("spectral"), 1, False, Polar("express", steps))
-    for bucket in plan_exchange(_buckets(model.hidden, ranks, replicated, settings), SCION_RULE, False):
+    settings = ScionSettings(lmos.get("spectral"), BlockLayout(), False, Polar("express", steps))
+    for bucket in plan_exchange(_buckets(model.hidden, ranks, replicated, settings)):
         layout, operations = layout_in(bucket), SCION_RULE.cost(bucket.shape, settings)
         for which, counts in bucket.plan:
             count = which.stop - which.start
@@ -103,7 +104,7 @@ def _buckets(shapes: tuple[Shape, ...], ranks: int, replicated: bool, settings: 
     for shape in shapes:
         whole = Box((0,) * len(shape), shape)
         layout = Layout("model", 0, tuple(_boxes(shape, ranks)), whole, replicated)
-        bucket = found.setdefault(shape, Bucket(0, shape, False, settings, [], shard=layout))
+        bucket = found.setdefault(shape, Bucket(0, shape, False, settings, [], shard=layout, split_rule=SCION_RULE))
         bucket.params.append(torch.empty(shape, device="meta"))
     return list(found.values())
 

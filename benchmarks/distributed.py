@@ -27,8 +27,9 @@ from benchmarks import cost_model
 from benchmarks.pages import fill
 from steadynorm import lmo
 from steadynorm.lab.bench import VIT_S16, parameters
-from steadynorm.optim.scion import ScionSettings, bf16_scale
+from steadynorm.optim.scion_rule import ScionSettings, encode
 from steadynorm.polar import Polar
+from steadynorm.views import BlockLayout
 
 SECONDS = 900
 HERE = Path(__file__).parent
@@ -150,9 +151,9 @@ def table(found: dict[int, dict[str, Any]]) -> str:
 
 def _wire() -> int:
     """Bytes of an element between processes here: bf16 only where the CPU computes in it."""
-    settings = ScionSettings(lmo.get("spectral"), 1, False, Polar())
-    scale = bf16_scale((4, 4), settings, torch.float32, torch.device("cpu"))
-    return cost_model.EXACT if scale is None else cost_model.WIRE
+    settings = ScionSettings(lmo.get("spectral"), BlockLayout(), False, Polar())
+    encoding = encode((4, 4), settings, torch.float32, torch.device("cpu"))
+    return encoding.x_dtype.itemsize
 
 
 def main() -> None:
