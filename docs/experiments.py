@@ -8,6 +8,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import starmap
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -154,7 +155,7 @@ def _cell(text: str) -> str:
 
 def gain(root: Path) -> str:
     """Return the box of the pages: what correcting brings, and what not."""
-    by_arm = {(pair.folder, pair.arm): pair for pair in _pairs(root)}
+    by_arm = {(pair.folder, pair.arm): pair for _, compared in _compared(root) for pair in compared}
     rows, seeds = [], set()
     for change, (folder, arm, task) in GAINS.items():
         pair = by_arm[folder, arm]
@@ -176,23 +177,17 @@ def gain(root: Path) -> str:
     return "\n\n".join(parts)
 
 
-def fill_boxes(root: Path) -> None:
-    """Write what you gain into the pages."""
-    for path in BOXES:
-        fill(root / path, "gain", gain(root))
-
-
-def _pairs(root: Path) -> list[Pair]:
+def _compared(root: Path) -> list[tuple[Comparison, list[Pair]]]:
     return [
-        pair for comparison in COMPARISONS for pair in pairs(comparison, _summary(root / "results" / comparison.folder))
+        (comparison, pairs(comparison, _summary(root / "results" / comparison.folder))) for comparison in COMPARISONS
     ]
 
 
 def _winners(root: Path) -> str:
     """Return who won: the box, then every comparison with its arms and the verdict."""
-    distinct = {
-        (pair.values, pair.base_values): pair for pair in _pairs(root)
-    }  # runs that two experiments share count once
+    compared = _compared(root)
+    # Runs that two experiments share count once.
+    distinct = {(pair.values, pair.base_values): pair for _, arms in compared for pair in arms}
     won = [pair for pair in distinct.values() if pair.winner is not None]
     stay = sum(holm([pair.p for pair in distinct.values()]))
     parts = [
@@ -203,7 +198,7 @@ def _winners(root: Path) -> str:
         f"{100 * CONFIDENCE:g} % confidence interval of the difference is on its side of zero. Differences of less than 1 point of accuracy, or "
         f"0.02 nats of loss, are called equal. Of {len(distinct)} pairs {len(won)} have a winner; after Holm's correction for all of them {stay} "
         f"{'has' if stay == 1 else 'have'}. So take a single line with care, and a pattern over several more seriously.",
-        *(_comparison(comparison, pairs(comparison, _summary(root / "results" / comparison.folder))) for comparison in COMPARISONS),
+        *starmap(_comparison, compared),
     ]  # fmt: skip
     return "\n\n".join(parts)
 
@@ -295,4 +290,5 @@ def _calibration(rows: Sequence[dict[str, Any]]) -> str:
 if __name__ == "__main__":
     write(ROOT, Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "paper")
     if len(sys.argv) == 1:
-        fill_boxes(ROOT)
+        for path in BOXES:
+            fill(ROOT / path, "gain", gain(ROOT))
