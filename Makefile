@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OTHERS := .venv-integrations
+JAX := .venv-jax
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-other-path test-all test-slow test-properties test-integrations mutants lint format bench soak docs pictures clean
+.PHONY: help venv demo test test-other-path test-all test-slow test-properties test-integrations test-jax mutants lint format bench soak docs pictures clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -34,28 +35,33 @@ $(VENV)/.chromium: $(STAMP)
 JOBS ?= auto
 PARALLEL = -n $(JOBS) --maxprocesses=8 --dist loadfile --no-loadscope-reorder
 
+# Triton is 1 GB on disk, so `make test` skips the tests of its kernels where it is absent. A CUDA build of torch has its own.
+$(VENV)/.triton: $(STAMP)
+	test "$$(uname -s)" != Linux || $(BIN)/python -c 'import triton' 2>/dev/null \
+		|| $(BIN)/python -m pip install --quiet --disable-pip-version-check triton==3.9.0
+	touch $@
+
 test: $(VENV)/.chromium ## the test suite without the slow part, as many files at once as there are cores
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow'
 
 # Polar factors and training take bf16 products where the processor has them and fp32 elsewhere: this is the other way.
-NUMERICAL = tests/test_polar.py tests/test_lmo.py $(wildcard tests/test_optim_*.py tests/test_contract*.py) tests/test_buckets.py \
-	tests/properties/test_lmo_properties.py tests/properties/test_optim_properties.py \
-	tests/properties/test_twin_properties.py tests/test_train.py tests/test_demo.py
+NUMERICAL = $(wildcard $(foreach name,polar lmo optim contract decay buckets idle moving simulate steady monitor train demo,\
+	tests/test_$(name)*.py)) $(wildcard $(foreach name,lmo optim twin bounded,tests/properties/test_$(name)_properties.py))
 OTHER = $$($(BIN)/python -c 'from steadynorm import machine; print(int(not machine.native_bf16()))')
 
 test-other-path: $(STAMP) ## the numerical part of it with fp32 products if bf16 is native here, with bf16 if not
 	STEADYNORM_NATIVE_BF16=$(OTHER) $(BIN)/python -m pytest $(PARALLEL) -m 'not slow' $(NUMERICAL)
 
-test-all: test-integrations test-slow test-properties mutants ## all of it; -j2 for two at a time
+test-all: test-integrations test-jax test-slow test-properties mutants ## all of it; -j2 for two at a time
 
-test-slow: $(VENV)/.chromium ## every test, the slow ones included (but properties)
+test-slow: $(VENV)/.chromium $(VENV)/.triton ## every test, the slow ones included (but properties)
 	! command -v chromium >/dev/null || export STEADYNORM_REQUIRE_CHROMIUM=1; \
 		$(BIN)/python -m pytest $(PARALLEL) --ignore=tests/properties
 
 test-properties: $(STAMP) ## properties in their slow profile: up to 20,000 examples of each
 	HYPOTHESIS_PROFILE=slow $(BIN)/python -m pytest $(PARALLEL) --hypothesis-seed=0 tests/properties
 
-mutants: $(STAMP) ## break each formula on purpose, one at a time, and see that the tests notice
+mutants: $(VENV)/.triton ## break each formula on purpose, one at a time, and see that the tests notice
 	$(BIN)/python tests/mutants.py
 	$(BIN)/python -m benchmarks.trust
 
@@ -68,6 +74,16 @@ $(OTHERS)/.installed: pyproject.toml constraints.txt
 
 test-integrations: $(OTHERS)/.installed ## our optimizers in Hugging Face, Accelerate, Lightning, timm, ...
 	STEADYNORM_REQUIRE_INTEGRATIONS=1 $(OTHERS)/bin/python -m pytest tests/integrations
+
+# JAX beside torch, so that steadynorm.jax can be compared with the torch optimizers.
+$(JAX)/.installed: pyproject.toml constraints.txt
+	test -x $(JAX)/bin/python || $(PYTHON) -m venv $(JAX)
+	$(JAX)/bin/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' constraints.txt)
+	$(JAX)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[jax]' pytest
+	touch $@
+
+test-jax: $(JAX)/.installed ## steadynorm.jax: beside the torch optimizers, on four devices, with its own mutants
+	STEADYNORM_REQUIRE_JAX=1 $(JAX)/bin/python -m pytest tests/on_jax
 
 lint: $(STAMP) ## ruff and pyright
 	$(BIN)/ruff check .
@@ -97,7 +113,8 @@ docs: $(STAMP) ## build the documentation into site/, warnings are errors
 pictures: $(STAMP) ## draw the pictures of README and docs anew, from the library's own functions
 	$(BIN)/python docs/pictures.py
 	$(BIN)/python docs/theory_pictures.py
+	$(BIN)/python docs/hold_pictures.py
 	$(BIN)/python examples/correct_adamw.py > docs/out/correct_adamw.txt
 
 clean: ## remove what make made
-	rm -rf $(VENV) $(OTHERS) site build dist .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(OTHERS) $(JAX) site build dist .pytest_cache .ruff_cache

@@ -63,7 +63,9 @@ def _last_place(number: str) -> float:
 
 
 def _elements(svg: str) -> list[str]:
-    """Return each element as text, without bitmaps, and with ids, which are hashes of coordinates, replaced by their order."""
+    """Return each element as text, without bitmaps, and with ids, which are hashes of coordinates, replaced by their
+    order.
+    """
     names: dict[str, str] = {}
 
     def renamed(match: re.Match[str]) -> str:

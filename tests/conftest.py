@@ -1,4 +1,7 @@
-"""One thread: the tensors here are small, and two busy test runs on two cores would wait for each other."""
+"""Settings and fixtures for all tests.
+
+One thread suffices: tensors are small, and two test runs on two cores would wait for each other.
+"""
 
 import os
 import shutil
@@ -11,10 +14,13 @@ import torch
 
 FLAGS = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
 
+# By the processor time that each takes, the longest first.
 LONG = (
-    "test_distributed", "test_contract", "test_contract_checkpoints", "test_train_parallel", "test_torch_loops", "test_paper_results", "test_train",
-    "test_paper_training", "test_decay_steady", "test_stateful_properties", "test_docs", "test_monitor_forecast",
-    "test_inductor", "test_recipes", "test_steady_state", "test_demo", "test_torch_harness", "test_examples",
+    "test_distributed", "test_contract", "test_torch_harness", "test_paper_results", "test_package", "test_inductor",
+    "test_paper_training", "test_mutants", "test_decay_steady", "test_train_parallel", "test_monitor", "test_docs",
+    "test_optim_properties", "test_monitor_norms", "test_steady_state", "test_train", "test_kills", "test_page",
+    "test_recipes", "test_launches", "test_report", "test_soak", "test_monitor_forecast", "test_polar", "test_demo", "test_paper",
+    "test_stateful_properties", "test_bounded_properties", "test_runs", "test_theory_forecast", "test_torch_loops",
 )  # fmt: skip
 
 torch.set_num_threads(1)
@@ -64,6 +70,6 @@ def pytest_terminal_summary(terminalreporter) -> None:
 
 
 def not_tried(reasons: Counter[str]) -> str:
-    """One line for all skipped tests."""
+    """Return one line about all skipped tests."""
     each = "; ".join(f"{count} ({reason})" for reason, count in reasons.most_common())
     return f"not tried here: {sum(reasons.values())} tests: {each}"

@@ -37,7 +37,7 @@ LR = 0.02
 
 @dataclass(frozen=True)
 class Entry:
-    """One optimizer, in one setting.
+    """Describe one optimizer in one setting.
 
     make: (params, **overrides) -> optimizer; `params` as torch takes them.
     engine: made of our step loop (not torch's): state in fp32 or better.
@@ -47,6 +47,7 @@ class Entry:
     tensor_lr: takes its lr as a tensor.
     gain: G of a group's momentum, where the decay is relative and OneCycleLR can cycle the momentum.
     compilations: how many torch.compile(optimizer.step) takes at most.
+    held: the norm is measured, so rounded weights change the state; and there must be decay to hold it by.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Entry:
     gain: Callable[[dict[str, Any]], float] | None = None
     compilations: int = 1
     shapes: tuple[str, ...] = tuple(SHAPES)
+    held: bool = False
 
     def __call__(self, params: Any, **overrides: Any) -> Any:
         if isinstance(params, dict):
@@ -66,17 +68,24 @@ class Entry:
         return self.make(params, **{"lr": LR} | overrides)
 
     def params(self, dtype: torch.dtype = torch.float32, seed: int = 0) -> Params:
-        """Fresh parameters of the shapes this optimizer takes."""
+        """Return fresh parameters of the shapes this optimizer takes."""
         return parameters({name: SHAPES[name] for name in self.shapes}, dtype, seed)
 
 
-def corrected(cls: type[Optimizer]) -> Callable[..., Optimizer]:
-    """Factory of torch's optimizer with the correction."""
+def corrected(cls: type[Optimizer], **choices: Any) -> Callable[..., Optimizer]:
+    """Return a factory of torch's optimizer with the correction."""
 
     def make(params: Any, **settings: Any) -> Optimizer:
-        return sn.correct(cls(params, **settings))
+        return sn.correct(cls(params, **settings), **choices)
 
     return make
+
+
+def balanced(cls: Any) -> Callable[..., Any]:
+    """Return a factory of an optimizer with balanced decay; without decay there is no balance to ask for."""
+    return lambda params, **settings: cls(
+        params, hold="decay" if settings.get("weight_decay") == 0 else "balance", **settings
+    )
 
 
 ScionC = partial(sn.ScionC, lmo="by-shape")
@@ -92,20 +101,37 @@ def muon_gain(group: dict[str, Any]) -> float:
     return sn.theory.momentum_gain(1 - group["momentum"], nesterov=True)
 
 
+def muonc(params: Any, *, use_muon: bool, lr: Any, **settings: Any) -> Any:
+    """Return MuonC with groups of one kind, whose lr is `lr`."""
+    return sn.MuonC(params, use_muon=use_muon, lr=lr, adam_lr=lr, **settings)
+
+
+MUON = {"gain": muon_gain, "shapes": (*MATRICES, "conv", "stack", "empty"), "normalised": True}
+
+
 REGISTRY = [
     Entry("Scion", partial(sn.Scion, lmo="by-shape", weight_decay=0.1), normalised=True, follows=None),
     Entry("ScionC", ScionC, normalised=True),
     Entry("ScionC nesterov", partial(ScionC, nesterov=True), normalised=True),
     Entry("ScionC exact", partial(ScionC, overlap="exact"), normalised=True, follows=0.05),
+    Entry("ScionC balance", partial(ScionC, hold="balance"), normalised=True, held=True),
+    Entry("ScionC fixed", partial(ScionC, hold="fixed"), normalised=True, held=True),
+    Entry("ScionC cautious", partial(ScionC, cautious=True), normalised=True, follows=0.5),
     Entry("AdamC", sn.AdamC, **ADAM),
     Entry("AdamC foreach", partial(sn.AdamC, foreach=True), **ADAM, tensor_lr=False),
     Entry("AdamC fused", partial(sn.AdamC, fused=True), **ADAM),
+    Entry("AdamC balance", balanced(sn.AdamC), **ADAM),
+    Entry("AdamC fixed", partial(sn.AdamC, hold="fixed"), **ADAM),
     Entry("RenormalizedAdamW", sn.RenormalizedAdamW, follows=None),
     Entry("LionC", sn.LionC, normalised=True, gain=lion_gain),
+    Entry("MuonC", partial(muonc, use_muon=True), **MUON),
+    Entry("MuonC balance", partial(muonc, use_muon=True, hold="balance"), **MUON, held=True),
+    Entry("MuonC rest", partial(muonc, use_muon=False), gain=lambda group: 1.0),
     Entry("SGDC", sn.SGDC),
     Entry("SGDC nesterov", partial(sn.SGDC, nesterov=True)),
     Entry("SGDC trace", partial(sn.SGDC, trace=True)),
     Entry("correct(AdamW)", corrected(torch.optim.AdamW), **ADAM, **TORCH),
+    Entry("correct(AdamW) fixed", corrected(torch.optim.AdamW, hold="fixed"), **ADAM, **TORCH),
     Entry(
         "correct(Muon)",
         corrected(torch.optim.Muon),
@@ -125,20 +151,23 @@ def parameters(shapes: dict[str, tuple[int, ...]], dtype: torch.dtype = torch.fl
 
 
 def noise(name: str, t: int, shape: Iterable[int]) -> Tensor:
-    """The random part of a gradient: the same for the same name and step, fp64."""
+    """Return the random part of a gradient in fp64: the same for the same name and step."""
     seed = 1000 * t + sum(map(ord, name))
     return torch.randn(tuple(shape), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def set_gradients(params: Params, t: int, *, scale: float = 1.0, pull: float = 0.3) -> None:
-    """Noise, and a pull towards zero, so that a wrong weight is not forgotten. Strides as autograd's: the weights'."""
+    """Set gradients to noise plus a pull towards zero, so that a wrong weight is not forgotten.
+
+    Strides follow the weights, as autograd's do.
+    """
     for name, p in params.items():
         value = scale * (noise(name, t, p.shape) + pull * p.detach().double())
         p.grad = torch.empty_like(p).copy_(value)
 
 
 def vary(optimizer: Optimizer, t: int) -> None:
-    """What momentum and norm schedules do to the groups; lr is left to schedulers."""
+    """Change the groups as momentum and norm schedules do; lr is left to schedulers."""
     for group in optimizer.param_groups:
         if "alpha" in group:
             group["alpha"] = 0.1 + 0.02 * t
@@ -151,12 +180,12 @@ def vary(optimizer: Optimizer, t: int) -> None:
 
 
 def ratio(t: int) -> float:
-    """Of lr to its peak: warmup, then cosine, over 16 steps."""
+    """Return lr over its peak: warmup, then cosine, over 16 steps."""
     return (t + 1) / 4 if t < 4 else 0.55 + 0.45 * math.cos(math.pi * (t - 3) / 12)
 
 
 def train(optimizer: Optimizer, params: Params, steps: Iterable[int], *, lr: float = LR, **gradients: Any) -> None:
-    """Train with everything moving: lr by `ratio`, the rest by `vary`. Parameters that require no grad get none."""
+    """Train while everything changes: lr by `ratio`, the rest by `vary`. Parameters that require no grad get none."""
     for t in steps:
         for group in optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
@@ -169,7 +198,7 @@ def train(optimizer: Optimizer, params: Params, steps: Iterable[int], *, lr: flo
 
 
 def snapshot(optimizer: Optimizer, params: Params) -> Snapshot:
-    """Weights and state by name, copied."""
+    """Return copies of weights and state by name."""
     return {
         name: {"weight": p.detach().clone()} | {key: value.clone() for key, value in optimizer.state[p].items()}
         for name, p in params.items()
@@ -177,7 +206,7 @@ def snapshot(optimizer: Optimizer, params: Params) -> Snapshot:
 
 
 def assert_same(a: Snapshot, b: Snapshot, *, names: Iterable[str] | None = None, rtol: float = 0.0) -> None:
-    """Weights and state are equal, dtype included; rtol = 0: bit for bit."""
+    """Assert that weights and state are equal, dtype included. With rtol = 0 they must be equal bit for bit."""
     for name in a if names is None else names:
         assert a[name].keys() == b[name].keys(), name
         for key, value in a[name].items():
@@ -192,7 +221,7 @@ def assert_same(a: Snapshot, b: Snapshot, *, names: Iterable[str] | None = None,
 
 
 def entries(test: Callable[[Entry], bool] = lambda entry: True, slow: Collection[str] = ()) -> Any:
-    """Parametrise over the registry, or those of it that `test` holds for; some of them are slow."""
+    """Parametrise over the registry, or over the entries that `test` holds for; some of them are slow."""
     marks = {name: [pytest.mark.slow] for name in slow}
     chosen = [pytest.param(entry, id=entry.name, marks=marks.get(entry.name, ())) for entry in REGISTRY if test(entry)]
     return pytest.mark.parametrize("entry", chosen)
@@ -201,3 +230,4 @@ def entries(test: Callable[[Entry], bool] = lambda entry: True, slow: Collection
 every = entries()
 own = entries(lambda entry: entry.own)
 engine = entries(lambda entry: entry.engine)
+unmeasured = entries(lambda entry: entry.engine and not entry.held)

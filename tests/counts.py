@@ -1,4 +1,4 @@
-"""What tests count for the summary, added up over the processes of pytest-xdist (see conftest.py)."""
+"""Count what tests try, for the summary; the counts are added up over the processes of pytest-xdist (see conftest.py)."""
 
 import os
 from collections import Counter

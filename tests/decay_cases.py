@@ -37,7 +37,7 @@ class Lion(Optimizer):
 
 
 class Stranger(Optimizer):
-    """A class that nobody knows: theta <- (1 - gamma lambda) theta - gamma g."""
+    """An optimizer of an unknown class: theta <- (1 - gamma lambda) theta - gamma g."""
 
     def __init__(self, params: Any, lr: float = 1e-3, weight_decay: float = 0.0, **more: Any):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, **more})
@@ -100,7 +100,7 @@ def weight(*shape: int, dtype: torch.dtype = torch.float64) -> torch.nn.Paramete
 
 
 def adamw(*groups: Any, lr: Any = LR, **more: Any) -> torch.optim.AdamW:
-    """AdamW with decay DECAY on one weight, or on the groups given."""
+    """Return AdamW with decay DECAY on one weight, or on the given groups."""
     return torch.optim.AdamW(list(groups) or [weight()], lr=lr, **{"weight_decay": DECAY} | more)
 
 
@@ -109,7 +109,7 @@ def parameters(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 def step(optimizer: Optimizer, *, seed: int | None = None) -> None:
-    """One update on a zero gradient, or on a seeded random one."""
+    """Take one step on a zero gradient, or on a seeded random one."""
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     for p in parameters(optimizer):
         p.grad = torch.zeros_like(p) if seed is None else torch.randn(p.shape, generator=generator, dtype=p.dtype)
@@ -117,7 +117,7 @@ def step(optimizer: Optimizer, *, seed: int | None = None) -> None:
 
 
 def decays(optimizer: Optimizer, lr: float | None = None, **settings: Any) -> list[float]:
-    """What each group's decay is in an update at this lr (and momentum, betas, ...)."""
+    """Return the decay that each group sees in an update at this lr (and momentum, betas, ...)."""
     for group in optimizer.param_groups:
         group.update(settings if lr is None else settings | {"lr": lr})
     step(optimizer)
@@ -125,7 +125,7 @@ def decays(optimizer: Optimizer, lr: float | None = None, **settings: Any) -> li
 
 
 def drive(optimizer: Optimizer, scheduler: Any, steps: int = 14, *, seed: int | None = None) -> list[dict[str, Any]]:
-    """Train; returns what each update saw in the first group."""
+    """Train and return what each update saw in the first group."""
     seen = []
     for t in range(steps):
         step(optimizer, seed=None if seed is None else seed + t)
@@ -135,7 +135,7 @@ def drive(optimizer: Optimizer, scheduler: Any, steps: int = 14, *, seed: int | 
 
 
 def snapshot(optimizer: Optimizer) -> Any:
-    """All that a refused call must leave alone: groups, their parameters and keys, weights, state, hooks."""
+    """Return all that a refused call must leave alone: groups, their parameters and keys, weights, state, hooks."""
     groups = [
         {key: [id(p) for p in value] if key == "params" else copy.deepcopy(value) for key, value in group.items()}
         for group in optimizer.param_groups

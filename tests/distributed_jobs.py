@@ -1,4 +1,4 @@
-"""The jobs of tests/test_distributed.py: each runs on every process and returns what the test then judges."""
+"""The jobs of tests/test_distributed.py. Each runs on every process and returns what the test then judges."""
 
 import functools
 import time
@@ -19,7 +19,7 @@ import steadynorm as sn
 from steadynorm.lab.bench import VIT_S16
 
 # name: shape, lmo, blocks. Sizes that do not divide by 2 or 4, fewer rows than ranks, several of one shape.
-SHAPES: dict[str, tuple[tuple[int, ...], str, int]] = {
+SHAPES: dict[str, tuple[tuple[int, ...], str, Any]] = {
     "a": ((12, 12), "spectral", 1),
     "b": ((12, 12), "spectral", 1),
     "c": ((12, 12), "spectral", 1),
@@ -31,6 +31,9 @@ SHAPES: dict[str, tuple[tuple[int, ...], str, int]] = {
     "qkv": ((27, 9), "spectral", 3),
     "experts": ((6, 4, 12), "spectral", 1),  # flat: polar factors in bf16 hardly depend on how many go together
     "qkv by columns": ((9, 27), "spectral-transposed", 3),
+    "grouped queries": ((22, 9), "spectral", (12, 5, 5)),
+    "heads": ((7, 12), "spectral", ("inputs", 3)),
+    "heads by rows": ((12, 7), "spectral-transposed", ("inputs", (2, 5, 5))),
     "conv": ((5, 2, 3, 3), "conv", 1),
     "taps": ((6, 4, 3, 3), "conv-tap", 2),
     "tied": ((17, 8), "sign", 1),
@@ -45,7 +48,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], str, int]] = {
 
 
 class Model(nn.Module):
-    """Nothing but the parameters; tied: one of them is in two places."""
+    """Hold only the parameters; if tied, one of them is in two places."""
 
     def __init__(self, dtype: torch.dtype, *, scalar: bool = True):
         super().__init__()
@@ -59,7 +62,7 @@ class Model(nn.Module):
 
 
 def groups(named: dict[str, Tensor], *, lmos: bool) -> list[dict[str, Any]]:
-    """One group for each lmo and number of blocks, names included."""
+    """Return one group for each lmo and number of blocks, names included."""
     found: dict[Any, dict[str, Any]] = {}
     for name, p in named.items():
         _, lmo, blocks = SHAPES[name]
@@ -75,19 +78,47 @@ def scion(cls: Any, dtype: torch.dtype, **settings: Any) -> Callable[..., Any]:
     return lambda named, **more: cls(groups(named, lmos=True), lr=0.02, polar=polar, **settings, **more)
 
 
+def muonc(dtype: torch.dtype, **settings: Any) -> Callable[..., Any]:
+    """Return a maker of MuonC: Muon where Scion's lmo is a polar factor, except for the taps, and Adam elsewhere."""
+
+    def make(named: dict[str, Tensor], **more: Any) -> sn.MuonC:
+        own = groups(named, lmos=True)
+        for group in own:
+            group["use_muon"] = group["lmo"] in ("spectral", "spectral-transposed", "conv")
+            group["lmo"] = group["lmo"] if group["use_muon"] else None
+        polar = "svd" if dtype == torch.float64 else "express"
+        return sn.MuonC(own, lr=0.02, adam_lr=0.02, polar=polar, **settings, **more)
+
+    return make
+
+
 def makers(dtype: torch.dtype) -> dict[str, Callable[..., Any]]:
-    """Name -> (named parameters, **mesh) -> optimizer."""
+    """Return {name: (named parameters, **mesh) -> optimizer}."""
     plain = {
         "LionC": (sn.LionC, {"lr": 0.02, "weight_decay": 0.5}),
         "AdamC": (sn.AdamC, {"lr": 0.02}),
         "RenormalizedAdamW": (sn.RenormalizedAdamW, {"lr": 0.02}),
         "SGDC": (sn.SGDC, {"lr": 0.02, "nesterov": True}),
+        "LionC balance": (sn.LionC, {"lr": 0.02, "weight_decay": 0.5, "hold": "balance", "balance_steps": 5}),
+        "SGDC fixed": (sn.SGDC, {"lr": 0.02, "hold": "fixed"}),
         "correct(AdamW)": (lambda *a, **k: sn.correct(torch.optim.AdamW(*a, **k)), {"lr": 0.02, "weight_decay": 0.1}),
+        "correct(AdamW) fixed": (
+            lambda *a, **k: sn.correct(torch.optim.AdamW(*a, **k), hold="fixed"),
+            {"lr": 0.02, "weight_decay": 0.1},
+        ),
+        "AdamC balance": (sn.AdamC, {"lr": 0.02, "hold": "balance"}),
+        "AdamC fixed": (sn.AdamC, {"lr": 0.02, "hold": "fixed"}),
+        "AdamC cautious": (sn.AdamC, {"lr": 0.02, "hold": "balance", "cautious": True}),
     }
     return {
         "ScionC": scion(sn.ScionC, dtype),
         "ScionC nesterov exact": scion(sn.ScionC, dtype, nesterov=True, overlap="exact", alpha=0.5),
         "Scion": scion(sn.Scion, dtype, weight_decay=0.1),
+        "ScionC balance": scion(sn.ScionC, dtype, hold="balance", balance_steps=5),
+        "ScionC cautious": scion(sn.ScionC, dtype, hold="balance", balance_steps=5, cautious=True),
+        "ScionC fixed": scion(sn.ScionC, dtype, hold="fixed"),
+        "MuonC": muonc(dtype),
+        "MuonC balance": muonc(dtype, hold="balance", weight_decay=0.5, adjust_lr_fn="match_rms_adamw"),
         **{
             name: lambda named, cls=cls, settings=settings, **more: cls(groups(named, lmos=False), **settings, **more)
             for name, (cls, settings) in plain.items()
@@ -101,7 +132,7 @@ def noise(name: str, t: int, shape: Iterable[int]) -> Tensor:
 
 
 def gradient(name: str, t: int, weight: Tensor, *, trouble: bool = True) -> Tensor | None:
-    """Noise and a pull to zero. trouble: at times a single infinity, or no gradient at all."""
+    """Return noise with a pull to zero. With `trouble`, a gradient sometimes has a single infinity or is missing."""
     value = noise(name, t, weight.shape) + 0.3 * weight.double()
     if trouble and t == 2 and name in ("a", "tied", "vector", "conv"):
         value.view(-1)[-1] = torch.inf
@@ -113,7 +144,7 @@ def gradient(name: str, t: int, weight: Tensor, *, trouble: bool = True) -> Tens
 
 
 def _leave_out(value: Tensor, name: str, t: int) -> None:
-    """Zeros in the gradient: rows and experts that come and go, a block and a whole parameter that stop for good."""
+    """Zero parts of the gradient: rows and experts that come and go, a block and a whole parameter that stop for good."""
     if name == "embedding":
         value[t % 3 :: 3] = 0
     if name == "experts":
@@ -124,10 +155,16 @@ def _leave_out(value: Tensor, name: str, t: int) -> None:
         value[9:18] = 0
     if t >= 1 and name == "qkv by columns":
         value[:, 18:] = 0
+    if t >= 1 and name == "grouped queries":
+        value[12:17] = 0
+    if t >= 1 and name == "heads":
+        value[:, 4:8] = 0
+    if t >= 1 and name == "heads by rows":
+        value[2:7] = 0
 
 
 def like(full: Tensor, p: Any) -> Tensor:
-    """A full tensor placed as p is; no communication."""
+    """Place a full tensor as p is placed, without communication."""
     if not isinstance(p, DTensor):
         return full.clone()
     return distribute_tensor(full, p.device_mesh, p.placements, src_data_rank=None)
@@ -143,7 +180,7 @@ def mesh_of(*sizes: int) -> Any:
 
 
 def model_of(kind: str, dtype: torch.dtype, *, scalar: bool = True) -> tuple[Model, dict[str, Any]]:
-    """The model placed in this way, and what its optimizer needs to be told."""
+    """Return the model placed in this way, and the arguments that its optimizer needs."""
     world = dist.get_world_size() if dist.is_initialized() else 1
     if kind == "single":
         return Model(dtype, scalar=scalar), {}
@@ -184,7 +221,7 @@ def place(model: Model, where: Callable[[Tensor], tuple[Any, list[Any]]]) -> Non
 
 @functools.cache
 def alone(maker: str, dtype: torch.dtype, steps: int, **how: Any) -> tuple[list[dict[str, Tensor]], dict[str, Any]]:
-    """Weights of a single process before each step and after the last, and its state, by name."""
+    """Return the weights of a single process before each step and after the last, and its state, by name."""
     named = dict(Model(dtype).named_parameters())
     optimizer = makers(dtype)[maker](named)
     history = [{name: full(p) for name, p in named.items()}]
@@ -196,7 +233,7 @@ def alone(maker: str, dtype: torch.dtype, steps: int, **how: Any) -> tuple[list[
 
 @functools.cache
 def watched(kind: str, maker: str, steps: int = 5) -> dict[str, Any]:
-    """What a monitor measures of these steps, flat: {"9 layers tall norm": ...}."""
+    """Return what a monitor measures of these steps, flat: {"9 layers tall norm": ...}."""
     history, _ = alone(maker, torch.float64, steps)
     model, told = model_of(kind, torch.float64, scalar=False)
     named = dict(model.named_parameters())
@@ -216,7 +253,7 @@ def flat(value: Any, name: str) -> Iterator[tuple[str, float | None]]:
 
 
 def monitored(cases: list[tuple[str, str]]) -> dict[str, str]:
-    """Where a monitor over shards sees something else than one of a single process: by case, one example."""
+    """Return where a monitor over shards differs from one in a single process: one example per case."""
     found = {}
     for kind, maker in cases:
         mine, right = watched(kind, maker), watched("single", maker)
@@ -233,7 +270,7 @@ def _alike(one: Any, two: Any) -> bool:
 
 
 def step(optimizer: Any, named: dict[str, Any], t: int, weights: dict[str, Tensor], **how: Any) -> None:
-    """One step on a gradient made of these weights: a single process's, so that all layouts get the same."""
+    """Take one step on a gradient made from a single process's weights, so that all layouts get the same."""
     for name, p in named.items():
         value = gradient(name, t, weights[name], **how)
         p.grad = None if value is None else like(value, p)
@@ -243,7 +280,7 @@ def step(optimizer: Any, named: dict[str, Any], t: int, weights: dict[str, Tenso
 
 
 def difference(optimizer: Any, named: dict[str, Any], weights: dict[str, Tensor], state: dict[str, Any]) -> float:
-    """Largest relative difference of weights and state, in the 2-norm of each tensor."""
+    """Return the largest relative difference of weights and state, in the 2-norm of each tensor."""
     worst = 0.0
     for name, p in named.items():
         pairs = [(full(p), weights[name])]
@@ -255,7 +292,7 @@ def difference(optimizer: Any, named: dict[str, Any], weights: dict[str, Tensor]
 
 
 def follow(kind: str, maker: str, dtype: torch.dtype, steps: int) -> float:
-    """Difference to a single process after so many steps on the same full gradients."""
+    """Return the difference to a single process after this many steps on the same full gradients."""
     how = {"trouble": "correct" not in maker}
     history, state = alone(maker, dtype, steps, **how)
     model, told = model_of(kind, dtype)
@@ -267,38 +304,47 @@ def follow(kind: str, maker: str, dtype: torch.dtype, steps: int) -> float:
 
 
 def layouts(cases: list[tuple[str, str]], single: list[str], steps: int = 5) -> dict[str, float]:
-    """fp64 with exact polar factors for `cases`, fp32 with fast ones for ScionC in the layouts of `single`."""
+    """Compare fp64 with exact polar factors for `cases`, and fp32 with fast ones for ScionC in the layouts of `single`."""
     found = {f"fp64 {maker}, {kind}": follow(kind, maker, torch.float64, steps) for kind, maker in cases}
     return found | {f"fp32 ScionC, {kind}": follow(kind, "ScionC", torch.float32, steps) for kind in single}
 
 
-MOVING = ("ScionC", "ScionC nesterov exact", "Scion", "LionC")
-ALL = (*MOVING, "AdamC", "RenormalizedAdamW", "SGDC", "correct(AdamW)")
+MOVING = ("ScionC", "ScionC nesterov exact", "Scion", "LionC", "MuonC")
+HELD = ("ScionC balance", "ScionC cautious", "ScionC fixed", "LionC balance", "MuonC balance")
+RESCALED = ("AdamC balance", "AdamC fixed", "AdamC cautious", "correct(AdamW) fixed")
+ALL = (*MOVING, "AdamC", "RenormalizedAdamW", "SGDC", "correct(AdamW)", *RESCALED)
 
 
 def two(folder: Path) -> dict[str, Any]:
-    """Everything that two processes show in one start."""
+    """Run everything that two processes can show in one start."""
     cases = [("ddp", maker) for maker in MOVING] + [("fsdp", maker) for maker in ALL]
     cases += [("tp columns", "ScionC"), ("tp columns", "LionC"), ("ddp group", "ScionC"), ("replicated", "ScionC")]
+    cases += [("fsdp", maker) for maker in (*HELD, "SGDC fixed")]
+    cases += [("ddp", "ScionC balance"), ("tp columns", "ScionC fixed"), ("tp columns", "MuonC")]
     return {
         "layouts": layouts(cases, ["ddp", "fsdp"]),
         "bytes": momentum_bytes(),
         "errors": errors(),
-        "monitored": monitored([(kind, "ScionC") for kind in ("ddp", "fsdp", "tp columns")] + [("fsdp", "AdamC")]),
+        "monitored": monitored(
+            [(kind, "ScionC") for kind in ("ddp", "fsdp", "tp columns")] + [("fsdp", "AdamC"), ("fsdp", "MuonC")]
+        ),
         "losses": end_to_end(),
         "moved": moved(),
         "saved": save(folder, ("ddp", "fsdp")),
         "loaded": load(folder, ("4 ddp", "4 fsdp", "1 single", "2 ddp", "2 fsdp"), ("ddp", "fsdp")),
+        "loaded muonc": load(folder, ("4 ddp", "4 fsdp"), ("ddp", "fsdp"), "MuonC"),
     }
 
 
 def four(folder: Path) -> dict[str, Any]:
     cases = [(kind, "ScionC") for kind in ("ddp", "fsdp", "hsdp", "tp columns", "2-d", "fsdp over tp")]
+    cases += [("fsdp", "ScionC balance"), ("2-d", "ScionC fixed"), ("2-d", "ScionC cautious")]
+    cases += [("ddp", "MuonC"), ("fsdp", "MuonC"), ("2-d", "MuonC")]
     return {
         "layouts": layouts([*cases, ("hsdp", "LionC")], ["hsdp"]),
         "monitored": monitored([("2-d", "ScionC")]),
         "bytes": momentum_bytes(),
-        "saved": save(folder, ("ddp", "fsdp")),
+        "saved": save(folder, ("ddp", "fsdp")) + save(folder, ("ddp", "fsdp"), "MuonC"),
     }
 
 
@@ -315,8 +361,8 @@ def every_layout(folder: Path) -> dict[str, Any]:
         "2-d rows",
         *(["hsdp", "2-d"] if dist.get_world_size() == 4 else []),
     ]
-    cases = [(kind, maker) for kind in kinds for maker in MOVING] + [
-        (kind, maker) for kind in kinds[1:] for maker in ALL[4:]
+    cases = [(kind, maker) for kind in kinds for maker in (*MOVING, *HELD)] + [
+        (kind, maker) for kind in kinds[1:] for maker in ALL[len(MOVING) :]
     ]
     return {"layouts": layouts(cases, kinds, steps=30)}
 
@@ -325,7 +371,7 @@ def every_layout(folder: Path) -> dict[str, Any]:
 
 
 def momentum_bytes() -> float:
-    """This rank's bytes of momentum over the whole, with mesh=, for ViT-S/16 and its vectors."""
+    """Return this rank's share of the momentum bytes, with mesh=, for ViT-S/16 and its vectors."""
     shapes = [*VIT_S16, (1000, 384), *[(384,)] * 100, ()]
     params = [nn.Parameter(torch.zeros(shape)) for shape in shapes]
     optimizer = sn.ScionC(params, lmo="by-shape", mesh=dist.group.WORLD)
@@ -338,8 +384,8 @@ def momentum_bytes() -> float:
 SAVED, END = 3, 5
 
 
-def path(folder: Path, kind: str) -> Path:
-    return folder / f"{dist.get_world_size() if dist.is_initialized() else 1} {kind}"
+def path(folder: Path, kind: str, maker: str) -> Path:
+    return folder / maker / f"{dist.get_world_size() if dist.is_initialized() else 1} {kind}"
 
 
 def checkpointed(kind: str, maker: str = "ScionC") -> tuple[Model, dict[str, Any], Any]:
@@ -348,31 +394,33 @@ def checkpointed(kind: str, maker: str = "ScionC") -> tuple[Model, dict[str, Any
     return model, named, makers(torch.float64)[maker](named, **told)
 
 
-def save(folder: Path, kinds: Iterable[str]) -> list[str]:
-    history, _ = alone("ScionC", torch.float64, END, trouble=True)
+def save(folder: Path, kinds: Iterable[str], maker: str = "ScionC") -> list[str]:
+    history, _ = alone(maker, torch.float64, END, trouble=True)
     for kind in kinds:
-        model, named, optimizer = checkpointed(kind)
+        model, named, optimizer = checkpointed(kind, maker)
         for t in range(SAVED):
             step(optimizer, named, t, history[t])
         states = get_state_dict(model, optimizer)
         dcp.save(
-            {"model": states[0], "optimizer": states[1]}, checkpoint_id=path(folder, kind), no_dist=kind == "single"
+            {"model": states[0], "optimizer": states[1]},
+            checkpoint_id=path(folder, kind, maker),
+            no_dist=kind == "single",
         )
     return list(kinds)
 
 
-def load(folder: Path, saved: Iterable[str], kinds: Iterable[str]) -> dict[str, float]:
-    """Difference to the unbroken single process, for each checkpoint and each layout it is loaded into."""
-    history, state = alone("ScionC", torch.float64, END, trouble=True)
+def load(folder: Path, saved: Iterable[str], kinds: Iterable[str], maker: str = "ScionC") -> dict[str, float]:
+    """Return the difference to the unbroken single process, for each checkpoint and each layout it is loaded into."""
+    history, state = alone(maker, torch.float64, END, trouble=True)
     found = {}
     for source in saved:
         for kind in kinds:
-            model, named, optimizer = checkpointed(kind)
+            model, named, optimizer = checkpointed(kind, maker)
             for p in named.values():
                 p.data.zero_()
             keys = ("model", "optimizer")
             states = dict(zip(keys, get_state_dict(model, optimizer), strict=True))
-            dcp.load(states, checkpoint_id=folder / source, no_dist=kind == "single")
+            dcp.load(states, checkpoint_id=folder / maker / source, no_dist=kind == "single")
             set_state_dict(model, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"])
             for t in range(SAVED, END):
                 step(optimizer, named, t, history[t])
@@ -381,9 +429,10 @@ def load(folder: Path, saved: Iterable[str], kinds: Iterable[str]) -> dict[str, 
 
 
 def moved() -> dict[str, float]:
-    """State dicts handed over as they are, from one layout to another; difference to the unbroken single process."""
+    """Hand state dicts unchanged from one layout to another; return the difference to the unbroken single process."""
     pairs = [("fsdp", "single"), ("ddp", "single"), ("single", "fsdp"), ("single", "ddp"), ("ddp", "fsdp")]
     cases = [("ScionC", *pair) for pair in pairs] + [("AdamC", "fsdp", "single"), ("AdamC", "single", "fsdp")]
+    cases += [("MuonC", "ddp", "fsdp"), ("MuonC", "fsdp", "single"), ("MuonC", "single", "ddp")]
     found = {}
     for maker, source, kind in cases:
         history, state = alone(maker, torch.float64, END, trouble=True)
@@ -461,7 +510,9 @@ def errors() -> dict[str, str]:
 
 
 def end_to_end() -> dict[str, float]:
-    """Last loss of a small network on its own gradients: alone on the whole batch, DDP and FSDP2 on slices of it."""
+    """Return the last loss of a small network on its own gradients: one process on the whole batch, DDP and FSDP2 on
+    slices of it.
+    """
     return {kind: _trained(kind) for kind in ("single", "ddp", "fsdp")}
 
 

@@ -1,46 +1,36 @@
-"""What the processes of tests/test_distributed.py run, and how they are started and, whatever happens, ended.
+"""Start the processes of tests/test_distributed.py, and end them whatever happens.
 
-As a program: `python distributed_worker.py RANK WORLD FOLDER JOB [ARGUMENT]` runs a function of distributed_jobs.py, or
-of another module as module:function, and writes what it returns as JSON.
+Each is a fork that runs a function of distributed_jobs.py, or of another module as module:function, and writes what it
+returns as JSON.
 """
 
+import functools
 import importlib
 import json
 import os
-import subprocess
-import sys
 import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import forked
+
 SECONDS = 900  # of a whole job on a busy machine; then its processes are killed
-HERE = Path(__file__).parent
 
 
 def run(world: int, job: str, folder: Path, argument: str = "", *, seconds: float = SECONDS) -> list[Any]:
-    """Start `world` processes, wait, and return what each reports; on an error or time-out all are killed."""
+    """Start `world` processes, wait, and return what each reports; on an error or a time-out all are killed."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{job}{argument}.{world}.port").unlink(missing_ok=True)
-    source = HERE.parent / "src"
-    first = [given] if (given := os.environ.get("PYTHONPATH")) else []  # a mutant's source, say
-    path = os.pathsep.join(map(str, (*first, source, HERE, HERE / "integrations")))
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    logs = [(folder / f"{job}{argument}.{rank}.log").open("w+", encoding="utf-8") for rank in range(world)]
+    logs = [folder / f"{job}{argument}.{rank}.log" for rank in range(world)]
     processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(world), str(folder), job, argument],
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-        for rank, log in enumerate(logs)
+        forked.start(functools.partial(main, rank, world, folder, job, argument), log) for rank, log in enumerate(logs)
     ]
     ended, deadline = "failed", time.monotonic() + seconds
     try:
-        while any(process.poll() is None for process in processes):
-            if any(process.poll() not in (None, 0) for process in processes):
-                time.sleep(1.0)  # let the others report, too
+        while any(process.exitcode is None for process in processes):
+            if any(process.exitcode for process in processes):
+                time.sleep(1.0)  # let the others report
                 break
             if time.monotonic() > deadline:
                 ended = f"took more than {seconds} s"
@@ -48,17 +38,16 @@ def run(world: int, job: str, folder: Path, argument: str = "", *, seconds: floa
             time.sleep(0.05)
     finally:
         for process in processes:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-        texts = _texts(logs)
-    if any(process.returncode for process in processes):
-        raise RuntimeError(f"{job} on {world} processes {ended}\n{texts}")
+            process.kill()
+            process.join()
+    if any(process.exitcode for process in processes):
+        texts = (f"--- rank {rank}\n{log.read_text(encoding='utf-8')[-4000:]}" for rank, log in enumerate(logs))
+        raise RuntimeError("\n".join([f"{job} on {world} processes {ended}", *texts]))
     return [json.loads((folder / f"{job}{argument}.{rank}.json").read_text(encoding="utf-8")) for rank in range(world)]
 
 
 def meet(rank: int, world: int, port: Path) -> Any:
-    """A store on a port that the first rank finds free and tells the others by file.
+    """Return a store on a port that the first rank finds free and passes to the others in a file.
 
     torch's FileStore, once in some fifty starts, leaves ranks waiting for addresses that are in the file.
     """
@@ -78,19 +67,11 @@ def meet(rank: int, world: int, port: Path) -> Any:
     )
 
 
-def _texts(logs: list[Any]) -> str:
-    texts = []
-    for rank, log in enumerate(logs):
-        log.seek(0)
-        texts.append(f"--- rank {rank}\n{log.read()[-4000:]}")
-        log.close()
-    return "\n".join(texts)
-
-
 def main(rank: int, world: int, folder: Path, job: str, argument: str) -> None:
     import torch
     import torch.distributed as dist
 
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     store = meet(rank, world, folder / f"{job}{argument}.{world}.port")
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=SECONDS))
@@ -101,7 +82,3 @@ def main(rank: int, world: int, folder: Path, job: str, argument: str) -> None:
     dist.barrier()
     dist.destroy_process_group()
     os._exit(0)  # once in some 25 exits of an FSDP2 job C++ threads outlive the interpreter, which then aborts
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4], sys.argv[5])

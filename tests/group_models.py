@@ -19,7 +19,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Tied when asked; the output layer is `lm_head`."""
+    """A small transformer, optionally tied; the output layer is `lm_head`."""
 
     def __init__(self, *, tied: bool) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Experts(nn.Module):
 
 
 class Holding(nn.Module):
-    """Holds the given parameters directly."""
+    """Hold the given parameters directly."""
 
     def __init__(self, **shapes: tuple[int, ...]) -> None:
         super().__init__()

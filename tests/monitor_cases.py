@@ -29,7 +29,7 @@ def train(optimizer, params, steps: int, *, start: int = 0, each=lambda t: None)
 
 
 def assert_alike(records, others, rel=1e-9) -> None:
-    """Equal, but for the last digits of forecasts, which depend on how many steps are walked at once."""
+    """Assert equality up to the last digits of forecasts, which depend on how many steps are computed at once."""
     if isinstance(records, list):
         assert len(records) == len(others)
         for one, two in zip(records, others, strict=True):

@@ -30,7 +30,7 @@ MUTANTS = mutants_table.MUTANTS + mutants_recipes.MUTANTS
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "out" / "mutants.json"
 
-# The package is installed in the environment, too: make sure that it is the copy that is tested.
+# The package is also installed in the environment: make sure that the copy is what gets tested.
 RUN = """
 import os, sys
 import steadynorm
@@ -46,7 +46,7 @@ _PASSED, _FAILED, _UNCOLLECTED = 0, 1, 2  # pytest's exit codes; the last: a tes
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one mutant, or of the unbroken copy."""
+    """The outcome of one mutant, or of the unbroken copy."""
 
     place: str
     breaks: str
@@ -62,7 +62,7 @@ def digest(mutant: Mutant) -> str:
 
 
 def attempt(mutant: Mutant | None, tests: Sequence[str], limit: float, root: Path = ROOT) -> Outcome:
-    """Run tests on a copy of src/ with this mutant, or none, in it."""
+    """Run tests on a copy of src/, with this mutant in it or without any."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         copy = Path(folder) / "src"
@@ -93,13 +93,13 @@ def attempt(mutant: Mutant | None, tests: Sequence[str], limit: float, root: Pat
 
 
 def selections(mutants: Iterable[Mutant]) -> list[str]:
-    """Every test file or id that is needed; ids of a file that is needed whole are left out."""
+    """Return every test file or id that is needed, without the ids of files that are needed whole."""
     wanted = {test for mutant in mutants for test in mutant.tests}
     return sorted(test for test in wanted if "::" not in test or test.split("::")[0] not in wanted)
 
 
 def check(mutants: Sequence[Mutant], *, jobs: int, limit: float, report: Callable[[str], object]) -> list[Outcome]:
-    """The unbroken copy first; then every mutant, in the order of the table."""
+    """Test the unbroken copy first, then every mutant in the order of the table."""
     by_file: dict[str, list[str]] = {}
     for test in selections(mutants):
         by_file.setdefault(test.split("::")[0], []).append(test)
@@ -128,7 +128,7 @@ def _all(pool: ThreadPoolExecutor, jobs: dict) -> Iterable[tuple]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if all are killed."""
+    """Run the check; return 0 if all mutants are killed."""
     parser = argparse.ArgumentParser(prog="python tests/mutants.py", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="tests run at the same time")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for one mutant")
@@ -162,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _known(path: Path) -> dict[str, dict[str, Any]]:
-    """The outcomes written down, by digest."""
+    """Return the recorded outcomes by digest."""
     return (
         {each["digest"]: each for each in json.loads(path.read_text(encoding="utf-8"))["outcomes"]}
         if path.exists()

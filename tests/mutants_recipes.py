@@ -12,8 +12,14 @@ token_loader = in_module("lab.data.token_loader", "test_shards.py")
 recipes = in_module("lab.train.recipes", "test_recipes.py")
 statistics = in_module("lab.paper.statistics", "test_paper_statistics.py")
 metrics = in_module("lab.paper.metrics", "test_paper_statistics.py")
+BYTES = "test_launches.py::test_every_operand_is_read_once_and_every_result_written_once"
+CHUNKS = "test_launches.py::test_two_lists_are_launched_64_tensors_and_320_blocks_at_a_time"
+launches = in_module("lab.launch_counter", BYTES)
+device_bench = in_module("lab.device_bench", "test_device_bench.py")
+device_report = in_module("lab.device_report", "test_device_bench.py")
+accelerator = in_module("polar.accelerator", "properties/test_half_precision_properties.py")
 winners = in_module("lab.paper.winners", "test_paper_winners.py")
-TOLD = "test_paper_null.py::test_best_lrs_are_told_from_best_effective_lrs"
+TOLD = "test_paper_null.py::test_best_lrs_are_distinguished_from_best_effective_lrs"
 
 MUTANTS: tuple[Mutant, ...] = (
     # models
@@ -86,5 +92,23 @@ MUTANTS: tuple[Mutant, ...] = (
     metrics("swing.metric", "swing of the last value", "values.min()", "values[-1]"),
     metrics("log_ratio", "measured over forecast upside down", "one(run) / other(run)", "other(run) / one(run)"),
     metrics("mean_over.metric", "mean over the whole run", "(at >= part[0]) & (at <= part[1])", "at >= 0"),
+    # what a GPU would be asked to do, and measuring one
+    launches("_read", "what is written by out= counted as read", "key != 'out'", "True"),
+    launches("_read", "overwritten memory counted as read", "func._schema.name in _OVERWRITES", "False"),
+    launches("_written", "writes of in-place operations on lists left out", "slot.alias_info.is_write", "not slot.alias_info.is_write"),
+    launches("_written", "gradients counted as written by fused optimizers", "slot.name != 'grads'", "True", "test_launches.py::test_fused_adamw_reads_four_tensors_and_writes_three"),
+    launches("_bytes", "expanded operands counted at full size", "math.prod(size for size, stride in zip(x.shape, x.stride(), strict=True) if stride)", "x.numel()", "test_launches.py::test_expanded_operands_are_read_as_what_they_are"),
+    launches("_multi_tensor_launches", "lists of unlike tensors counted as one launch", "not is_uniform or len({x.dtype for x in first}) > 1", "False", "test_launches.py::test_lists_that_differ_in_shape_dtype_or_layout_launch_a_kernel_per_tensor"),
+    launches("_chunked_launches", "any number of blocks in a launch", "min(left, BLOCKS_PER_LAUNCH - blocks)", "left", CHUNKS),
+    launches("_chunked_launches", "any number of tensors in a launch", "not left and tensors == most_tensors", "False", CHUNKS),
+    launches("LaunchCounter._watch", "memory that is free again counted", "not entry[0].expired()", "True", "test_launches.py::test_temporaries_are_what_is_alive_at_one_time"),
+    device_bench("PhaseTimer.take", "only the last chunk of a phase counted", "sums.get(name, 0.0)", "0.0"),
+    device_bench("time_phases", "the rest of a step is all of it", "2 * seconds[whole] - sum(seconds.values())", "seconds[whole]"),
+    device_bench("captured_step.replay", "a graph replayed with old numbers", "optimizer.fill_scalars()", ""),
+    device_bench("CudaClock.between", "an event read before it happened", "end.synchronize()", ""),
+    device_report("compare", "faster and slower exchanged", "reference / milliseconds", "milliseconds / reference"),
+    device_report("verdict", "launches counted in seconds", "1e3 * LAUNCH_SECONDS * kernels", "LAUNCH_SECONDS * kernels"),
+    accelerator("_SIZE", "fp16 Gram powers may overflow", "8.0", "32.0"),
+    accelerator("find_factors", "the rounded matrices held through the iteration", "return _steps_on_x(_wide(scale_and_round(x, working)), quintics, tall, scale, published)", "y = _wide(scale_and_round(x, working)); return _steps_on_x(y, quintics, tall, scale, published)", "test_launches.py::test_temporaries_of_a_square_factor_are_three_matrices"),
 )
 # fmt: on

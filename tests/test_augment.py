@@ -1,4 +1,6 @@
-"""Each operation against a slow, obvious twin; distributions of crop, flip and choice; Mixup against its formula."""
+"""Compare each operation with a slow, obvious twin, the distributions of crop, flip and choice with theirs, and
+Mixup with its formula.
+"""
 
 import math
 from collections import Counter
@@ -20,7 +22,7 @@ def noise(low: int = 0, high: int = 256, width: int = 24, height: int = 20) -> n
 
 
 def gradient(side: int = 224) -> np.ndarray:
-    """Smooth, every pixel's value says where it is."""
+    """Return a smooth image in which every pixel's value says where it is."""
     y, x = np.mgrid[:side, :side]
     return np.stack([x * 255 // (side - 1), y * 255 // (side - 1), 255 - x * 255 // (side - 1)], 2).astype(np.uint8)
 
@@ -34,7 +36,7 @@ def drawn(name: str, array: np.ndarray, magnitude: float, seed: int = 0) -> np.n
 
 
 def blend(degenerate: np.ndarray, image: np.ndarray, factor: float) -> np.ndarray:
-    """d + f (x - d) in float32, cut to [0, 255], rounded down."""
+    """Return d + f (x - d) in float32, clipped to [0, 255] and rounded down."""
     d, x = degenerate.astype(np.float32), image.astype(np.float32)
     return np.clip(d + np.float32(factor) * (x - d), 0, 255).astype(np.uint8)
 
@@ -122,7 +124,7 @@ def test_sharpness_blends_with_a_blur_that_leaves_the_border(factor):
 
 
 @pytest.mark.parametrize("name", ["Color", "Contrast", "Brightness", "Sharpness"])
-def test_enhancing_at_magnitude_5_is_the_image_and_at_10_factor_1_9(name):
+def test_enhancing_at_magnitude_5_changes_nothing_and_at_10_has_factor_1_9(name):
     image = noise()
     assert np.array_equal(drawn(name, image, 5), image)
     assert np.array_equal(drawn(name, image, 10), run(name.lower(), image, 1.9))
@@ -132,7 +134,7 @@ def test_enhancing_at_magnitude_5_is_the_image_and_at_10_factor_1_9(name):
 
 
 def moved(image: np.ndarray, source) -> np.ndarray:
-    """out[y, x] = in[source(x, y)] by nearest pixel, 128 outside."""
+    """Return out[y, x] = in[source(x, y)] by nearest pixel, with 128 outside."""
     height, width, _ = image.shape
     out = np.full_like(image, 128)
     for y in range(height):
@@ -250,7 +252,7 @@ def test_randaugment_applies_as_many_operations_as_layers_with_equal_chance(monk
         lambda: Evaluate(224, resize=200),
     ],
 )
-def test_settings_without_sense_are_refused(make):
+def test_senseless_settings_are_refused(make):
     with pytest.raises(ValueError, match=r"is|outside"):
         make()
 
@@ -258,7 +260,7 @@ def test_settings_without_sense_are_refused(make):
 # --- crop, flip, evaluation
 
 
-def test_crop_area_is_uniform_ratio_log_uniform_place_uniform():
+def test_the_area_and_place_of_a_crop_are_uniform_and_its_ratio_log_uniform():
     generator, side = np.random.default_rng(0), 2000
     boxes = np.array([crop_box(side, side, generator, scale=(0.05, 0.5)) for _ in range(4000)], dtype=float)
     w, h = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
@@ -274,7 +276,7 @@ def test_crop_area_is_uniform_ratio_log_uniform_place_uniform():
     ("size", "expected"),
     [((400, 40), (173, 0, 226, 40)), ((40, 400), (0, 173, 40, 226)), ((100, 100), (0, 0, 100, 100))],
 )
-def test_crop_that_never_fits_falls_back_to_the_centre(size, expected):
+def test_a_crop_that_never_fits_falls_back_to_the_centre(size, expected):
     class Never:
         def uniform(self, low, high):
             return 10.0
@@ -291,7 +293,7 @@ def test_crops_of_odd_images_stay_inside_and_are_never_empty():
             assert 0 <= top < bottom <= height
 
 
-def test_flip_happens_half_of_the_time():
+def test_images_are_flipped_half_of_the_time():
     image = Image.fromarray(gradient(16))
     augment = Augment(16, crop_scale=(1.0, 1.0), crop_ratio=(1.0, 1.0), randaugment_layers=0)
     outs = [np.asarray(augment(image, generator_for("augment", 0, i))) for i in range(1000)]
@@ -304,7 +306,7 @@ def test_flip_happens_half_of_the_time():
     )
 
 
-def test_crop_resizes_with_antialias():
+def test_a_crop_resizes_with_antialias():
     """Stripes finer than the output average to grey; without antialias they would stay black and white."""
     stripes = np.zeros((256, 256, 3), np.uint8)
     stripes[:, ::2] = 255
@@ -315,7 +317,7 @@ def test_crop_resizes_with_antialias():
 
 
 @pytest.mark.parametrize("size", [(500, 375), (300, 400), (256, 256), (90, 130)])
-def test_evaluation_is_resize_then_centre_crop(size):
+def test_evaluation_resizes_and_then_crops_the_centre(size):
     image = Image.fromarray(noise(width=size[0], height=size[1]))
     factor = 256 / min(size)
     resized = image.resize((round(size[0] * factor), round(size[1] * factor)), Image.Resampling.BILINEAR)
@@ -359,7 +361,7 @@ def test_mixup_is_the_formula():
     assert torch.equal(mixup(x, onehot, generator_for("mixup", 3, 7))[1], soft)
 
 
-def test_mixup_weight_is_the_larger_part_of_a_beta_draw():
+def test_the_mixup_weight_is_the_larger_part_of_a_beta_draw():
     eye = torch.eye(2, dtype=torch.float64)
     weights = np.array([mixup(eye, eye, generator_for("mixup", 0, step))[1][0, 0].item() for step in range(2000)])
     assert weights.min() >= 0.5
@@ -379,7 +381,7 @@ def test_mixup_of_two_ranks_with_a_lead_is_mixup_of_the_whole():
     assert torch.equal(torch.cat([part[1] for part in parts]), whole[1])
 
 
-def test_mixup_off_and_misused():
+def test_mixup_can_be_off_and_misuse_is_refused():
     x, labels = batch()
     same, onehot = mixup(x, labels, generator_for("mixup", 0, 0), classes=4, p=0.0)
     assert torch.equal(same, x)

@@ -1,4 +1,4 @@
-"""Models that are not as they should be: each is a clear error that names parameter and remedy, or works as documented.
+"""Unusual models: each is a clear error that names the parameter and the remedy, or works as documented.
 
 docs/integrations.md lists them for users.
 """
@@ -35,7 +35,7 @@ def model_of(seed: int = 0) -> nn.Sequential:
 
 
 def train(model: nn.Module, optimizer: Any, steps: int = 1) -> None:
-    """Each layer in its own dtype."""
+    """Train with each layer in its own dtype."""
     for _ in range(steps):
         optimizer.zero_grad()
         x = torch.ones(3, 4)
@@ -53,8 +53,8 @@ def snapshot(model: nn.Module) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_parameter_used_by_nobody_is_left_as_it_was(name: str):
-    """No gradient: no update and no decay, as in torch; the others train as if it were not there."""
+def test_an_unused_parameter_is_left_unchanged(name: str):
+    """Without a gradient there is no update and no decay, as in torch; the others train as if it were absent."""
     model, alone = model_of(), model_of()
     model.register_parameter("unused", nn.Parameter(torch.full((6, 6), 7.0)))
     train(model[:3], ALL[name](model.named_parameters()), 3)
@@ -64,7 +64,7 @@ def test_parameter_used_by_nobody_is_left_as_it_was(name: str):
         torch.testing.assert_close(model.state_dict()[key], value)
 
 
-def test_monitor_shows_which_parameter_nobody_uses():
+def test_the_monitor_shows_which_parameter_nobody_uses():
     model = model_of()
     model.register_parameter("unused", nn.Parameter(torch.full((6, 6), 7.0)))
     optimizer = OWN["ScionC"](model.named_parameters())
@@ -79,7 +79,7 @@ def test_monitor_shows_which_parameter_nobody_uses():
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_lazy_module_is_an_error_that_names_it(name: str):
+def test_a_lazy_module_is_an_error_that_names_it(name: str):
     lazy = nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(2))
     with pytest.raises(
         ValueError, match=r"group 0: '1\.weight' has no shape yet \(a lazy module\); run the model once"
@@ -91,12 +91,12 @@ def test_lazy_module_is_an_error_that_names_it(name: str):
     OWN[name](lazy.parameters())
 
 
-def test_lazy_module_cannot_be_grouped():
+def test_a_lazy_module_cannot_be_grouped():
     with pytest.raises(ValueError, match=r"1\.weight has no shape yet; run the model once"):
         sn.param_groups(nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(2)), output="1")
 
 
-def test_corrected_adamw_may_be_made_before_a_lazy_module_runs():
+def test_a_corrected_adamw_may_be_made_before_a_lazy_module_runs():
     """torch makes AdamW's state at the first step, so this works, as it does without the correction."""
     lazy = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2))
     optimizer = ALL["correct(AdamW)"](lazy.parameters())
@@ -112,7 +112,7 @@ def test_corrected_adamw_may_be_made_before_a_lazy_module_runs():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("part", [False, True])
 @pytest.mark.parametrize("name", ENGINE)
-def test_another_dtype_goes_on_with_the_state_it_has(name: str, part: bool, dtype: torch.dtype):
+def test_a_parameter_cast_to_another_dtype_keeps_its_state(name: str, part: bool, dtype: torch.dtype):
     model, reference = model_of(), model_of()
     optimizer, unchanged = OWN[name](model.parameters()), OWN[name](reference.parameters())
     train(model, optimizer, 2)
@@ -121,7 +121,9 @@ def test_another_dtype_goes_on_with_the_state_it_has(name: str, part: bool, dtyp
     train(model, optimizer, 2)
     train(reference, unchanged, 2)
     assert model[1].weight.dtype == dtype
-    assert {value.dtype for value in optimizer.state[model[1].weight].values() if value.ndim} == {torch.float32}
+    state = optimizer.state[model[1].weight]
+    assert ("weight_residual" in state) == (dtype == torch.bfloat16)
+    assert {value.dtype for key, value in state.items() if value.ndim and key != "weight_residual"} == {torch.float32}
     for one, other in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(one.float(), other, rtol=0.05, atol=0.05)
 
@@ -143,7 +145,7 @@ def test_another_dtype_under_adamc_is_an_error_and_nothing_is_written():
 
 @pytest.mark.parametrize("name", OWN)
 def test_another_shape_is_an_error_that_names_the_parameter(name: str):
-    """A vocabulary resized in place, say."""
+    """A vocabulary may be resized in place."""
     model = model_of()
     optimizer = OWN[name](model.named_parameters())
     train(model, optimizer)
@@ -158,7 +160,7 @@ def test_another_shape_is_an_error_that_names_the_parameter(name: str):
 
 @pytest.mark.parametrize("name", OWN)
 def test_another_device_is_an_error_that_names_the_parameter(name: str):
-    """Without a second device here: the state is the one that moves."""
+    """There is no second device here, so the state moves instead."""
     model = model_of()
     optimizer = OWN[name](model.named_parameters())
     state = optimizer.state[model[0].weight]
@@ -167,7 +169,7 @@ def test_another_device_is_an_error_that_names_the_parameter(name: str):
         train(model, optimizer)
 
 
-def test_replaced_parameter_is_found_by_the_monitor():
+def test_a_replaced_parameter_is_found_by_the_monitor():
     """The optimizer keeps the old one, whose gradient stays None: it would never train."""
     model = model_of()
     optimizer = sn.ScionC(sn.param_groups(model, output="2"))
@@ -192,7 +194,7 @@ def test_integer_and_8_bit_parameters_are_refused(name: str, bad: nn.Parameter):
 
 
 def test_frozen_quantised_weights_are_left_out_of_the_groups():
-    """As in a model with quantised weights and trained adapters."""
+    """A model may have quantised weights and trained adapters."""
     model = model_of()
     model[0].weight = INTEGER
     names = [name for group in sn.param_groups(model, output="2") for name, _ in group["params"]]
@@ -211,8 +213,8 @@ def test_trainable_8_bit_weights_cannot_be_grouped():
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_frozen_for_a_while_it_stands_still_and_goes_on(name: str):
-    """Weights and state stay as they are, without decay; afterwards it goes on with the momentum it had."""
+def test_a_parameter_frozen_for_a_while_stands_still_and_resumes(name: str):
+    """Weights and state stay unchanged, without decay; afterwards the parameter continues with its momentum."""
     model = model_of()
     optimizer = ALL[name](model.named_parameters())
     train(model, optimizer, 2)
@@ -226,7 +228,7 @@ def test_frozen_for_a_while_it_stands_still_and_goes_on(name: str):
     assert not torch.equal(frozen, before)
 
 
-def test_unfrozen_after_grouping_it_is_added_as_a_group():
+def test_a_parameter_unfrozen_after_grouping_is_added_as_a_group():
     model = model_of()
     model[1].requires_grad_(False)
     optimizer = sn.ScionC(sn.param_groups(model, output="2"))
@@ -242,8 +244,8 @@ def test_unfrozen_after_grouping_it_is_added_as_a_group():
 
 
 @pytest.mark.parametrize(("setting", "other"), [("lr", 0.02), ("alpha", 0.05), ("steady_norm_sq", 5.0)])
-def test_setting_that_the_groups_would_hide_is_refused(setting, other):
-    """Told to groups and optimizer, and differently: the optimizer's would not be used."""
+def test_a_setting_that_the_groups_would_hide_is_refused(setting, other):
+    """Groups and optimizer disagree, and the optimizer's setting would not be used."""
     model = nn.Linear(4, 4)
     groups = sn.param_groups(model, output=False, **{setting: 1.5 * other})
     with pytest.raises(ValueError, match=f"would not be used.*param_groups.model, {setting}="):
@@ -260,8 +262,8 @@ def equal_weights(model: nn.Module, other: nn.Module) -> bool:
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_cleared_state_starts_anew(name: str):
-    """`optimizer.state = defaultdict(dict)`, which many loops do between phases: as a new optimizer."""
+def test_a_cleared_state_starts_again(name: str):
+    """Many loops do `optimizer.state = defaultdict(dict)` between phases: it acts as a new optimizer."""
     model = model_of()
     optimizer = OWN[name](model.parameters())
     train(model, optimizer, 2)
@@ -279,7 +281,7 @@ def test_cleared_state_starts_anew(name: str):
 @pytest.mark.parametrize("steps", [0, 2])
 @pytest.mark.parametrize("name", OWN)
 def test_parameters_replaced_in_the_groups_train_in_place_of_the_old(name: str, steps: int):
-    """What Accelerate does under FSDP2. State of the old ones is let go: with it torch could not save."""
+    """Accelerate does this under FSDP2. The state of the old parameters is dropped: torch could not save with it."""
     model = model_of()
     optimizer = OWN[name](model.parameters())
     train(model, optimizer, steps)
@@ -299,7 +301,7 @@ def test_parameters_replaced_in_the_groups_train_in_place_of_the_old(name: str, 
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_replaced_parameter_that_cannot_be_trained_is_named_and_nothing_is_written(name: str):
+def test_a_replaced_parameter_that_cannot_be_trained_is_named_and_nothing_is_written(name: str):
     model = model_of()
     optimizer = OWN[name](model.parameters())
     train(model, optimizer)
@@ -313,8 +315,8 @@ def test_replaced_parameter_that_cannot_be_trained_is_named_and_nothing_is_writt
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_entries_of_others_in_the_state_are_left_alone_and_loaded(name: str):
-    """Some loops keep a note or an average of their own there; torch neither reads nor drops it."""
+def test_foreign_entries_in_the_state_are_kept_and_loaded(name: str):
+    """Some loops keep their own notes or averages there; torch neither reads nor drops them."""
     model, other = model_of(), model_of()
     optimizer, reference = OWN[name](model.parameters()), OWN[name](other.parameters())
     mine = {"note": "mine", "average": torch.arange(5.0), "seen": [1, 2]}
@@ -332,8 +334,8 @@ def test_entries_of_others_in_the_state_are_left_alone_and_loaded(name: str):
 
 
 @pytest.mark.parametrize("cls", [sn.Scion, sn.ScionC, sn.AdamC, sn.LionC, sn.SGDC, sn.RenormalizedAdamW])
-def test_lr_that_a_list_of_groups_would_hide_is_refused_by_scion(cls: Any):
-    """torch takes it for groups to come, which is usual beside layer-wise lrs: so do the others."""
+def test_an_lr_that_a_list_of_groups_would_hide_is_refused_by_scion(cls: Any):
+    """torch takes it for groups to come, which is usual beside layer-wise lrs, and so do our other optimizers."""
 
     def lrs(second: dict[str, float], **lr: float) -> list[float]:
         lmo = {"lmo": "sign"} if cls in (sn.Scion, sn.ScionC) else {}
@@ -349,7 +351,7 @@ def test_lr_that_a_list_of_groups_would_hide_is_refused_by_scion(cls: Any):
     assert lrs({}, lr=0.02) == [0.03, 0.02]
 
 
-def test_lr_is_not_lost_where_the_groups_of_param_groups_are_a_plain_list():
+def test_the_lr_is_not_lost_where_the_groups_of_param_groups_are_a_plain_list():
     with pytest.raises(ValueError, match="would not be used"):
         sn.ScionC(list(sn.param_groups(nn.Linear(4, 4), output=False)), lr=0.02)
 
@@ -359,7 +361,7 @@ def test_lr_is_not_lost_where_the_groups_of_param_groups_are_a_plain_list():
 
 @pytest.mark.parametrize("cls", [sn.ScionC, sn.Scion, sn.AdamC, sn.LionC, sn.SGDC, sn.RenormalizedAdamW])
 @pytest.mark.parametrize("model", [nn.Linear(4, 4), model_of()], ids=["module", "sequence of modules"])
-def test_model_in_place_of_its_parameters_is_told(cls: Any, model: nn.Module):
+def test_passing_a_model_instead_of_its_parameters_is_an_error(cls: Any, model: nn.Module):
     kind = "" if cls in (sn.ScionC, sn.Scion) else ", kind='adam'"
     with pytest.raises(TypeError, match=rf"pass {cls.__name__}\(param_groups\(model{kind}\)\)"):
         cls(model)
@@ -378,7 +380,7 @@ def test_weight_decay_of_takes_a_name():
         unnamed.weight_decay_of(3)  # pyright: ignore[reportArgumentType]
 
 
-def test_group_without_names_or_lmo_is_told_what_to_write():
+def test_the_error_for_a_group_without_names_or_lmo_says_what_to_write():
     late, model = nn.Parameter(torch.ones(4, 4)), model_of()
     scion = sn.ScionC(sn.param_groups(model, output="2"))
     adam = sn.AdamC(sn.param_groups(model, output="2", kind="adam"))
@@ -397,12 +399,44 @@ def test_group_without_names_or_lmo_is_told_what_to_write():
         sn.LionC(model.parameters()).add_param_group({"params": [("late", late)]})
 
 
-def test_blocks_of_different_sizes_are_told_apart_from_a_number_of_blocks():
-    with pytest.raises(ValueError, match=r"blocks=\[64, 32, 32\]: pass the number of equal blocks.*different sizes"):
-        sn.ScionC([nn.Parameter(torch.ones(128, 4))], lmo="spectral", blocks=[64, 32, 32])  # pyright: ignore
+@pytest.mark.parametrize(
+    ("blocks", "says"),
+    [
+        (
+            [64, 32],
+            r"blocks=\(64, 32\) sums to 96, not to the 128 rows of shape \(128, 4\); pass the row counts of all",
+        ),
+        (("inputs", (2, 1)), r"blocks=\('inputs', \(2, 1\)\) sums to 3, not to the 4 columns .* column counts of all"),
+        (("inputs", 3), r"blocks=\('inputs', 3\) does not divide the 4 columns of shape \(128, 4\); use blocks=1"),
+        *(
+            (bad, "pass the number of equal blocks .*, the sizes of all blocks")
+            for bad in ([], (64, 0, 64), (64, 64.0))
+        ),
+        *(
+            (bad, "or either of them as .* for blocks of the inputs")
+            for bad in (("sideways", 2), ("inputs", True), "3")
+        ),
+    ],
+)
+def test_blocks_that_do_not_fit_say_what_would(blocks, says):
+    with pytest.raises(ValueError, match=rf"ScionC, group 0: .*{says}"):
+        sn.ScionC([nn.Parameter(torch.ones(128, 4))], lmo="spectral", blocks=blocks)
 
 
-def test_unknown_keyword_is_refused():
+@pytest.mark.parametrize("lmo", ["sign", "row", "column", "bias"])
+def test_only_spectral_lmos_see_blocks_of_the_inputs(lmo):
+    with pytest.raises(ValueError, match=rf"\('inputs', 2\): only spectral lmos see blocks of the inputs, not '{lmo}'"):
+        sn.ScionC([nn.Parameter(torch.ones(8, 4))], lmo=lmo, blocks=("inputs", 2))
+
+
+def test_convolutions_have_no_blocks_of_inputs():
+    with pytest.raises(ValueError, match=r"only matrices have blocks of their inputs, not shape \(8, 4, 3\)"):
+        sn.ScionC([nn.Parameter(torch.ones(8, 4, 3))], lmo="conv", blocks=("inputs", 2))
+    with pytest.raises(ValueError, match=r"blocks\['weight'\]=\('inputs', 2\): weight is a convolution"):
+        sn.param_groups(nn.Conv1d(4, 8, 3), output=False, blocks={"weight": ("inputs", 2)})
+
+
+def test_an_unknown_keyword_is_refused():
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'steady_norm'"):
         sn.ScionC(model_of().parameters(), lmo="by-shape", steady_norm=1.0)  # pyright: ignore
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'xyz'"):

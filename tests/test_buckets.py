@@ -1,4 +1,4 @@
-"""The step loop: pieces, cores, and that batching changes nothing."""
+"""The step loop: pieces and cores, and batching that changes nothing."""
 
 import copy
 import os
@@ -32,7 +32,7 @@ def parameters(dtypes=(torch.float32,), seed=0):
 
 
 def train(params, steps=4, **settings):
-    """ScionC over groups with every kind of lmo and blocks; gradients depend on the parameter alone."""
+    """Train ScionC over groups with every kind of lmo and blocks; gradients depend only on the parameter."""
     groups = [
         {"params": [p], "lmo": "by-shape", "blocks": 2 if p.shape == (48, 16) else 1} if len(p.shape) != 2 or min(p.shape) < 2
         else {"params": [p], "lmo": "spectral" if p.shape != (30, 10) else "sign", "blocks": 2 if p.shape == (48, 16) else 1}
@@ -51,7 +51,7 @@ def train(params, steps=4, **settings):
 
 @pytest.mark.parametrize("dtypes", [(torch.float64,), MIXED], ids=["fp64", "mixed"])
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_batched_step_equals_one_parameter_at_a_time(dtypes, nesterov, monkeypatch):
+def test_a_batched_step_equals_one_parameter_at_a_time(dtypes, nesterov, monkeypatch):
     batched, alone = parameters(dtypes), parameters(dtypes)
     train(batched, nesterov=nesterov)
     monkeypatch.setattr(buckets, "MAX_ELEMENTS_CPU", 1)
@@ -61,8 +61,8 @@ def test_batched_step_equals_one_parameter_at_a_time(dtypes, nesterov, monkeypat
         assert torch.allclose(a, b, atol=tolerance), (a.shape, a.dtype)
 
 
-def test_piece_to_a_core_equals_one_core(two_threads):
-    """Bit for bit: which thread a piece runs on must not show."""
+def test_one_piece_per_core_equals_one_core(two_threads):
+    """They are equal bit for bit: the thread that runs a piece must not show."""
     cores, one = parameters(), parameters()
     train(cores)
     torch.set_num_threads(1)
@@ -84,7 +84,7 @@ def test_cores_are_used_and_the_thread_setting_comes_back(two_threads, monkeypat
     assert torch.get_num_threads() == 2
 
 
-def test_error_in_a_piece_is_raised_and_the_thread_setting_comes_back(two_threads, monkeypatch):
+def test_an_error_in_a_piece_is_raised_and_the_thread_setting_comes_back(two_threads, monkeypatch):
     def broken(piece, scratch):
         raise RuntimeError("out of luck")
 
@@ -95,7 +95,7 @@ def test_error_in_a_piece_is_raised_and_the_thread_setting_comes_back(two_thread
 
 
 def test_dispatch_modes_see_every_operation(two_threads):
-    """Fake tensors, FLOP counters and the like live in one thread: under them the step stays there."""
+    """Fake tensors, FLOP counters and the like live in one thread, so under them the step stays there."""
 
     class Count(TorchDispatchMode):
         products = 0
@@ -111,7 +111,7 @@ def test_dispatch_modes_see_every_operation(two_threads):
     assert Count.products > 20
 
 
-def test_steps_hold_no_memory_of_their_own():
+def test_steps_keep_no_memory_of_their_own():
     optimizer = train(parameters())
     assert set(vars(optimizer)["state"][optimizer.param_groups[0]["params"][0]]) == {
         "momentum_buffer",
@@ -123,7 +123,7 @@ def test_steps_hold_no_memory_of_their_own():
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_bad_gradient_in_a_stack_leaves_its_neighbours_alone(bad):
+def test_a_bad_gradient_in_a_stack_leaves_its_neighbours_alone(bad):
     clean, dirty = parameters(), parameters()
     train(clean, steps=2)
     optimizer = train(dirty, steps=2)
@@ -156,7 +156,7 @@ def test_huge_and_tiny_gradients_are_finite_gradients(scale):
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(params, scaled, strict=True))
 
 
-def test_bf16_momentum_halves_the_state_and_stays_near():
+def test_bf16_momentum_halves_the_state_and_stays_close():
     full, half = parameters(), parameters()
     train(full)
     optimizer = train(half, momentum_dtype="bfloat16")
@@ -183,7 +183,7 @@ def test_bf16_momentum_widened_by_rows_is_the_same_as_widened_whole(nesterov, mo
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_bf16_momentum_is_the_rounded_momentum_of_its_formula(nesterov):
-    """x is made of the momentum before it is rounded: x_t = m_t, Nesterov (1-a) m_t + a g_t."""
+    """x is made from the momentum before rounding: x_t = m_t, and with Nesterov (1-a) m_t + a g_t."""
     p, alpha, expected = torch.nn.Parameter(torch.zeros(5)), 0.3, torch.zeros(5)
     optimizer = sn.Scion([p], lr=0.5, lmo="bias", momentum_dtype="bfloat16", nesterov=nesterov, alpha=alpha)
     kept = torch.zeros(5, dtype=torch.bfloat16)
@@ -200,7 +200,7 @@ def test_bf16_momentum_is_the_rounded_momentum_of_its_formula(nesterov):
 # --- worker threads
 
 
-def test_step_leaves_the_thread_setting_alone(two_threads, monkeypatch):
+def test_a_step_leaves_the_thread_setting_alone(two_threads, monkeypatch):
     train(parameters(), steps=1)  # the pool is made here
     monkeypatch.setattr(torch, "set_num_threads", lambda count: pytest.fail("changed inside a step"))
     train(parameters(), steps=3)
@@ -213,7 +213,7 @@ def test_pools_outlive_a_step_and_split_the_cores(two_threads):
     assert torch.get_num_threads() == 2
 
 
-def test_error_in_a_worker_is_raised_after_all_have_ended(two_threads):
+def test_an_error_in_a_worker_is_raised_after_all_have_ended(two_threads):
     ended = []
 
     def work(item):
@@ -227,7 +227,7 @@ def test_error_in_a_worker_is_raised_after_all_have_ended(two_threads):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
-def test_forked_child_makes_its_own_pool(two_threads):
+def test_a_forked_child_makes_its_own_pool(two_threads):
     """Without this the child would wait for threads that only its parent has."""
     script = (
         "import os, torch; torch.set_num_threads(2)\n"

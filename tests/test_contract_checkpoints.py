@@ -30,8 +30,10 @@ from torch.optim.lr_scheduler import (
 
 
 @every
-def test_resumed_run_equals_unbroken_run(entry: Entry, tmp_path):
-    """Mid-schedule, through a file, into an instance built with another lr: the checkpoint alone decides."""
+def test_a_resumed_run_equals_an_unbroken_one(entry: Entry, tmp_path):
+    """The run stops mid-schedule, goes through a file, and resumes in an instance built with another lr: only the
+    checkpoint counts.
+    """
 
     def scheduled(params: Params, **settings: Any) -> tuple[Any, LambdaLR]:
         optimizer = entry(params, **settings)
@@ -61,8 +63,8 @@ def test_resumed_run_equals_unbroken_run(entry: Entry, tmp_path):
 
 
 @own
-def test_checkpoint_before_the_first_step_has_state_for_every_parameter(entry: Entry):
-    """Made at construction, so that every rank and every checkpoint has the same keys."""
+def test_a_checkpoint_before_the_first_step_has_state_for_every_parameter(entry: Entry):
+    """State is made at construction, so that every rank and every checkpoint has the same keys."""
     params = entry.params()
     optimizer = entry(params)
     before = optimizer.state_dict()["state"]
@@ -73,8 +75,8 @@ def test_checkpoint_before_the_first_step_has_state_for_every_parameter(entry: E
 
 
 @every
-def test_group_values_are_plain(entry: Entry):
-    """They load with weights_only=True, and mean the same in any version."""
+def test_group_values_are_plain_python(entry: Entry):
+    """They load with weights_only=True and mean the same in any version."""
     params = entry.params()
     optimizer = entry(params)
     train(optimizer, params, range(2))
@@ -85,7 +87,7 @@ def test_group_values_are_plain(entry: Entry):
 
 
 @engine
-def test_state_of_a_bf16_model_is_loaded_in_fp32(entry: Entry):
+def test_the_state_of_a_bf16_model_is_loaded_in_fp32(entry: Entry):
     """torch would cast it to the parameter's dtype."""
     params = entry.params(torch.bfloat16)
     optimizer = entry(params)
@@ -104,7 +106,7 @@ def test_state_of_a_bf16_model_is_loaded_in_fp32(entry: Entry):
 
 @own
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_skip_counter_survives_a_checkpoint_exactly(entry: Entry, dtype):
+def test_the_skip_counter_survives_a_checkpoint_exactly(entry: Entry, dtype):
     if dtype == torch.float16 and not entry.engine:
         return  # AdamC refuses it
     params = entry.params(dtype)
@@ -116,7 +118,7 @@ def test_skip_counter_survives_a_checkpoint_exactly(entry: Entry, dtype):
 
 
 @own
-def test_checkpoint_of_another_model_is_refused_by_name(entry: Entry):
+def test_a_checkpoint_of_another_model_is_refused_by_name(entry: Entry):
     other = parameters({"a": (4, 6), "b": (3, 2)})
     saved = entry(other).state_dict()
     params = parameters({"a": (4, 6), "b": (2, 3)})
@@ -130,7 +132,7 @@ def test_checkpoint_of_another_model_is_refused_by_name(entry: Entry):
 
 @every
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))], ids=["copy", "pickle"])
-def test_copy_of_model_and_optimizer_continues_as_the_original(entry: Entry, how):
+def test_a_copy_of_model_and_optimizer_continues_as_the_original(entry: Entry, how):
     params = entry.params()
     optimizer = entry(params)
     train(optimizer, params, range(6))

@@ -53,7 +53,7 @@ def test_each_update_decays_by_lambda_gamma_over_peak(name: str, when: str, sche
 
 
 @pytest.mark.parametrize("name", ADAMS)
-def test_onecycle_peak_is_its_max_lr_and_its_momentum_cycle_changes_nothing_for_adam(name: str) -> None:
+def test_onecycles_peak_is_its_max_lr_and_its_momentum_cycle_changes_nothing_for_adam(name: str) -> None:
     optimizer = DECOUPLED[name]([weight()], lr=LR, weight_decay=DECAY)
     scheduler = lr_scheduler.OneCycleLR(optimizer, max_lr=0.7, total_steps=20)
     seen = drive(correct(optimizer), scheduler, 19)
@@ -125,7 +125,7 @@ def test_at_the_peak_training_is_bit_identical_to_uncorrected(name: str) -> None
     assert torch.equal(parameters(ours)[0], parameters(plain)[0])
 
 
-def test_tensor_lr_is_kept_and_decay_is_a_float() -> None:
+def test_a_tensor_lr_is_kept_and_decay_is_a_float() -> None:
     lr = torch.tensor(LR, dtype=torch.float64)
     optimizer = adamw(lr=lr)
     scheduler = SCHEDULES["cosine"](correct(optimizer))
@@ -136,7 +136,7 @@ def test_tensor_lr_is_kept_and_decay_is_a_float() -> None:
     assert [g["weight_decay"] for g in seen] == pytest.approx([DECAY * float(g["lr"]) / LR for g in seen], rel=1e-12)
 
 
-def test_closure_is_called_once_and_its_loss_returned() -> None:
+def test_a_closure_is_called_once_and_its_loss_returned() -> None:
     optimizer = correct(adamw())
     calls = []
 
@@ -161,7 +161,7 @@ def test_correct_returns_its_argument() -> None:
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_muon_decay_follows_the_gain_of_its_momentum(nesterov: bool) -> None:
+def test_muons_decay_follows_the_gain_of_its_momentum(nesterov: bool) -> None:
     optimizer = correct(torch.optim.Muon([weight()], lr=LR, weight_decay=DECAY, momentum=0.95, nesterov=nesterov))
 
     def gain(momentum: float) -> float:
@@ -175,7 +175,7 @@ def test_muon_decay_follows_the_gain_of_its_momentum(nesterov: bool) -> None:
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("when", ["before the scheduler", "after the scheduler"])
 @pytest.mark.parametrize("cycle", ["onecycle", "cyclic"])
-def test_muon_under_a_scheduler_that_cycles_momentum(cycle: str, when: str, nesterov: bool) -> None:
+def test_muons_decay_follows_a_scheduler_that_cycles_momentum(cycle: str, when: str, nesterov: bool) -> None:
     def run(correcting: bool) -> tuple[float, list[dict[str, Any]]]:
         name = "Muon-Nesterov" if nesterov else "Muon"
         optimizer = DECOUPLED[name]([weight()], lr=LR, weight_decay=DECAY, momentum=0.9)
@@ -201,7 +201,7 @@ def test_muon_under_a_scheduler_that_cycles_momentum(cycle: str, when: str, nest
 
 
 @pytest.mark.parametrize("betas", [(0.9, 0.99), [0.95, 0.98]], ids=["tuple", "list"])
-def test_lion_decay_follows_the_gain_of_its_betas(betas: Any) -> None:
+def test_lions_decay_follows_the_gain_of_its_betas(betas: Any) -> None:
     optimizer = correct(Lion([weight()], lr=LR, weight_decay=DECAY, betas=betas))
     for lr, now in ((LR, betas), (LR, (0.8, 0.99)), (LR / 3, (0.9, 0.999)), (LR / 3, (0.0, 0.0)), (LR / 2, betas)):
         expected = DECAY * lr / LR * theory.lion_gain(*now) / theory.lion_gain(*betas)
@@ -209,7 +209,7 @@ def test_lion_decay_follows_the_gain_of_its_betas(betas: Any) -> None:
 
 
 @pytest.mark.parametrize("when", ["before the scheduler", "after the scheduler"])
-def test_lion_under_onecycle(when: str) -> None:
+def test_lions_decay_follows_onecycle(when: str) -> None:
     optimizer = Lion([weight()], lr=LR, weight_decay=DECAY)
     if when == "before the scheduler":
         correct(optimizer, peak_lr=0.7)
@@ -229,14 +229,14 @@ def test_adam_and_unknown_classes_have_no_momentum_factor() -> None:
     assert decays(correct(stranger, decoupled=True), LR / 2, momentum=0.5) == [DECAY / 2]
 
 
-def test_foreign_scion_uses_muons_factor_of_alpha() -> None:
+def test_a_foreign_scion_uses_muons_factor_of_alpha() -> None:
     optimizer = correct(SomebodysScion([weight()], lr=LR, weight_decay=DECAY, alpha=0.1))
     expected = DECAY * theory.momentum_gain(0.4) / theory.momentum_gain(0.1)
     assert decays(optimizer, alpha=0.4) == pytest.approx([expected], rel=1e-12)
 
 
 @pytest.mark.parametrize(("trace", "factor"), [(False, 1.0), (True, (0.1 / 0.25) ** 2)])
-def test_sgd_factor_is_one_for_ema_and_alpha_ratio_squared_for_trace(trace: bool, factor: float) -> None:
+def test_sgds_factor_is_one_for_ema_and_alpha_ratio_squared_for_trace(trace: bool, factor: float) -> None:
     optimizer = sn.SGDC([weight()], lr=LR, weight_decay=DECAY, alpha=0.1, trace=trace)
     assert decays(optimizer, LR / 2, alpha=0.25) == pytest.approx([DECAY / 2 * factor], rel=1e-12)
 
@@ -252,7 +252,7 @@ def test_adamw_reaches_a_mean_square_by_gamma_over_twice_the_target() -> None:
 
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("overlap", ["linear", "exact"])
-def test_muon_target_is_solved_by_theory(overlap: str, nesterov: bool) -> None:
+def test_muons_target_is_solved_by_theory(overlap: str, nesterov: bool) -> None:
     muon = torch.optim.Muon([weight(4, 8), weight(4, 8)], lr=LR, momentum=0.95, nesterov=nesterov)
     optimizer = correct(muon, steady_norm_sq=1.5, overlap=overlap)
     kernel = theory.overlap("spectral", (4, 8)) if overlap == "exact" else "linear"
@@ -264,7 +264,7 @@ def test_muon_target_is_solved_by_theory(overlap: str, nesterov: bool) -> None:
     assert abs(linear - exact) > 0.02 * exact  # so the two cannot be mistaken for each other
 
 
-def test_exact_overlap_needs_one_kernel_per_group() -> None:
+def test_the_exact_overlap_needs_one_kernel_per_group() -> None:
     optimizer = torch.optim.Muon([weight(4, 4), weight(4, 16)], lr=LR, weight_decay=DECAY)
     with pytest.raises(ValueError, match=r"overlap='exact'.*split the group by shape"):
         step(correct(optimizer, steady_norm_sq=1.5, overlap="exact"))
@@ -279,20 +279,20 @@ def test_exact_overlap_needs_one_kernel_per_group() -> None:
     assert expected[0] != pytest.approx(expected[1], rel=1e-3)
 
 
-def test_matrix_and_transpose_share_a_kernel() -> None:
+def test_a_matrix_and_its_transpose_share_a_kernel() -> None:
     muon = torch.optim.Muon([weight(4, 8), weight(8, 4)], lr=LR, weight_decay=DECAY, momentum=0.9, nesterov=False)
     expected = theory.weight_decay_for(1.5, LR, 1 - 0.9, overlap=theory.overlap("spectral", (4, 8)))
     assert decays(correct(muon, steady_norm_sq=1.5, overlap="exact")) == pytest.approx([expected], rel=1e-12)
 
 
-def test_lion_target_is_solved_by_theory() -> None:
+def test_lions_target_is_solved_by_theory() -> None:
     optimizer = correct(Lion([weight()], lr=LR, weight_decay=DECAY), steady_norm_sq=1.5)
     for lr, betas in ((LR, (0.9, 0.99)), (LR / 7, (0.9, 0.99)), (LR / 7, (0.5, 0.9)), (3 * LR, (0.5, 0.9))):
         expected = theory.lion_weight_decay_for(1.5, lr, *betas)
         assert decays(optimizer, lr, betas=betas) == pytest.approx([expected], rel=1e-12)
 
 
-def test_unreachable_target_raises_before_any_write() -> None:
+def test_an_unreachable_target_raises_before_any_write() -> None:
     optimizer = correct(Lion([weight()], lr=LR, weight_decay=DECAY), steady_norm_sq=LR**2 / 2)
     parameters(optimizer)[0].grad = torch.zeros_like(parameters(optimizer)[0])
     with refused(optimizer, r"group 0: steady_norm_sq=0.005 is unreachable at lr=0.1.*lower lr"):
@@ -316,7 +316,7 @@ FLIPS: dict[str, tuple[Callable[[], Optimizer], str]] = {
 
 
 @pytest.mark.parametrize("case", FLIPS)
-def test_decay_that_flips_weights_raises_before_any_write(case: str) -> None:
+def test_a_decay_that_flips_weights_raises_before_any_write(case: str) -> None:
     make, message = FLIPS[case]
     optimizer = make()
     parameters(optimizer)[0].grad = torch.ones_like(parameters(optimizer)[0])
@@ -330,7 +330,7 @@ def test_full_decay_and_uncorrected_decay_are_allowed() -> None:
     assert decays(correct(adamw(lr=10.0, weight_decay=0.0))) == [0.0]
 
 
-def test_absolute_target_needs_a_known_update_norm() -> None:
+def test_an_absolute_target_needs_a_known_update_norm() -> None:
     optimizer = Stranger([weight()], lr=LR, weight_decay=DECAY)
     with refused(optimizer, "steady_norm_sq.*leave it out"):
         correct(optimizer, decoupled=True, steady_norm_sq=1.0)
@@ -338,7 +338,7 @@ def test_absolute_target_needs_a_known_update_norm() -> None:
 
 @pytest.mark.parametrize("make", [lambda **k: correct(adamw(weight_decay=k.pop("weight_decay")), **k),
                                   lambda **k: sn.AdamC([weight()], **k), lambda **k: sn.LionC([weight()], **k)])  # fmt: skip
-def test_target_that_no_group_uses_is_refused(make: Callable[..., Optimizer]) -> None:
+def test_a_target_that_no_group_uses_is_refused(make: Callable[..., Optimizer]) -> None:
     with pytest.raises(ValueError, match=r"steady_norm_sq=0\.3 would do nothing.*give them a weight_decay"):
         make(weight_decay=0.0, steady_norm_sq=0.3)
     assert make(weight_decay=1e-9, steady_norm_sq=0.3)

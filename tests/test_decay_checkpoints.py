@@ -85,7 +85,7 @@ def test_resuming_mid_schedule_equals_the_unbroken_run(name: str, order: str) ->
     assert all(torch.equal(a, b) for a, b in zip(parameters(resumed), parameters(unbroken), strict=True))
 
 
-def test_uncorrected_checkpoint_sets_the_base_but_not_the_peak() -> None:
+def test_an_uncorrected_checkpoint_sets_the_base_but_not_the_peak() -> None:
     old = adamw({"params": [weight()], "weight_decay": 0.6}, {"params": [weight()], "weight_decay": 0.4}, lr=LR / 4)
     optimizer = correct(adamw({"params": [weight()]}, {"params": [weight()]}), skip=[1])
     decays(optimizer, LR / 2)
@@ -97,13 +97,13 @@ def test_uncorrected_checkpoint_sets_the_base_but_not_the_peak() -> None:
         decays(optimizer, LR * 1.01)
 
 
-def test_uncorrected_checkpoint_keeps_an_explicit_peak() -> None:
+def test_an_uncorrected_checkpoint_keeps_an_explicit_peak() -> None:
     optimizer = correct(adamw(), peak_lr=0.4)
     optimizer.load_state_dict(through_disk(adamw(weight_decay=0.6))[0])
     assert decays(optimizer, 0.8) == pytest.approx([1.2], rel=1e-12)
 
 
-def test_uncorrected_checkpoint_keeps_the_absolute_target() -> None:
+def test_an_uncorrected_checkpoint_keeps_the_absolute_target() -> None:
     optimizer = correct(adamw(), steady_norm_sq=0.3)
     optimizer.load_state_dict(through_disk(adamw(weight_decay=0.6))[0])
     assert decays(optimizer, LR / 2) == pytest.approx([LR / 2 / (2 * 0.3)], rel=1e-12)
@@ -117,7 +117,7 @@ def test_uncorrected_checkpoint_keeps_the_absolute_target() -> None:
     assert decays(optimizer, LR / 2) == pytest.approx([expected], rel=1e-12)
 
 
-def test_uncorrected_checkpoint_keeps_scheduler_keys() -> None:
+def test_an_uncorrected_checkpoint_keeps_scheduler_keys() -> None:
     old = torch.optim.Muon([weight()], lr=LR, weight_decay=0.6, momentum=0.9)
     lr_scheduler.OneCycleLR(old, max_lr=0.7, total_steps=20)
     optimizer = correct(torch.optim.Muon([weight()], lr=LR, weight_decay=DECAY, momentum=0.9), peak_lr=0.7)
@@ -126,7 +126,7 @@ def test_uncorrected_checkpoint_keeps_scheduler_keys() -> None:
     assert {key: loaded[key] for key in old.param_groups[0] if key != "params"} == plain(old.param_groups)[0]
 
 
-def test_checkpoint_peak_and_base_override_the_constructor() -> None:
+def test_the_checkpoints_peak_and_base_override_the_constructor() -> None:
     saved = correct(adamw())
     decays(saved, LR / 4)
     other = correct(adamw(lr=5 * LR, weight_decay=0.9))
@@ -135,7 +135,7 @@ def test_checkpoint_peak_and_base_override_the_constructor() -> None:
     assert decays(other, LR) == [DECAY]
 
 
-def test_corrected_checkpoint_resumes_only_under_correct() -> None:
+def test_a_corrected_checkpoint_resumes_only_under_correct() -> None:
     saved = correct(adamw())
     decays(saved, LR / 4)
     other = adamw()
@@ -159,7 +159,7 @@ def test_numpy_arguments_are_saved_as_plain_python(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*ADAMS, "Muon", "Lion"])
-def test_numpy_target_is_saved_as_a_float(name: str) -> None:
+def test_a_numpy_target_is_saved_as_a_float(name: str) -> None:
     optimizer = DECOUPLED[name]([weight()], lr=LR, weight_decay=DECAY)
     correct(optimizer, steady_norm_sq=np.float64(1.5))
     decays(optimizer)

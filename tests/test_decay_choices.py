@@ -1,4 +1,5 @@
-"""Claims about the choices around `correct`: what a group's flags rule out, which momentum and peak the decay refers to,
+"""Claims about the choices around `correct`: what a group's flags rule out, which momentum and peak the decay refers
+to,
 what a checkpoint replaces, and the way back."""
 
 import copy
@@ -32,11 +33,11 @@ from steadynorm.decay.recognition import is_decoupled
 
 
 class Muon(Stranger):
-    """Named and flagged as in pytorch_optimizer."""
+    """A Muon named and flagged as in pytorch_optimizer."""
 
 
 class FlaggedLion(Lion):
-    """Named and flagged as in pytorch_optimizer and timm."""
+    """A Lion named and flagged as in pytorch_optimizer and timm."""
 
     def __init__(self, params: Any, lr: float, weight_decay: float, **flags: Any):
         super().__init__(params, lr=lr, weight_decay=weight_decay)
@@ -55,7 +56,7 @@ FLAGGED: dict[str, tuple[type[Optimizer], dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("decoupled", [None, True])
 @pytest.mark.parametrize("case", FLAGGED)
-def test_flag_that_contradicts_decoupled_decay_is_refused(case: str, decoupled: bool | None) -> None:
+def test_a_flag_that_contradicts_decoupled_decay_is_refused(case: str, decoupled: bool | None) -> None:
     cls, flags, reason = FLAGGED[case]
     optimizer: Any = cls([weight()], lr=LR, weight_decay=DECAY, **flags)  # pyright: ignore[reportCallIssue]
     with refused(optimizer, reason):
@@ -78,7 +79,7 @@ def test_one_flagged_group_is_enough_to_refuse() -> None:
 
 
 @pytest.mark.parametrize("foreign", [9.0, 0.5])
-def test_foreign_alpha_in_a_muon_group_is_not_read(foreign: float) -> None:
+def test_a_foreign_alpha_in_a_muon_group_is_not_read(foreign: float) -> None:
     plain, other = (torch.optim.Muon([weight()], lr=LR, weight_decay=DECAY, momentum=0.9) for _ in range(2))
     other.param_groups[0]["alpha"] = foreign
     assert decays(correct(other), LR / 2, momentum=0.95) == decays(correct(plain), LR / 2, momentum=0.95)
@@ -89,7 +90,7 @@ def test_foreign_alpha_in_a_muon_group_is_not_read(foreign: float) -> None:
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_muon_decays_by_its_weight_decay_at_the_reference_momentum(nesterov: bool) -> None:
-    """A momentum warmup from 0.85 to 0.95 ended at four times the decay that was set."""
+    """A momentum warmup from 0.85 to 0.95 once ended at four times the decay that was set."""
     optimizer = torch.optim.Muon([weight()], lr=LR, weight_decay=DECAY, momentum=0.85, nesterov=nesterov)
     correct(optimizer, reference_momentum=0.95)
     assert optimizer.param_groups[0]["initial_momentum"] == pytest.approx(0.05)  # as alpha
@@ -105,14 +106,14 @@ def test_lion_decays_by_its_weight_decay_at_the_reference_betas() -> None:
     assert decays(optimizer, betas=[0.9, 0.99]) == [DECAY]
 
 
-def test_reference_momentum_leaves_a_muons_adam_groups_alone() -> None:
+def test_the_reference_momentum_leaves_a_muons_adam_groups_alone() -> None:
     groups = [{"params": [weight()], "momentum": 0.85, "nesterov": True}, {"params": [weight()], "betas": (0.9, 0.95)}]
     optimizer = correct(Muon(groups, lr=LR, weight_decay=DECAY), reference_momentum=0.95)
     optimizer.param_groups[0]["momentum"] = 0.95
     assert decays(optimizer, LR / 2) == [DECAY / 2] * 2
 
 
-def test_reference_momentum_survives_copies_and_checkpoints() -> None:
+def test_the_reference_momentum_survives_copies_and_checkpoints() -> None:
     def muon() -> Optimizer:
         return torch.optim.Muon([weight()], lr=LR, weight_decay=DECAY, momentum=0.85)
 
@@ -131,14 +132,14 @@ BAD_REFERENCES: list[tuple[Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("make", "more", "reason"), BAD_REFERENCES)
-def test_reference_momentum_without_meaning_is_refused(make: Any, more: dict[str, Any], reason: str) -> None:
+def test_a_reference_momentum_without_meaning_is_refused(make: Any, more: dict[str, Any], reason: str) -> None:
     optimizer = make()
     with refused(optimizer, reason):
         correct(optimizer, reference_momentum=0.9, **more)
 
 
 @pytest.mark.parametrize("momentum", [1.0, -0.1])
-def test_reference_momentum_outside_its_range_is_refused(momentum: float) -> None:
+def test_a_reference_momentum_outside_its_range_is_refused(momentum: float) -> None:
     optimizer = torch.optim.Muon([weight()], lr=LR, weight_decay=DECAY)
     with refused(optimizer, "correct: group 0: alpha"):
         correct(optimizer, reference_momentum=momentum)
@@ -151,7 +152,7 @@ def corrected(lr: float = LR, **arguments: Any) -> Optimizer:
     return correct(adamw(lr=lr), **arguments)
 
 
-def test_checkpoint_that_replaces_an_explicit_peak_warns_and_names_both_ways() -> None:
+def test_a_checkpoint_that_replaces_an_explicit_peak_warns_and_names_both_ways() -> None:
     saved, optimizer = corrected(peak_lr=LR), corrected(2 * LR, peak_lr=2 * LR)
     message = (
         r"group 0: the checkpoint's peak_lr=0\.1 replaces the 0\.2 given to correct\(\)\. To use yours, set "
@@ -167,14 +168,14 @@ def test_checkpoint_that_replaces_an_explicit_peak_warns_and_names_both_ways() -
     assert decays(by_default, LR / 2) == [DECAY / 2]
 
 
-def test_checkpoint_without_the_target_given_to_correct_warns() -> None:
+def test_a_checkpoint_without_the_target_given_to_correct_warns() -> None:
     optimizer = corrected(steady_norm_sq=0.3)
     with pytest.warns(UserWarning, match=r"checkpoint's steady_norm_sq=None replaces the 0\.3 given"):
         optimizer.load_state_dict(through_disk(corrected())[0])
     assert decays(optimizer, LR / 2) == [DECAY / 2]
 
 
-def test_checkpoint_with_another_reference_momentum_warns() -> None:
+def test_a_checkpoint_with_another_reference_momentum_warns() -> None:
     def muon(**arguments: Any) -> Optimizer:
         return correct(torch.optim.Muon([weight()], lr=LR, weight_decay=DECAY, momentum=0.75), **arguments)
 
@@ -183,14 +184,14 @@ def test_checkpoint_with_another_reference_momentum_warns() -> None:
         optimizer.load_state_dict(through_disk(muon())[0])
 
 
-def test_checkpoint_with_the_same_or_without_a_peak_does_not_warn() -> None:
+def test_a_checkpoint_with_the_same_or_without_a_peak_does_not_warn() -> None:
     for saved in (corrected(peak_lr=0.4), adamw()):
         optimizer = corrected(peak_lr=0.4)
         optimizer.load_state_dict(through_disk(saved)[0])  # warnings are errors here
         assert decays(optimizer, 0.2) == [DECAY / 2]
 
 
-def test_checkpoint_does_not_warn_about_groups_that_are_not_corrected() -> None:
+def test_a_checkpoint_does_not_warn_about_groups_that_are_not_corrected() -> None:
     def two(peak: float) -> Optimizer:
         groups = [{"params": [weight()]}, {"params": [weight()], "weight_decay": 0.0}]
         return correct(adamw(*groups), skip=[0], peak_lr=peak)
@@ -205,7 +206,7 @@ def noam(t: int, warmup: int = 5, width: int = 64) -> float:
     return width**-0.5 * min((t + 1) ** -0.5, (t + 1) * warmup**-1.5)
 
 
-def test_noam_schedule_far_below_its_guessed_peak_warns_once_after_the_warmup() -> None:
+def test_a_noam_schedule_far_below_its_guessed_peak_warns_once_after_the_warmup() -> None:
     optimizer = correct(adamw(lr=1.0))
     scheduler = lr_scheduler.LambdaLR(optimizer, noam)
     drive(optimizer, scheduler, 5)  # rises: nothing can be said yet
@@ -218,21 +219,21 @@ def test_noam_schedule_far_below_its_guessed_peak_warns_once_after_the_warmup() 
     drive(optimizer, scheduler, 20)  # warnings are errors here
 
 
-def test_noam_schedule_with_its_peak_given_or_in_the_group_does_not_warn() -> None:
+def test_a_noam_schedule_with_its_peak_given_or_in_the_group_does_not_warn() -> None:
     for optimizer in (correct(adamw(lr=1.0), peak_lr=noam(4)), correct(adamw(lr=1.0))):
         optimizer.param_groups[0].update(peak_lr=noam(4), peak_lr_given=True)
         seen = drive(optimizer, lr_scheduler.LambdaLR(optimizer, noam), 20)
         assert max(group["weight_decay"] for group in seen) == pytest.approx(DECAY)
 
 
-def test_long_warmup_does_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_warmup_does_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peak, "_PATIENCE", 8)
     optimizer = correct(adamw())
     scheduler = lr_scheduler.LambdaLR(optimizer, lambda t: min(1.0, (1 + t // 5) / 20))  # rises by epochs of five steps
     drive(optimizer, scheduler, 120)  # warnings are errors here
 
 
-def test_constant_lr_far_below_the_guess_warns_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_constant_lr_far_below_the_guess_warns_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peak, "_PATIENCE", 8)
     optimizer = correct(adamw())
     scheduler = lr_scheduler.LambdaLR(optimizer, lambda t: 0.1)
@@ -242,7 +243,7 @@ def test_constant_lr_far_below_the_guess_warns_after_a_while(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("order", ["corrected, then loaded", "loaded, then corrected"])
-def test_run_joined_late_does_not_warn(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_joined_late_does_not_warn(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its largest lr was before the correction."""
     monkeypatch.setattr(peak, "_PATIENCE", 3)
     old, joined = adamw(), adamw()
@@ -257,8 +258,8 @@ def test_run_joined_late_does_not_warn(order: str, monkeypatch: pytest.MonkeyPat
         step(joined)  # warnings are errors here
 
 
-def test_largest_lr_survives_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or a run that is resumed at the end of its schedule would seem never to have come near its peak."""
+def test_the_largest_lr_survives_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a run resumed at the end of its schedule would seem never to have approached its peak."""
     monkeypatch.setattr(peak, "_PATIENCE", 4)
     optimizer = correct(adamw())
     scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
@@ -269,14 +270,14 @@ def test_largest_lr_survives_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> No
         decays(resumed, LR / 16)  # warnings are errors here
 
 
-def test_step_with_lr_zero_is_not_the_end_of_a_warmup() -> None:
+def test_a_step_with_lr_zero_is_not_the_end_of_a_warmup() -> None:
     optimizer = correct(adamw())
     for lr in (LR / 10, LR / 5, 0.0, LR / 3, LR, LR / 2):
         decays(optimizer, lr)  # warnings are errors here
 
 
 @pytest.mark.parametrize("order", ["corrected, then loaded", "loaded, then corrected"])
-def test_joined_run_with_an_lr_written_by_hand_does_not_take_it_for_the_peak(order: str) -> None:
+def test_a_joined_run_with_an_lr_written_by_hand_does_not_take_it_for_the_peak(order: str) -> None:
     """At the end of a schedule it would decay a hundred times too much."""
     old, joined = adamw(), adamw()
     old.param_groups[0]["lr"] = LR / 100
@@ -292,7 +293,7 @@ def test_joined_run_with_an_lr_written_by_hand_does_not_take_it_for_the_peak(ord
     assert decays(joined, LR / 100) == pytest.approx([DECAY / 100])
 
 
-def test_checkpoint_that_replaces_skipped_parameters_warns() -> None:
+def test_a_checkpoint_that_replaces_skipped_parameters_warns() -> None:
     def skipping(position: int) -> Optimizer:
         params = [weight(), weight()]
         return correct(adamw({"params": params}), skip=params[position])
@@ -309,7 +310,7 @@ OWN = (sn.AdamC, sn.LionC, sn.SGDC)
 
 
 @pytest.mark.parametrize("cls", OWN)
-def test_own_optimizer_warns_if_a_checkpoint_replaces_its_peak(cls: Any) -> None:
+def test_our_own_optimizer_warns_if_a_checkpoint_replaces_its_peak(cls: Any) -> None:
     saved, optimizer = (cls([weight()], lr=LR, weight_decay=DECAY, peak_lr=value) for value in (LR, 2 * LR))
     message = rf"group 0: the checkpoint's peak_lr=0\.1 replaces the 0\.2 given to {cls.__name__}\. To use yours, set"
     with pytest.warns(UserWarning, match=message):
@@ -321,7 +322,7 @@ def test_own_optimizer_warns_if_a_checkpoint_replaces_its_peak(cls: Any) -> None
 
 
 @pytest.mark.parametrize("cls", OWN)
-def test_own_optimizer_warns_of_a_guessed_peak_that_is_never_approached(cls: Any) -> None:
+def test_our_own_optimizer_warns_of_a_guessed_peak_that_is_never_approached(cls: Any) -> None:
     optimizer = cls([weight()], lr=1.0, weight_decay=DECAY)
     scheduler = lr_scheduler.LambdaLR(optimizer, noam)
     drive(optimizer, scheduler, 5)
@@ -331,7 +332,7 @@ def test_own_optimizer_warns_of_a_guessed_peak_that_is_never_approached(cls: Any
 
 @pytest.mark.parametrize("cls", OWN)
 @pytest.mark.parametrize("old", [{"peak_lr": LR}, {}])
-def test_own_optimizer_resumed_late_does_not_warn(cls: Any, old: dict[str, float], monkeypatch: Any) -> None:
+def test_our_own_optimizer_resumed_late_does_not_warn(cls: Any, old: dict[str, float], monkeypatch: Any) -> None:
     """Its largest lr was before the checkpoint, or is saved in it."""
     monkeypatch.setattr(peak, "_PATIENCE", 3)
     saved, resumed = cls([weight()], lr=LR, weight_decay=DECAY, **old), cls([weight()], lr=LR, weight_decay=DECAY)
@@ -346,7 +347,7 @@ def test_own_optimizer_resumed_late_does_not_warn(cls: Any, old: dict[str, float
 
 
 @pytest.mark.parametrize("name", DECOUPLED)
-def test_uncorrected_optimizer_is_as_before_correct(name: str) -> None:
+def test_an_uncorrected_optimizer_is_as_before_correct(name: str) -> None:
     plain, optimizer = (DECOUPLED[name]([weight(), weight()], lr=LR, weight_decay=DECAY) for _ in range(2))
     correct(optimizer, skip=parameters(optimizer)[0], decoupled=True)
     assert uncorrect(optimizer) is optimizer
@@ -367,7 +368,7 @@ def test_uncorrect_restores_the_base_decay_as_a_constant(way: str) -> None:
         assert decays(correct(each, peak_lr=LR), LR / 4) == [DECAY / 4]  # and again
 
 
-def test_uncorrect_mends_a_plain_optimizer_that_loaded_a_corrected_checkpoint() -> None:
+def test_uncorrect_repairs_a_plain_optimizer_that_loaded_a_corrected_checkpoint() -> None:
     saved = correct(adamw())
     decays(saved, LR / 100)
     plain = adamw()

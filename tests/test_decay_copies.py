@@ -50,7 +50,7 @@ COPIED: dict[str, tuple[Callable[[], Optimizer], dict[str, Any], dict[str, Any]]
 @pytest.mark.parametrize("way", COPIES)
 @pytest.mark.parametrize("name", COPIED)
 def test_copies_of_copies_are_corrected(name: str, way: str) -> None:
-    """torch drops hooks: it trained uncorrected, without a word."""
+    """torch drops hooks, and such copies once trained uncorrected without a warning."""
     make, arguments, moved = COPIED[name]
     optimizer = correct(make(), **arguments)
     decays(optimizer, LR / 2, **moved)
@@ -66,7 +66,7 @@ def test_copies_of_copies_are_corrected(name: str, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", COPIES)
-def test_copy_of_an_uncorrected_optimizer_is_uncorrected(way: str) -> None:
+def test_a_copy_of_an_uncorrected_optimizer_is_uncorrected(way: str) -> None:
     correct(adamw())  # another one of its class is
     copied = COPIES[way](adamw())
     assert decays(copied, LR / 2) == [DECAY]
@@ -75,7 +75,7 @@ def test_copy_of_an_uncorrected_optimizer_is_uncorrected(way: str) -> None:
 
 @pytest.mark.parametrize("way", COPIES)
 def test_correct_without_arguments_restores_a_lost_correction(way: str) -> None:
-    """As in a pickle from before copies kept it."""
+    """A pickle from before copies kept the correction is such a case."""
     optimizer = correct(adamw())
     decays(optimizer, LR / 2)
     lost = COPIES[way](optimizer)
@@ -84,7 +84,7 @@ def test_correct_without_arguments_restores_a_lost_correction(way: str) -> None:
     assert decays(correct(lost), LR / 4) == [DECAY / 4]
 
 
-def test_pickle_is_corrected_in_another_process(tmp_path: Path) -> None:
+def test_a_pickle_is_corrected_in_another_process(tmp_path: Path) -> None:
     (tmp_path / "optimizer.pickle").write_bytes(pickle.dumps(correct(adamw())))
     program = (
         "import pickle, sys\n"
@@ -103,13 +103,13 @@ def test_pickle_is_corrected_in_another_process(tmp_path: Path) -> None:
     assert float(said.stdout) == DECAY / 2
 
 
-def test_copy_loads_checkpoints_like_the_original() -> None:
+def test_a_copy_loads_checkpoints_like_the_original() -> None:
     copied = copy.deepcopy(correct(adamw()))
     copied.load_state_dict(adamw(lr=LR / 2).state_dict())  # from before the correction
     assert decays(copied, LR / 4) == [DECAY / 4]
 
 
-def test_original_of_a_copy_keeps_its_own_correction() -> None:
+def test_the_original_of_a_copy_keeps_its_own_correction() -> None:
     optimizer = correct(adamw())
     copied = copy.deepcopy(optimizer)
     assert decays(copied, LR / 2) == [DECAY / 2]
@@ -118,7 +118,7 @@ def test_original_of_a_copy_keeps_its_own_correction() -> None:
 
 
 @pytest.mark.parametrize("key", ["peak_lr", "max_lr", "initial_lr"])
-def test_group_added_later_is_corrected_by_its_own_peak_and_decay(key: str) -> None:
+def test_a_group_added_later_is_corrected_by_its_own_peak_and_decay(key: str) -> None:
     optimizer = correct(adamw())
     decays(optimizer, LR / 2)
     optimizer.add_param_group({"params": [weight()], "lr": 0.01, key: 0.01, "weight_decay": 0.9})
@@ -131,8 +131,8 @@ def test_group_added_later_is_corrected_by_its_own_peak_and_decay(key: str) -> N
 
 
 @pytest.mark.parametrize("lr", [0.01, 0.0])
-def test_group_added_later_needs_a_peak(lr: float) -> None:
-    """Its lr in a step is no peak: it may be in its warmup, or DCP may have set it to 0 to build state."""
+def test_a_group_added_later_needs_a_peak(lr: float) -> None:
+    """Its lr in a step is not a peak: it may be in its warmup, or DCP may have set it to 0 to build state."""
     optimizer = correct(adamw(), peak_lr=LR)
     step(optimizer)
     optimizer.add_param_group({"params": [weight()], "name": "late", "lr": lr, "weight_decay": 0.9})
@@ -150,14 +150,14 @@ def test_group_added_later_needs_a_peak(lr: float) -> None:
     assert [group["weight_decay"] for group in optimizer.param_groups[2:]] == [0.0, 0.3]
 
 
-def test_plain_checkpoint_loads_beside_an_added_group() -> None:
+def test_a_plain_checkpoint_loads_beside_an_added_group() -> None:
     optimizer = correct(adamw())
     optimizer.add_param_group({"params": [weight()], "lr": LR, "weight_decay": 0.0})
     optimizer.load_state_dict(adamw({"params": [weight()]}, {"params": [weight()], "weight_decay": 0.0}).state_dict())
     assert decays(optimizer, LR / 2) == [DECAY / 2, 0.0]
 
 
-def test_group_peak_lr_resolves_a_guessed_peak_error() -> None:
+def test_a_peak_lr_in_the_group_resolves_a_guessed_peak_error() -> None:
     optimizer = correct(adamw())
     with pytest.raises(ValueError, match="or put it in the group"):
         decays(optimizer, 2 * LR)
@@ -166,8 +166,8 @@ def test_group_peak_lr_resolves_a_guessed_peak_error() -> None:
 
 
 @pytest.mark.parametrize("lr", [LR, 0.0])
-def test_added_group_survives_a_checkpoint_before_its_first_step(lr: float) -> None:
-    """Its own peak, and that it is not corrected at all, are not those of the optimizer that loads it."""
+def test_an_added_group_survives_a_checkpoint_before_its_first_step(lr: float) -> None:
+    """Its own peak, or not being corrected at all, differs from the optimizer that loads it."""
     groups = {"peak": {"peak_lr": 4 * LR}, "output": {"corrected": False}}
     first = correct(adamw())
     for own in groups.values():
@@ -183,7 +183,7 @@ def test_added_group_survives_a_checkpoint_before_its_first_step(lr: float) -> N
         assert [group["weight_decay"] for group in optimizer.param_groups[1:]] == [DECAY / 4, DECAY]
 
 
-def test_added_group_survives_a_checkpoint() -> None:
+def test_an_added_group_survives_a_checkpoint() -> None:
     def made() -> Optimizer:
         optimizer = correct(adamw())
         optimizer.add_param_group({"params": [weight()], "lr": 0.01, "peak_lr": 0.01, "weight_decay": 0.9})

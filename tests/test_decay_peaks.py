@@ -13,7 +13,7 @@ from steadynorm import correct
 # ---------------------------------------------------------------- the peak
 
 
-def test_peak_falls_back_to_max_lr_then_initial_lr_then_lr() -> None:
+def test_the_peak_falls_back_to_max_lr_then_initial_lr_then_lr() -> None:
     keys: dict[str, float] = {}
     for key, value in (("lr", 0.1), ("initial_lr", 0.2), ("max_lr", 0.4)):
         keys[key] = value
@@ -23,11 +23,11 @@ def test_peak_falls_back_to_max_lr_then_initial_lr_then_lr() -> None:
     assert decays(optimizer, 0.05) == pytest.approx([DECAY * 0.05 / 0.8], rel=1e-12)
 
 
-def test_lr_above_an_explicit_peak_raises_the_decay() -> None:
+def test_an_lr_above_an_explicit_peak_raises_the_decay() -> None:
     assert decays(correct(adamw(), peak_lr=LR / 2), LR) == [2 * DECAY]
 
 
-def test_lr_above_a_guessed_peak_raises_before_any_write() -> None:
+def test_an_lr_above_a_guessed_peak_raises_before_any_write() -> None:
     groups = [{"params": [weight()]}, {"params": [weight()], "name": "head"}]
     optimizer = correct(adamw(*groups))
     decays(optimizer, LR / 2)
@@ -42,7 +42,7 @@ def test_lr_above_a_guessed_peak_raises_before_any_write() -> None:
 
 
 @pytest.mark.parametrize("lr", [-0.1, math.nan, math.inf])
-def test_invalid_lr_error_names_the_group(lr: float) -> None:
+def test_the_error_for_an_invalid_lr_names_the_group(lr: float) -> None:
     optimizer = correct(adamw(), peak_lr=LR)
     step(optimizer)
     optimizer.param_groups[0]["lr"] = lr
@@ -64,7 +64,7 @@ def test_each_group_has_its_own_peak() -> None:
         scheduler.step()
 
 
-def test_onecycle_with_a_max_lr_per_group() -> None:
+def test_onecycle_may_have_a_max_lr_per_group() -> None:
     optimizer = adamw({"params": [weight()]}, {"params": [weight()]})
     scheduler = lr_scheduler.OneCycleLR(optimizer, max_lr=[0.7, 0.07], total_steps=12)
     correct(optimizer)
@@ -81,7 +81,7 @@ def test_peak_lr_is_one_number_or_one_per_group() -> None:
         assert decays(optimizer, LR) == pytest.approx([DECAY * LR / each for each in peaks], rel=1e-12)
 
 
-def test_step_at_lr_zero_keeps_peak_and_base() -> None:
+def test_a_step_at_lr_zero_keeps_peak_and_base() -> None:
     model = torch.nn.Linear(3, 2)
     optimizer = correct(torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=DECAY))
     saved = get_optimizer_state_dict(model, optimizer)  # torch's DCP: lr = 0, step(), lr restored

@@ -55,7 +55,7 @@ def test_one_coupled_group_is_enough_to_refuse_adam() -> None:
         correct(optimizer)
 
 
-def test_unknown_class_needs_decoupled_true() -> None:
+def test_an_unknown_class_needs_decoupled_true() -> None:
     optimizer = Stranger([weight()], lr=LR, weight_decay=DECAY)
     with refused(optimizer, r"Stranger is unknown; pass decoupled=True"):
         correct(optimizer)
@@ -64,7 +64,7 @@ def test_unknown_class_needs_decoupled_true() -> None:
     assert decays(correct(optimizer, decoupled=True), LR / 2) == [DECAY / 2]
 
 
-def test_unknown_class_named_adam_is_treated_as_adam() -> None:
+def test_an_unknown_class_named_adam_is_treated_as_adam() -> None:
     optimizer = FusedAdam([weight()], lr=LR, weight_decay=DECAY)
     with refused(optimizer, "decoupled=True"):
         correct(optimizer)
@@ -80,7 +80,7 @@ def test_foreign_adamw_and_subclasses_are_adamw() -> None:
         assert decays(correct(mine([weight()], lr=LR, weight_decay=DECAY)), LR / 2) == [DECAY / 2]
 
 
-def test_muon_with_an_impossible_momentum_is_refused() -> None:
+def test_a_muon_with_an_impossible_momentum_is_refused() -> None:
     optimizer = torch.optim.Muon([weight()], lr=LR, momentum=1.0)
     with refused(optimizer, r"group 0.*momentum 1, outside"):
         correct(optimizer)
@@ -90,10 +90,10 @@ def test_muon_with_an_impossible_momentum_is_refused() -> None:
 
 
 class KellersMuon(Stranger):
-    """Nesterov at all times, which its groups do not say."""
+    """A Muon that always uses Nesterov, without saying so in its groups."""
 
 
-def test_muon_without_a_nesterov_flag_raises_once_it_matters() -> None:
+def test_a_muon_without_a_nesterov_flag_raises_once_it_matters() -> None:
     optimizer = correct(KellersMuon([weight()], lr=LR, weight_decay=DECAY, momentum=0.85))
     assert decays(optimizer, LR / 2) == [DECAY / 2]  # the momentum has not moved
     optimizer.param_groups[0]["momentum"] = 0.95
@@ -111,7 +111,7 @@ def test_muon_without_a_nesterov_flag_raises_once_it_matters() -> None:
     assert decays(correct(optimizer, steady_norm_sq=1.5)) == pytest.approx([expected], rel=1e-12)
 
 
-def test_class_named_lion_without_betas_is_refused() -> None:
+def test_a_class_named_lion_without_betas_is_refused() -> None:
     class LionLike(Stranger):
         pass
 
@@ -121,11 +121,11 @@ def test_class_named_lion_without_betas_is_refused() -> None:
             correct(optimizer)
 
 
-def test_capturable_step_is_refused() -> None:
+def test_a_capturable_step_whose_norm_is_held_is_refused() -> None:
     optimizer = adamw(capturable=True)
-    with refused(optimizer, r"correct: group 0: capturable=True: .*replayed with the decay.*leave it out"):
-        correct(optimizer)
-    with pytest.raises(ValueError, match=r"AdamC, group 0: capturable=True: .*leave it out"):
+    with refused(optimizer, r"correct: group 0: capturable=True: .*leave hold and cautious out"):
+        correct(optimizer, hold="balance")
+    with pytest.raises(ValueError, match=r"AdamC, group 0: capturable=True: .*pass fused=True"):
         sn.AdamC([weight()], capturable=True)
 
 
@@ -159,7 +159,7 @@ BAD_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "match"), BAD_ARGUMENTS, ids=lambda value: str(value)[:40])
-def test_bad_argument_leaves_the_optimizer_unchanged(arguments: dict[str, Any], match: str) -> None:
+def test_a_bad_argument_leaves_the_optimizer_unchanged(arguments: dict[str, Any], match: str) -> None:
     optimizer = adamw({"params": [("a", weight()), ("b", weight())]}, {"params": [("c", weight())], "name": "head"})
     with refused(optimizer, match):
         correct(optimizer, **arguments)
@@ -175,18 +175,18 @@ def test_skip_accepts_a_single_item(by: str) -> None:
 
 
 @pytest.mark.parametrize("function", [correct, sn.Monitor])
-def test_model_instead_of_optimizer_raises(function: Any) -> None:
+def test_passing_a_model_instead_of_an_optimizer_raises(function: Any) -> None:
     with pytest.raises(TypeError, match=rf"{function.__name__} takes an optimizer, not Linear; make one first"):
         function(torch.nn.Linear(2, 2))
 
 
-def test_skip_of_something_else_is_a_type_error() -> None:
+def test_skipping_anything_else_is_a_type_error() -> None:
     optimizer = adamw()
     with refused(optimizer, "skip takes parameters, modules, names, globs and group indices", TypeError):
         correct(optimizer, skip=[1.5])
 
 
-def test_error_in_the_second_group_leaves_the_first_unchanged() -> None:
+def test_an_error_in_the_second_group_leaves_the_first_unchanged() -> None:
     optimizer = Lion([{"params": [weight()]}, {"params": [weight()]}], lr=LR, weight_decay=DECAY)
     del optimizer.param_groups[1]["betas"]
     with refused(optimizer, "betas"):

@@ -47,7 +47,7 @@ class Net(torch.nn.Module):
 
 
 def shrink(optimizer: Optimizer, lr: float | None = None) -> list[float]:
-    """What one update on zero gradients takes away from each weight, over lr: the decay it saw."""
+    """Return what one update on zero gradients takes away from each weight, over lr: the decay it saw."""
     for group in optimizer.param_groups:
         group["lr"] = group["lr"] if lr is None else lr
         for p in group["params"]:
@@ -61,7 +61,7 @@ def shrink(optimizer: Optimizer, lr: float | None = None) -> list[float]:
 
 
 def layout(optimizer: Optimizer) -> list[Any]:
-    """The groups without what the correction writes: parameters by identity, in their order."""
+    """Return the groups without what the correction writes: parameters by identity, in order."""
     own = {*KEYS, "weight_decay", "largest_lr"}
     return [
         {key: [*map(id, value)] if key == "params" else value for key, value in group.items() if key not in own}
@@ -70,7 +70,7 @@ def layout(optimizer: Optimizer) -> list[Any]:
 
 
 def three(**settings: Any) -> torch.optim.AdamW:
-    """One group of three weights."""
+    """Return one group of three weights."""
     return adamw({"params": [weight(), weight(), weight()]}, **settings)
 
 
@@ -78,7 +78,7 @@ def three(**settings: Any) -> torch.optim.AdamW:
 
 
 @pytest.mark.parametrize("name", DECOUPLED)
-def test_skipped_parameter_keeps_constant_decay_in_its_place(name: str) -> None:
+def test_a_skipped_parameter_keeps_constant_decay_in_its_place(name: str) -> None:
     optimizer = DECOUPLED[name]([weight(), weight(), weight()], lr=LR, weight_decay=DECAY)
     before = layout(optimizer)
     correct(optimizer, skip=parameters(optimizer)[1], decoupled=True)
@@ -94,7 +94,7 @@ def test_skipped_parameter_keeps_constant_decay_in_its_place(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("flags", [{"foreach": False}, {"foreach": True}, {"fused": True}], ids=str)
 def test_skip_equals_groups_split_by_hand(flags: dict[str, bool], dtype: torch.dtype) -> None:
-    """In bf16 a factor applied beforehand would be lost in rounding."""
+    """In bf16, a factor applied beforehand would be lost in rounding."""
     ours, hand = ([weight(5, dtype=dtype), weight(3, 4, dtype=dtype), weight(2, dtype=dtype)] for _ in range(2))
     one = correct(adamw({"params": ours}, **flags), skip=ours[1])
     two = correct(adamw({"params": [hand[0], hand[2]]}, {"params": [hand[1]]}, **flags), skip=1)
@@ -110,7 +110,7 @@ def test_skip_equals_groups_split_by_hand(flags: dict[str, bool], dtype: torch.d
     assert all(torch.allclose(p, q, rtol=1e-12, atol=0) for p, q in zip(ours, hand, strict=True))
 
 
-def test_skipped_parameter_without_a_gradient_stays_as_it_is() -> None:
+def test_a_skipped_parameter_without_a_gradient_stays_as_it_is() -> None:
     optimizer = three()
     first, second, third = parameters(optimizer)
     correct(optimizer, skip=[second, third])
@@ -121,7 +121,7 @@ def test_skipped_parameter_without_a_gradient_stays_as_it_is() -> None:
     assert (third == 1).all()
 
 
-def test_fused_step_that_a_scaler_skips_decays_nothing() -> None:
+def test_a_fused_step_that_a_scaler_skips_decays_nothing() -> None:
     optimizer = adamw({"params": [weight(dtype=torch.float32), weight(dtype=torch.float32)]}, fused=True)
     correct(optimizer, skip=parameters(optimizer)[0])
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
@@ -134,7 +134,7 @@ def test_fused_step_that_a_scaler_skips_decays_nothing() -> None:
         assert all((p == 1).all() for p in parameters(optimizer)) is bad
 
 
-def test_closure_sees_the_optimizers_own_groups_and_its_gradients_count() -> None:
+def test_a_closure_sees_the_optimizers_own_groups_and_its_gradients_count() -> None:
     optimizer = three()
     correct(optimizer, skip=parameters(optimizer)[1])
     seen = []
@@ -153,7 +153,7 @@ def test_closure_sees_the_optimizers_own_groups_and_its_gradients_count() -> Non
     )
 
 
-def test_step_that_fails_leaves_the_groups_as_they_were() -> None:
+def test_a_step_that_fails_leaves_the_groups_as_they_were() -> None:
     optimizer = three()
     correct(optimizer, skip=parameters(optimizer)[1])
     before = layout(optimizer)
@@ -168,7 +168,7 @@ def test_step_that_fails_leaves_the_groups_as_they_were() -> None:
 
 
 class Counting(torch.optim.AdamW):
-    """Keeps a counter in the group, as pytorch_optimizer does, and another on itself; calls its parent's step."""
+    """Keep a counter in the group, as pytorch_optimizer does, and another on itself; call the parent's step."""
 
     calls = 0
 
@@ -190,7 +190,7 @@ def test_step_writes_to_groups_and_optimizer_are_kept() -> None:
     assert optimizer.state[params[1]]["step"] == 3
 
 
-def test_optimizer_that_is_let_go_frees_its_memory_at_once() -> None:
+def test_an_optimizer_that_is_let_go_frees_its_memory_at_once() -> None:
     """Its moments are twice the model: they must not wait for the garbage collector."""
     params = [weight(), weight()]
     optimizer = correct(torch.optim.AdamW(params, lr=LR, weight_decay=DECAY), skip=params[1])
@@ -204,7 +204,7 @@ def test_optimizer_that_is_let_go_frees_its_memory_at_once() -> None:
         gc.enable()
 
 
-def test_two_groups_each_with_its_own_skip() -> None:
+def test_two_groups_may_each_have_their_own_skip() -> None:
     params = [weight() for _ in range(4)]
     optimizer = adamw({"params": params[:2]}, {"params": params[2:], "lr": LR / 10, "weight_decay": 0.9})
     correct(optimizer, skip=[params[1], params[2]])
@@ -233,8 +233,8 @@ def two_groups() -> Optimizer:
 
 @pytest.mark.parametrize("order", ["corrected, then loaded", "loaded, then corrected"])
 @pytest.mark.parametrize("scheduled", ["before", "after"])
-def test_correction_with_skip_joins_a_run_in_the_middle(order: str, scheduled: str) -> None:
-    """`skip` split the group, which fits neither the checkpoint nor a scheduler with a lambda for each group."""
+def test_a_correction_with_skip_joins_a_run_in_the_middle(order: str, scheduled: str) -> None:
+    """`skip` used to split the group, which fits neither the checkpoint nor a scheduler with a lambda per group."""
     plain = two_groups()
     scheduler = per_group(plain)
     for t in range(20):
@@ -266,7 +266,7 @@ def test_correction_with_skip_joins_a_run_in_the_middle(order: str, scheduled: s
 
 
 @pytest.mark.parametrize("arguments", [{}, {"skip": "b"}], ids=str)
-def test_corrected_checkpoint_brings_its_skip(arguments: dict[str, Any]) -> None:
+def test_a_corrected_checkpoint_brings_its_skip(arguments: dict[str, Any]) -> None:
     def made() -> Optimizer:
         return adamw({"params": [("a", weight()), ("b", weight())]})
 
@@ -292,7 +292,7 @@ def test_skip_applies_to_a_resumed_run_without_skips() -> None:
 
 
 def old_layout() -> dict[str, Any]:
-    """A checkpoint from when `skip` split groups: the second of three parameters in a group of its own, at the end."""
+    """Return a checkpoint from when `skip` split groups: the second of three parameters has its own group at the end."""
     params = [weight() for _ in range(4)]
     optimizer = adamw({"params": [params[0], params[2]]}, {"params": [params[3]]}, {"params": [params[1]]})
     correct(optimizer, skip=2, peak_lr=LR)
@@ -304,7 +304,7 @@ def old_layout() -> dict[str, Any]:
     return through_disk(optimizer)[0]
 
 
-def test_checkpoint_with_split_groups_loads_into_the_layout_of_today() -> None:
+def test_a_checkpoint_with_split_groups_loads_into_the_layout_of_today() -> None:
     optimizer = adamw({"params": [weight(), weight(), weight()]}, {"params": [weight()]})
     correct(optimizer, skip=parameters(optimizer)[1])
     optimizer.load_state_dict(old_layout())
@@ -315,14 +315,14 @@ def test_checkpoint_with_split_groups_loads_into_the_layout_of_today() -> None:
     assert shrink(optimizer) == pytest.approx([DECAY / 2, DECAY, DECAY / 2, DECAY / 2])
 
 
-def test_checkpoint_with_other_groups_is_refused_as_by_torch() -> None:
+def test_a_checkpoint_with_other_groups_is_refused_as_by_torch() -> None:
     optimizer = adamw({"params": [weight(), weight(), weight()]}, {"params": [weight()]})
     correct(optimizer, skip=parameters(optimizer)[:2])
     with refused(optimizer, "different number of parameter groups"):
         optimizer.load_state_dict(old_layout())
 
 
-def test_dcp_checkpoint_with_split_groups_does_not_skip_the_whole_group() -> None:
+def test_a_dcp_checkpoint_with_split_groups_does_not_skip_the_whole_group() -> None:
     """torch's DCP goes by names and hands the keys of the last matching group to the whole one."""
     net, other = Net(), Net()
     names = dict(net.named_parameters())
@@ -348,7 +348,7 @@ def test_skip_survives_torchs_dcp(options: StateDictOptions | None) -> None:
 
 
 @pytest.mark.parametrize("way", COPIES)
-def test_copy_keeps_the_skip_and_a_lost_correction_is_restored_with_it(way: str) -> None:
+def test_a_copy_keeps_the_skip_and_a_lost_correction_is_restored_with_it(way: str) -> None:
     optimizer = three()
     correct(optimizer, skip=parameters(optimizer)[1])
     expected = shrink(optimizer, LR / 2)
@@ -401,7 +401,7 @@ def test_names_may_leave_out_what_compiling_adds() -> None:
     ],
     ids=str,
 )
-def test_unmatched_skip_suggests_the_nearest_name(skip: Any, message: str) -> None:
+def test_an_unmatched_skip_suggests_the_nearest_name(skip: Any, message: str) -> None:
     optimizer = adamw(*Net().named_parameters())
     with refused(optimizer, message):
         correct(optimizer, skip=skip)
@@ -429,14 +429,14 @@ def test_correct_with_a_model_skips_the_weight_of_its_output_layer() -> None:
     assert shrink(elsewhere, LR / 2) == pytest.approx([DECAY / 2])
 
 
-def test_model_whose_output_layer_is_unknown_asks_for_skip() -> None:
+def test_a_model_whose_output_layer_is_unknown_asks_for_skip() -> None:
     net = Net()
     optimizer = adamw(*net.parameters())
     with refused(optimizer, r"which layer of Net is the output; pass skip=<its name>, or skip=\(\).*head, body"):
         correct(optimizer, net)
 
 
-def test_wrong_type_of_model_raises_type_error() -> None:
+def test_a_wrong_type_of_model_raises_type_error() -> None:
     optimizer = adamw()
     with refused(optimizer, r"takes the model second, not list; pass what to leave out as skip=", TypeError):
         correct(optimizer, parameters(optimizer))  # pyright: ignore[reportArgumentType]
@@ -445,7 +445,7 @@ def test_wrong_type_of_model_raises_type_error() -> None:
 # ---------------------------------------------------------------- what others read
 
 
-def test_monitor_and_table_know_the_decay_of_a_skipped_parameter() -> None:
+def test_the_monitor_and_the_table_know_the_decay_of_a_skipped_parameter() -> None:
     net = Net()
     optimizer = correct(adamw(*net.named_parameters()), skip="head.weight")
     monitor = sn.Monitor(optimizer, net, alignment=True)
@@ -462,8 +462,8 @@ def test_monitor_and_table_know_the_decay_of_a_skipped_parameter() -> None:
     assert len(monitor.measure()) == 3
 
 
-def test_forecast_of_a_skipped_parameter_goes_by_its_own_decay() -> None:
-    """Two equal vectors of which one is skipped: each forecast equals that of an optimizer with that decay alone."""
+def test_the_forecast_of_a_skipped_parameter_goes_by_its_own_decay() -> None:
+    """One of two equal vectors is skipped: each forecast equals that of an optimizer with only that decay."""
 
     def forecasts(*decays: float, skip: Any = ()) -> list[float]:
         params = [weight(4), weight(4)]
@@ -498,7 +498,7 @@ def test_adamc_and_convert_keep_the_skip() -> None:
 
 
 @pytest.mark.parametrize("index", [1, -1])
-def test_skip_by_group_index(index: int) -> None:
+def test_skip_takes_a_group_index(index: int) -> None:
     optimizer = correct(adamw({"params": [weight()]}, {"params": [weight()]}), skip=[index])
     assert len(optimizer.param_groups) == 2
     assert decays(optimizer, LR / 2) == [DECAY / 2, DECAY]
@@ -515,7 +515,7 @@ def test_skipping_a_whole_group_does_not_split_it() -> None:
     assert decays(optimizer, LR / 2) == [DECAY / 2, DECAY]
 
 
-def test_skipped_group_may_go_above_the_guessed_peak() -> None:
+def test_a_skipped_group_may_go_above_the_guessed_peak() -> None:
     optimizer = correct(adamw({"params": [weight()]}, {"params": [weight()]}), skip=[1])
     optimizer.param_groups[1]["lr"] = 5 * LR
     step(optimizer)
@@ -523,7 +523,7 @@ def test_skipped_group_may_go_above_the_guessed_peak() -> None:
 
 
 @pytest.mark.parametrize("target", [{}, {"steady_norm_sq": 0.3}], ids=["relative", "absolute"])
-def test_group_without_decay_stays_undecayed(target: dict[str, float]) -> None:
+def test_a_group_without_decay_stays_undecayed(target: dict[str, float]) -> None:
     optimizer = correct(adamw({"params": [weight()]}, {"params": [weight()], "weight_decay": 0.0}), **target)
     for lr in (LR, LR / 2):
         corrected, without = decays(optimizer, lr)

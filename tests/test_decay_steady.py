@@ -24,7 +24,7 @@ ELEMENTS = 40_000  # the mean square has a relative standard deviation of sqrt(2
 def simulate(
     optimizer: Optimizer, steps: int, *, after: Callable[[int], Any] = lambda t: None, seed: int = 0
 ) -> dict[str, np.ndarray]:
-    """Train on random gradients; each update's settings and, after it, the weights' mean square, in each group."""
+    """Train on random gradients; return each update's settings and the mean square of the weights after it, per group."""
     generator = torch.Generator().manual_seed(seed)
     seen: list[list[dict[str, Any]]] = []
     for t in range(steps):
@@ -43,7 +43,7 @@ def mean_square(group: dict[str, Any]) -> float:
 
 
 def cosine(steps: int, final: float = 0.1) -> Callable[[int], float]:
-    """Ratio for the update after t, t = 0 .. steps - 1."""
+    """Return the ratio for the update after t, t = 0 .. steps - 1."""
     return lambda t: final + (1 - final) * (1 + math.cos(math.pi * (t + 1) / steps)) / 2
 
 
@@ -76,8 +76,8 @@ def test_adamw_under_onecycle_settles_on_the_prediction_and_stays() -> None:
     assert plain["mean_square"][-1] < 0.4 * steady
 
 
-def test_momentum_factor_would_be_wrong_for_adam() -> None:
-    """What the claim above excludes: Muon's factor, applied to Adam, misses by more than a factor of two."""
+def test_a_momentum_factor_would_be_wrong_for_adam() -> None:
+    """The claim above excludes this: Muon's factor, applied to Adam, misses by more than a factor of two."""
     factor = theory.momentum_gain(0.15) / theory.momentum_gain(0.05)
     wrong = theory.forecast_adam(np.full(3000, PEAK), DECAY * factor, 0.85)[-1]
     assert wrong > 2 * theory.adam_mean_square(PEAK, DECAY)
@@ -132,7 +132,7 @@ def test_lion_keeps_its_norm_while_lr_and_betas_move(how: str) -> None:
 
 @pytest.fixture(scope="module")
 def muon_at_peak() -> tuple[Optimizer, float, np.ndarray]:
-    """torch's Muon after its norm settled at the peak lr: the optimizer, its norm there, and what it saw so far.
+    """Return torch's Muon after its norm settled at the peak lr, its norm there, and what it saw so far.
 
     Newton-Schulz is no exact polar factor, so claims are about the ratio to this norm.
     """
@@ -148,7 +148,7 @@ def test_corrected_muon_keeps_the_norm_of_its_peak(muon_at_peak: Any, what: str)
     steps, ratio = 600, cosine(600)
 
     def ended(*, corrected: bool) -> tuple[float, float]:
-        """The mean square at the end and what the overlap kernel expects, both relative to the peak's."""
+        """Return the mean square at the end and what the overlap kernel expects, both relative to the peak's."""
         optimizer = copy.deepcopy(at_peak)
         if corrected:
             correct(optimizer)

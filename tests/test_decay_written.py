@@ -25,7 +25,7 @@ ALL_CORRECTED: dict[str, Callable[[], Optimizer]] = {
 
 @pytest.mark.parametrize("steps", [0, 2])
 @pytest.mark.parametrize("name", ALL_CORRECTED)
-def test_unused_weight_decay_warns_once(name: str, steps: int) -> None:
+def test_an_unused_weight_decay_warns_once(name: str, steps: int) -> None:
     optimizer = ALL_CORRECTED[name]()
     for _ in range(steps):
         decays(optimizer, LR / 2)
@@ -38,7 +38,7 @@ def test_unused_weight_decay_warns_once(name: str, steps: int) -> None:
 
 
 @pytest.mark.parametrize("name", ALL_CORRECTED)
-def test_base_loaded_or_constant_decay_does_not_warn(name: str) -> None:
+def test_a_base_loaded_or_constant_decay_does_not_warn(name: str) -> None:
     optimizer = ALL_CORRECTED[name]()
     decays(optimizer, LR / 2)
     saved = through_disk(optimizer)[0]
@@ -55,7 +55,7 @@ def test_base_loaded_or_constant_decay_does_not_warn(name: str) -> None:
     assert decays(optimizer, LR / 4, weight_decay=0.7, corrected=False) == [0.7]
 
 
-def test_scheduler_refuses_a_computed_decay() -> None:
+def test_a_scheduler_refuses_a_computed_decay() -> None:
     for make in ALL_CORRECTED.values():
         optimizer = make()
         with refused(optimizer, r"group 0: weight_decay is computed.*schedule base_weight_decay"):
@@ -66,8 +66,8 @@ def test_scheduler_refuses_a_computed_decay() -> None:
 
 
 @pytest.mark.parametrize("name", ALL_CORRECTED)
-def test_zero_base_means_no_decay(name: str) -> None:
-    """Scheduled from zero or to it, the decay written last would have gone on for good."""
+def test_a_zero_base_means_no_decay(name: str) -> None:
+    """Scheduled from zero or to it, the decay written last would have stayed for good."""
     optimizer = ALL_CORRECTED[name]()
     assert decays(optimizer, LR, base_weight_decay=0) == [0.0]  # also before the first step
     assert decays(optimizer, LR / 2, base_weight_decay=0.6) == pytest.approx([0.3])
@@ -76,12 +76,12 @@ def test_zero_base_means_no_decay(name: str) -> None:
         assert decays(optimizer, LR / 2, weight_decay=0.7) == [0.0]
 
 
-def test_tensor_weight_decay_does_not_warn() -> None:
+def test_a_tensor_weight_decay_does_not_warn() -> None:
     optimizer = correct(torch.optim.AdamW([weight()], lr=LR, weight_decay=torch.tensor(0.5)))
     assert decays(optimizer, LR / 2) == [0.25]  # warnings are errors here
 
 
-def test_param_groups_checkpoint_does_not_undo_a_skip() -> None:
+def test_a_param_groups_checkpoint_does_not_undo_a_skip() -> None:
     first, second = weight(), weight()
     plain = torch.optim.AdamW([{"params": [first], "corrected": True}, {"params": [second], "corrected": True}], lr=LR)
     optimizer = correct(torch.optim.AdamW([{"params": [weight()]}, {"params": [weight()]}], lr=LR), skip=[0])

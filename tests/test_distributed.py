@@ -1,10 +1,10 @@
-"""Many processes give what one gives: on gloo, everything that needs a start of processes in as few starts as possible.
+"""Many processes give what one gives, on gloo, with as few starts of processes as possible.
 
 Errors are relative, in the 2-norm of each weight and state tensor, after 5 steps (30 in the slow tests) on the same full gradients, among
 them infinities in one element (skipped alike on all ranks) and gradients missing on all ranks.
 """
 
-import subprocess
+import multiprocessing
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +21,9 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="th
 
 
 class Reports(dict[str, list[Any]]):
-    """What every rank of a job reports, run when it is first asked for: {job: [rank 0's, ...]}.
+    """Run a job when its report is first requested, and keep what every rank reports: {job: [rank 0's, ...]}.
 
-    Checkpoints go from each job to the next, so the jobs before it are run, too.
+    Checkpoints go from each job to the next, so the jobs before it also run.
     """
 
     def __init__(self, folder: Path):
@@ -45,7 +45,7 @@ class Reports(dict[str, list[Any]]):
         return self[job]
 
     def of(self, key: str, *names: str) -> dict[tuple[str, str, int], Any]:
-        """The entries under a key of these jobs, by job, name and rank."""
+        """Return the entries under a key of these jobs, by job, name and rank."""
         return {
             (job, name, rank): value
             for job in names
@@ -73,16 +73,16 @@ def assert_follows(errors):
         assert error < (1e-10 if name.startswith("fp64") else 1e-3), (job, name, rank, error)
 
 
-@pytest.mark.parametrize(("job", "cases"), [("four", 8 * 4), ("two", 18 * 2)])
+@pytest.mark.parametrize(("job", "cases"), [("four", 14 * 4), ("two", 33 * 2)], ids=["four", "two"])
 def test_every_layout_takes_the_steps_of_a_single_process(job, cases, reports):
     errors = reports.of("layouts", job)
     assert len(errors) == cases
     assert_follows(errors)
 
 
-def test_monitor_measures_shards_as_it_does_whole_weights(reports):
+def test_the_monitor_measures_shards_as_it_does_whole_weights(reports):
     found = reports.of("monitored", "two", "four")
-    assert len(found) == 4 * 2 + 1 * 4
+    assert len(found) == 5 * 2 + 1 * 4
     assert not any(found.values()), {key: value for key, value in found.items() if value}
 
 
@@ -93,10 +93,20 @@ def test_momentum_takes_its_share_of_memory(reports):
 
 
 def test_checkpoints_go_between_world_sizes_and_layouts(reports):
-    """Saved after 3 steps with one skipped; 2 more after loading equal the unbroken run. Weights were zeroed first."""
+    """Checkpoints are saved after 3 steps with one skipped; 2 more steps after loading equal the unbroken run.
+
+    Weights are zeroed first.
+    """
     errors = reports.of("loaded", "two", "one")
     assert {name for _, name, _ in errors} >= {"2 fsdp -> ddp", "4 ddp -> fsdp", "2 ddp -> single", "1 single -> fsdp"}
     assert len({(job, name) for job, name, _ in errors}) == 10 + 5
+    assert all(error < 1e-10 for error in errors.values()), errors
+
+
+def test_checkpoints_of_muonc_go_from_four_processes_to_two(reports):
+    """Both kinds of state, and Adam's counts, also where a rank has no row of a parameter."""
+    errors = reports.of("loaded muonc", "two")
+    assert len(errors) == 4 * 2
     assert all(error < 1e-10 for error in errors.values()), errors
 
 
@@ -107,9 +117,9 @@ def test_checkpoints_of_two_processes_go_to_four(reports):
     assert all(error < 1e-10 for error in errors.values()), errors
 
 
-def test_state_dicts_go_between_layouts_as_they_are(reports):
+def test_state_dicts_go_between_layouts_unchanged(reports):
     errors = reports.of("moved", "two")
-    assert len(errors) == 7 * 2
+    assert len(errors) == 10 * 2
     assert all(error < 1e-10 for error in errors.values()), errors
 
 
@@ -140,19 +150,18 @@ def test_bad_input_raises_the_same_clear_error_on_all_ranks(reports):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 4])
-def test_every_optimizer_in_every_layout(world, tmp_path):
+def test_every_optimizer_works_in_every_layout(world, tmp_path):
     for rank, report in enumerate(worker.run(world, "every_layout", tmp_path, seconds=600)):
         assert_follows({("every_layout", name, rank): error for name, error in report["layouts"].items()})
 
 
-def test_job_that_hangs_is_ended_and_leaves_no_process(tmp_path):
+def test_a_job_that_hangs_is_ended_and_leaves_no_process(tmp_path):
     with pytest.raises(RuntimeError, match="took more than"):
         worker.run(2, "sleeper", tmp_path, seconds=1)
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, encoding="utf-8", check=False).stdout
-    assert str(tmp_path) not in listed
+    assert multiprocessing.active_children() == []
 
 
-def test_mesh_is_no_part_of_a_checkpoint():
+def test_the_mesh_is_not_part_of_a_checkpoint():
     p = torch.nn.Parameter(torch.ones(3, 2))
     optimizer = sn.ScionC([p], lmo="spectral")
     assert "mesh" not in optimizer.state_dict()["param_groups"][0]

@@ -34,7 +34,7 @@ SOURCES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").glob("*.
 
 
 class Language(nn.Module):
-    """What the pages call `model`: parts as small as they can be."""
+    """The smallest stand-in for what the pages call `model`."""
 
     def __init__(self):
         super().__init__()
@@ -48,13 +48,13 @@ class Language(nn.Module):
 
 
 def blocks(path: Path) -> list[str]:
-    """The python of a page that is to be run. What it includes from examples/ is run by test_examples.py."""
+    """Return the Python blocks of a page that are to run. test_examples.py runs what it includes from examples/."""
     return [match["code"] for match in BLOCK.finditer(path.read_text(encoding="utf-8")) if match["note"] is None]
 
 
 @pytest.mark.parametrize("path", [path for path in SOURCES if blocks(path)], ids=lambda path: path.stem)
-def test_code_of_a_page_runs_and_says_what_it_gives(path, tmp_path, monkeypatch):
-    """All blocks one after the other, with a small `model`. `expression  # number` is compared."""
+def test_the_code_of_a_page_runs_and_prints_what_the_page_shows(path, tmp_path, monkeypatch):
+    """Run all blocks one after the other with a small `model`; `expression  # number` is compared."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     model = Language()
@@ -72,7 +72,7 @@ def test_code_of_a_page_runs_and_says_what_it_gives(path, tmp_path, monkeypatch)
                 assert eval(match["expression"], names) == shown, line
 
 
-def test_table_of_the_predict_page_is_what_the_command_prints(capsys):
+def test_the_table_of_the_predict_page_is_what_the_command_prints(capsys):
     page = (ROOT / "docs" / "predict.md").read_text(encoding="utf-8")
     [command] = re.findall(r"^steadynorm (predict --optimizer .+)$", page, re.M)
     assert main(command.split()) == 0
@@ -82,8 +82,8 @@ def test_table_of_the_predict_page_is_what_the_command_prints(capsys):
     assert '--8<-- "docs/out/predict_adamw.txt"' in page
 
 
-def test_readme_and_site_cite_the_paper_alike():
-    """The entry and the link are in both, and name the paper that CITATION.cff names."""
+def test_the_readme_and_the_site_cite_the_paper_alike():
+    """The entry and the link are in both and name the paper that CITATION.cff names."""
     cited = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     [identifier] = re.findall(r'"arXiv:([\d.]+)"', cited)
     entries = []
@@ -99,7 +99,7 @@ def test_readme_and_site_cite_the_paper_alike():
         assert f"https://arxiv.org/abs/{identifier}" in (ROOT / path).read_text(encoding="utf-8")
 
 
-def test_figures_in_the_readme_are_those_of_the_pages():
+def test_the_figures_in_the_readme_are_those_of_the_pages():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     figures = {
         "from 18.4 % to\n  3.5 %": ("index.md", "| 18.4 % → 3.5 % |"),
@@ -111,7 +111,7 @@ def test_figures_in_the_readme_are_those_of_the_pages():
         assert quoted in readme and source in (ROOT / "docs" / page).read_text(encoding="utf-8"), quoted
 
 
-def test_correct_page_shows_several_seeds_and_what_you_gain():
+def test_the_correct_page_shows_several_seeds_and_what_you_gain():
     page = (ROOT / "docs" / "correct.md").read_text(encoding="utf-8")
     printed = (ROOT / "docs" / "out" / "correct_adamw.txt").read_text(encoding="utf-8")
     assert "one seed" not in page and "<!-- gain -->" in page
@@ -122,7 +122,7 @@ def test_correct_page_shows_several_seeds_and_what_you_gain():
 
 
 class PageRefs(HTMLParser):
-    """The links, loaded files and anchors of a page."""
+    """Collect the links, loaded files and anchors of a page."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -181,8 +181,8 @@ def test_nothing_is_loaded_from_elsewhere(pages):
     assert {target for found in pages.values() for target in found.loads if urlsplit(target).netloc} == set()
 
 
-def test_formulas_are_drawn_and_none_is_left_as_source(pages):
-    """Without a script: MathML, made when the site is built."""
+def test_formulas_are_rendered_and_none_is_left_as_source(pages):
+    """Formulas are MathML, made when the site is built, and need no script."""
     texts = {path.parent.name: path.read_text(encoding="utf-8") for path in pages}
     assert texts["theory"].count("<math") > 60
     assert not [
@@ -221,7 +221,9 @@ def address(site):
 
 
 def look(browser, address: str, page: str, width: int, shot: Path | None = None) -> list[str]:
-    """What is wrong with a page of this width: requests to others, errors, overflow, missing pictures, flat formulas."""
+    """Return what is wrong with a page of this width: foreign requests, errors, overflow, missing pictures, flat
+    formulas.
+    """
     around = browser.new_context(viewport={"width": width, "height": 900})
     around.set_default_timeout(180_000)  # a busy machine is no failure
     tab, problems = around.new_page(), []
@@ -245,20 +247,20 @@ def look(browser, address: str, page: str, width: int, shot: Path | None = None)
 
 @pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
 @pytest.mark.parametrize("page", FIRST)
-def test_page_is_whole_offline_at_every_width(browser, address, page, width):
+def test_the_first_page_is_complete_offline_at_every_width(browser, address, page, width):
     assert look(browser, address, page, width) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
-def test_all_pages_are_whole_offline_at_every_width(browser, address, site, pages, width):
+def test_every_page_is_complete_offline_at_every_width(browser, address, site, pages, width):
     names = [path.relative_to(site).as_posix() for path in pages]
     wrong = {name: look(browser, address, name, width) for name in names}
     assert {name: problems for name, problems in wrong.items() if problems} == {}
 
 
-def test_settings_to_start_from_are_those_of_the_recipes():
-    """docs/transformers.md: lr, output lr, alpha, C² and the decay it means, row by row."""
+def test_the_recommended_settings_are_those_of_the_recipes():
+    """docs/transformers.md lists lr, output lr, alpha, C² and the decay it means, row by row."""
     text = (ROOT / "docs" / "transformers.md").read_text(encoding="utf-8")
     rows = {name.strip(): cells.split("|") for name, cells in re.findall(r"^\| ([^|]*) \|(.*)\|$", text, re.MULTILINE)}
     scionc = sn.ScionC([torch.nn.Parameter(torch.zeros(2, 2))], lmo="spectral").defaults

@@ -1,4 +1,4 @@
-"""Every example runs as it is, for a few steps; the one for Hugging Face in tests/integrations."""
+"""Every example runs unchanged for a few steps; those for Hugging Face and JAX are in tests/integrations and tests/on_jax."""
 
 import os
 import runpy
@@ -14,18 +14,20 @@ from steadynorm import records
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 STEPS = 8
-ELSEWHERE = {"fsdp2", "huggingface_trainer"}  # many processes, another library
+ELSEWHERE = {"fsdp2", "huggingface_trainer", "jax_scionc"}  # many processes, other libraries
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_example_is_short_and_says_how_to_run_it(script: Path):
+def test_an_example_is_short_and_says_how_to_run_it(script: Path):
     text = script.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 60
     assert f"examples/{script.name}" in text.split('"""')[1]
 
 
 @pytest.mark.parametrize("script", [each for each in SCRIPTS if each.stem not in ELSEWHERE], ids=lambda path: path.stem)
-def test_example_runs(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+def test_every_example_runs(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [str(script), str(STEPS)])
     before = torch.random.get_rng_state()
@@ -39,8 +41,8 @@ def test_example_runs(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed package")
 @pytest.mark.slow
-def test_fsdp2_example_runs_under_torchrun(tmp_path: Path):
-    """Both processes see one weight norm, and each has half of the momentum."""
+def test_the_fsdp2_example_runs_under_torchrun(tmp_path: Path):
+    """Both processes see the same weight norm, and each has half of the momentum."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(

@@ -58,7 +58,7 @@ def test_explain_folds_equal_layers_into_one_line() -> None:
     assert "h.3.w3.weight" in explain(groups) and "h.{0..2,4..11}.w3.weight" in explain(groups)
 
 
-def test_fused_swiglu_that_stays_one_matrix_has_its_note() -> None:
+def test_a_fused_swiglu_that_stays_one_matrix_has_its_note() -> None:
     groups = param_groups(Tower(), output=False)
     assert group_of(groups, "mlp.w12.weight")["blocks"] == 1
     assert "gate and up fused: one matrix unless blocks= says more" in groups.why["mlp.w12.weight"]
@@ -100,7 +100,7 @@ def test_explain_takes_groups_given_by_hand() -> None:
     assert explain(groups).endswith("constant 0.5             given by hand")
 
 
-def test_radius_moves_the_weights_as_the_original_scion_does() -> None:
+def test_the_radius_moves_the_weights_as_the_original_scion_does() -> None:
     gamma, radius, weight, update = 2**-12, 50.0, 3.0, -0.7
     values = from_radius(gamma, radius)
     ours = (1 - values["lr"] * values["weight_decay"]) * weight - values["lr"] * update

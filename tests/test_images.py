@@ -33,7 +33,7 @@ def jpeg(path, image: Image.Image | None = None, **options) -> None:
 
 
 def numbered(count: int = 10, side: int = 12) -> InMemory:
-    """Sample i has label i and pixels of its own."""
+    """Return a data set in which sample i has label i and its own pixels."""
     images = np.random.default_rng(0).integers(0, 256, (count, side, side, 3), dtype=np.uint8)
     return InMemory(images, range(count), classes=[str(i) for i in range(count)])
 
@@ -51,7 +51,7 @@ def same(first, second) -> bool:
 # --- class folders
 
 
-def test_folder_sorts_classes_and_files(tmp_path):
+def test_a_folder_sorts_classes_and_files(tmp_path):
     for name in ("zebra/b.JPEG", "zebra/a.jpg", "ant/x.png", "ant/.hidden.jpg", ".git/y.jpg"):
         jpeg(tmp_path / name)
     (tmp_path / "zebra" / "notes.txt").write_text("no image", encoding="utf-8")
@@ -64,13 +64,13 @@ def test_folder_sorts_classes_and_files(tmp_path):
     assert (image.size, image.mode, label) == ((40, 30), "RGB", 1)
 
 
-def test_folder_keeps_names_that_are_not_ascii(tmp_path):
+def test_a_folder_keeps_names_that_are_not_ascii(tmp_path):
     jpeg(tmp_path / "größe" / "bild ü.jpg")
     assert ImageFolder(tmp_path).path(0) == tmp_path / "größe" / "bild ü.jpg"
     assert ImageFolder(tmp_path)[0][1] == 0
 
 
-def test_folder_errors_name_the_folder(tmp_path):
+def test_errors_about_a_folder_name_it(tmp_path):
     with pytest.raises(DataError, match="missing: no such folder"):
         ImageFolder(tmp_path / "missing")
     with pytest.raises(DataError, match=r"no class folders.*<class>"):
@@ -84,7 +84,7 @@ def test_folder_errors_name_the_folder(tmp_path):
 # --- files
 
 
-def test_truncated_jpeg_is_an_error_that_names_it(tmp_path):
+def test_a_truncated_jpeg_is_an_error_that_names_it(tmp_path):
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 90, 3), dtype=np.uint8))
     jpeg(tmp_path / "c" / "cut.jpg", noise)
     whole = (tmp_path / "c" / "cut.jpg").read_bytes()
@@ -94,7 +94,7 @@ def test_truncated_jpeg_is_an_error_that_names_it(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"no image at all", b"\xff\xd8\xff\xe0\x00\x10JFIF"])
-def test_what_is_no_image_is_an_error_that_names_it(tmp_path, content):
+def test_a_file_that_is_not_an_image_is_an_error_that_names_it(tmp_path, content):
     (tmp_path / "odd.jpg").write_bytes(content)
     with pytest.raises(DataError, match=r"odd\.jpg: not readable"):
         read_rgb(tmp_path / "odd.jpg")
@@ -114,21 +114,21 @@ def test_what_is_no_image_is_an_error_that_names_it(tmp_path, content):
     ],
     ids=["grey", "bits", "palette", "clear", "opaque", "grey-alpha", "cmyk", "16-bit"],
 )
-def test_other_modes_become_rgb(tmp_path, image, form, expected):
+def test_images_of_other_modes_become_rgb(tmp_path, image, form, expected):
     image.save(tmp_path / "x", form)
     found = read_rgb(tmp_path / "x")
     assert found.mode == "RGB"
     assert np.abs(np.asarray(found).astype(int) - expected).max() <= 2
 
 
-def test_palette_with_transparency_by_entry_needs_no_warning(tmp_path):
+def test_a_palette_with_transparency_by_entry_needs_no_warning(tmp_path):
     image = Image.new("P", (4, 4), 1)
     image.putpalette([0, 0, 0, 250, 10, 10])
     image.save(tmp_path / "p.png", transparency=bytes([0, 255]))
     assert read_rgb(tmp_path / "p.png").getpixel((0, 0)) == (250, 10, 10)
 
 
-def test_range_unknown_is_refused(tmp_path):
+def test_an_unknown_range_is_refused(tmp_path):
     Image.new("F", (4, 4), 0.5).save(tmp_path / "f.tiff")
     with pytest.raises(DataError, match=r"f\.tiff.*mode F"):
         read_rgb(tmp_path / "f.tiff")
@@ -145,7 +145,7 @@ def records() -> np.ndarray:
     return made
 
 
-def test_cifar_reads_label_then_channels_by_rows(tmp_path):
+def test_a_cifar_file_holds_the_label_and_then_the_channels_row_by_row(tmp_path):
     records().tofile(tmp_path / "test_batch.bin")
     data = Cifar10(tmp_path, train=False)
     image, label = data[7]
@@ -154,7 +154,7 @@ def test_cifar_reads_label_then_channels_by_rows(tmp_path):
     assert image.getpixel((1, 2)) == (11, 0, 0)
 
 
-def test_cifar_errors_name_file_and_remedy(tmp_path):
+def test_errors_about_cifar_name_the_file_and_the_remedy(tmp_path):
     with pytest.raises(DataError, match=r"data_batch_1\.bin: no such file; `steadynorm data get cifar10`"):
         Cifar10(tmp_path)
     path = tmp_path / "test_batch.bin"
@@ -189,12 +189,12 @@ def test_epochs_follow_each_other_without_a_gap():
     assert len(set(map(tuple, epochs))) == 4
 
 
-def test_batch_may_be_larger_than_the_data():
+def test_a_batch_may_be_larger_than_the_data():
     _, labels = next(iter(loader(batch=24)))
     assert sorted(Counter(labels.tolist()).values()) == [2] * 6 + [3] * 4
 
 
-def test_batches_are_uint8_channels_first():
+def test_batches_are_uint8_with_channels_first():
     images, labels = next(iter(loader()))
     assert (images.shape, images.dtype, images.is_contiguous()) == ((4, 3, 8, 8), torch.uint8, True)
     assert (labels.shape, labels.dtype) == ((4,), torch.int64)
@@ -203,7 +203,7 @@ def test_batches_are_uint8_channels_first():
     assert np.array_equal(image[0].permute(1, 2, 0).numpy(), data.images[label.item()])
 
 
-def test_seed_and_epoch_change_the_augmentation_and_nothing_else_does():
+def test_only_the_seed_and_the_epoch_change_the_augmentation():
     first = take(loader(), 5)
     assert same(first, take(loader(), 5))
     assert not same(first, take(loader(seed=6), 5))
@@ -214,7 +214,7 @@ def test_seed_and_epoch_change_the_augmentation_and_nothing_else_does():
 
 
 @pytest.mark.filterwarnings(FORK_ON_ONE_CORE)
-def test_workers_make_the_same_batches_in_groups_of_their_own():
+def test_workers_make_the_same_batches_as_the_main_process():
     expected = take(loader(), 6)
     stream = iter(loader(workers=2))
     found = [next(stream) for _ in range(6)]
@@ -234,7 +234,7 @@ def test_ranks_share_the_batch_of_one(world):
     assert same(joined, expected)
 
 
-def test_lead_is_the_sample_before_the_part():
+def test_the_lead_is_the_sample_before_the_part():
     whole = take(loader(batch=8), 3)
     for rank in range(2):
         own = [i % 8 for i in range(4 * rank - 1, 4 * rank + 4)]
@@ -244,7 +244,7 @@ def test_lead_is_the_sample_before_the_part():
 
 @pytest.mark.filterwarnings(FORK_ON_ONE_CORE)
 @pytest.mark.parametrize("workers", [0, 1])
-def test_resume_goes_on_exactly_and_prepared_batches_do_not_count(workers):
+def test_resuming_is_exact_and_prepared_batches_do_not_count(workers):
     unbroken = take(loader(), 9)
     broken = loader(workers=workers)
     first = take(broken, 4)
@@ -256,7 +256,7 @@ def test_resume_goes_on_exactly_and_prepared_batches_do_not_count(workers):
     assert same(take(broken, 2), unbroken[4:6])  # a new iterator goes on, too
 
 
-def test_resume_far_away_replays_nothing():
+def test_resuming_far_into_the_data_replays_nothing():
     class Counting:
         reads = 0
 
@@ -273,7 +273,7 @@ def test_resume_far_away_replays_nothing():
     assert Counting.reads == 4
 
 
-def test_stream_leaves_global_random_numbers_alone():
+def test_a_stream_leaves_global_random_numbers_alone():
     torch.manual_seed(0)
     np.random.seed(0)
     before = torch.get_rng_state(), np.random.get_state()[1].copy()
@@ -283,7 +283,7 @@ def test_stream_leaves_global_random_numbers_alone():
     assert np.array_equal(np.random.get_state()[1], before[1])
 
 
-def test_state_of_another_run_is_refused():
+def test_the_state_of_another_run_is_refused():
     for state, name in (({"seed": 1, "samples": 10}, "seed=1"), ({"seed": 5, "samples": 11}, "samples=11")):
         with pytest.raises(ValueError, match=name):
             loader().load_state_dict({"position": 0, **state})
@@ -292,14 +292,14 @@ def test_state_of_another_run_is_refused():
 @pytest.mark.parametrize(
     "settings", [{"batch": 0}, {"batch": 5, "world": 2}, {"rank": 2, "world": 2}, {"rank": -1}, {"seed": -1}]
 )
-def test_settings_without_sense_are_refused(settings):
+def test_senseless_settings_are_refused(settings):
     with pytest.raises(ValueError, match="="):
         loader(**settings)
 
 
 @pytest.mark.filterwarnings(FORK_ON_ONE_CORE)
 @pytest.mark.parametrize("workers", [0, 1])
-def test_bad_file_stops_the_stream_with_its_name(tmp_path, workers):
+def test_a_bad_file_stops_the_stream_with_its_name(tmp_path, workers):
     jpeg(tmp_path / "c" / "good.jpg")
     (tmp_path / "c" / "bad.jpg").write_bytes(b"\xff\xd8")
     with pytest.raises(DataError, match=r"bad\.jpg: not readable"):
@@ -307,7 +307,7 @@ def test_bad_file_stops_the_stream_with_its_name(tmp_path, workers):
     assert not multiprocessing.active_children()
 
 
-def test_what_goes_to_workers_pickles_small(tmp_path):
+def test_what_workers_receive_is_small_when_pickled(tmp_path):
     for i in range(20):
         jpeg(tmp_path / "c" / f"{i:05d}.jpg")
     data = ImageFolder(tmp_path)
@@ -321,7 +321,7 @@ def test_what_goes_to_workers_pickles_small(tmp_path):
 
 
 @pytest.mark.parametrize(("batch", "world"), [(4, 1), (4, 2), (3, 2), (8, 4), (16, 4), (9, 4)])
-def test_validation_sees_every_sample_once_in_as_many_batches_on_every_rank(batch, world):
+def test_validation_sees_every_sample_once_in_equally_many_batches_on_every_rank(batch, world):
     parts = [list(validation_batches(numbered(), batch, Evaluate(8), rank=r, world=world)) for r in range(world)]
     assert {len(part) for part in parts} == {-(-10 // batch)}
     joined = torch.cat([labels for step in zip(*parts, strict=True) for _, labels in step])
@@ -330,19 +330,19 @@ def test_validation_sees_every_sample_once_in_as_many_batches_on_every_rank(batc
 
 
 @pytest.mark.filterwarnings(FORK_ON_ONE_CORE)
-def test_validation_with_a_worker_and_without_agree():
+def test_validation_with_and_without_a_worker_agree():
     alone = list(validation_batches(numbered(), 4, Evaluate(8)))
     assert same(alone, list(validation_batches(numbered(), 4, Evaluate(8), workers=1)))
     assert [len(labels) for _, labels in alone] == [4, 4, 2]
 
 
-def test_no_samples_is_an_error():
+def test_an_empty_data_set_is_an_error():
     empty = InMemory(np.zeros((0, 8, 8, 3), np.uint8), [], "a")
     with pytest.raises(DataError, match="no samples"):
         next(validation_batches(empty, 4, Evaluate(8)))
 
 
-def test_full_size_pipeline_on_jpegs(tmp_path):
+def test_the_full_size_pipeline_reads_jpegs(tmp_path):
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (375, 500, 3), dtype=np.uint8))
     for name in ("a/1.JPEG", "b/2.JPEG"):
         jpeg(tmp_path / name, noise, quality=80)
@@ -356,8 +356,8 @@ def test_full_size_pipeline_on_jpegs(tmp_path):
     assert np.array_equal(whole[0].permute(1, 2, 0).numpy(), expected)
 
 
-def test_order_is_that_of_philoxs_raw_stream():
-    """Generator.permutation may change with numpy; these numbers may not: a resumed run would see other images."""
+def test_the_order_is_that_of_philoxs_raw_stream():
+    """numpy may change Generator.permutation, but not these numbers: otherwise a resumed run would see other images."""
     assert _permutation(3, 1, 8).tolist() == [7, 0, 4, 5, 1, 2, 6, 3]
     assert sorted(_permutation(0, 5, 1000).tolist()) == list(range(1000))
 

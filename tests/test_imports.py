@@ -135,7 +135,7 @@ def test_known_wrong_imports_are_still_there(known: str):
     assert wrong_imports(edges(), ROOMS, KNOWN_IMPORTS - {known}), f"remove {known!r} from KNOWN_IMPORTS"
 
 
-def test_every_row_is_of_modules_that_exist():
+def test_every_row_names_modules_that_exist():
     for room in ROOMS:
         for name in room.modules:
             assert name == "steadynorm" or f"steadynorm.{name}" in modules(), f"{name} in CONTRIBUTING's table"
@@ -154,7 +154,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("case", PLANTED)
-def test_planted_violation_is_found(case: str, tmp_path: Path):
+def test_a_planted_violation_is_found(case: str, tmp_path: Path):
     file, text, found = PLANTED[case]
     package = tmp_path / "steadynorm"
     for path in modules().values():

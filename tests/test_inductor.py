@@ -8,10 +8,11 @@ import torch
 import steadynorm as sn
 
 
+@pytest.mark.slow  # 25 s of C++ compiler; the contract compares compiled steps with another backend
 @pytest.mark.filterwarnings("ignore")  # inductor's own
 @pytest.mark.skipif(shutil.which("c++") is None, reason="inductor needs a C++ compiler")
-def test_step_compiled_by_inductor_equals_eager_to_rounding():
-    """One matrix alone, a tall one and a vector: the two-dimensional polar form came out NaN here once."""
+def test_a_step_compiled_by_inductor_equals_eager_to_rounding():
+    """It takes a single matrix, a tall one and a vector: the two-dimensional polar form once came out NaN here."""
     shapes = [(24, 24), (48, 24), (24,)]
     compiled, eager = ([torch.nn.Parameter(torch.full(shape, 0.1)) for shape in shapes] for _ in range(2))
     first, second = (sn.ScionC(params, lr=0.01, lmo="by-shape") for params in (compiled, eager))

@@ -1,4 +1,4 @@
-"""Which path a machine takes, and that the override is believed everywhere."""
+"""Which path a machine takes, and the override that applies everywhere."""
 
 import json
 from dataclasses import replace
@@ -23,7 +23,7 @@ def tiny(out) -> Config:
 
 
 @pytest.mark.parametrize(("variable", "dtype"), [("0", torch.float32), ("1", torch.bfloat16)])
-def test_override_decides_dtype_autocast_and_kind(variable, dtype, monkeypatch):
+def test_the_override_decides_dtype_autocast_and_kind(variable, dtype, monkeypatch):
     monkeypatch.setenv(machine.VARIABLE, variable)
     assert machine.matmul_dtype(CPU) == Polar().working_dtype(torch.float32, CPU, (4, 4)) == dtype
     assert machine.autocast_bf16(CPU) == (dtype == torch.bfloat16)
@@ -31,7 +31,7 @@ def test_override_decides_dtype_autocast_and_kind(variable, dtype, monkeypatch):
     assert f"{machine.VARIABLE}={variable}" in machine.describe()
 
 
-def test_override_that_is_not_understood_names_its_values(monkeypatch):
+def test_the_error_for_an_unknown_override_names_its_values(monkeypatch):
     monkeypatch.setenv(machine.VARIABLE, "yes")
     with pytest.raises(ValueError, match=r"STEADYNORM_NATIVE_BF16='yes'.*0 or 1"):
         machine.native_bf16()
@@ -52,7 +52,7 @@ def test_bf16_auto_is_decided_by_the_machine_and_written_into_the_run(variable, 
     assert json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))["bf16"] is bf16
 
 
-def test_run_resumed_on_another_kind_of_machine_stays_as_it_began(tmp_path, monkeypatch):
+def test_a_run_resumed_on_another_kind_of_machine_stays_as_it_began(tmp_path, monkeypatch):
     monkeypatch.setenv(machine.VARIABLE, "1")
     train(tiny(tmp_path), quiet=True)
     monkeypatch.setenv(machine.VARIABLE, "0")

@@ -37,7 +37,7 @@ def batch(kind: str, size: int = 2, seed: int = 1) -> Tensor:
 
 @torch.no_grad()
 def stirred(model: nn.Module, seed: int = 2) -> nn.Module:
-    """No parameter is zero or one any more: every path counts."""
+    """Return a model in which no parameter is zero or one any more, so that every path counts."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
@@ -51,7 +51,7 @@ def count(model: nn.Module) -> int:
 # Sizes
 
 
-def test_full_size_gpt_has_the_papers_124m_parameters() -> None:
+def test_the_full_size_gpt_has_the_papers_124m_parameters() -> None:
     with torch.device("meta"):
         model = GPT(GPTConfig())
     assert count(model) == 123_568_128 == 50304 * 768 + 12 * 12 * 768**2
@@ -60,7 +60,7 @@ def test_full_size_gpt_has_the_papers_124m_parameters() -> None:
 
 
 @pytest.mark.parametrize(("variant", "total"), [("adam", 22_122_472), ("scion", 22_089_448)])
-def test_full_size_vit_counts_by_hand(variant: Any, total: int) -> None:
+def test_the_full_size_vit_has_the_parameters_counted_by_hand(variant: Any, total: int) -> None:
     with torch.device("meta"):
         model = SimpleViT(ViTConfig(variant=variant))
     w, mlp, classes = 384, 1536, 1000
@@ -80,7 +80,7 @@ def rms(x: Tensor) -> Tensor:
 
 
 def twin_rotary(x: Tensor, position: int) -> Tensor:
-    """Pair by pair."""
+    """Rotate pair by pair."""
     d = len(x)
     y = torch.empty_like(x)
     for i in range(d // 2):
@@ -91,7 +91,7 @@ def twin_rotary(x: Tensor, position: int) -> Tensor:
 
 
 def twin_gpt(model: GPT, tokens: list[int]) -> Tensor:
-    """Token by token, head by head, fp64: every position looks at itself and those before."""
+    """Compute token by token and head by head in fp64; every position looks at itself and those before."""
     p = {name: parameter.detach().double() for name, parameter in model.named_parameters()}
     d, heads = model.config.width // model.config.heads, model.config.heads
     x = p["embedding.weight"][tokens]
@@ -112,17 +112,17 @@ def twin_gpt(model: GPT, tokens: list[int]) -> Tensor:
     return rms(x) @ p["embedding.weight"].T
 
 
-def test_gpt_equals_the_slow_twin() -> None:
+def test_the_gpt_equals_its_slow_twin() -> None:
     model, tokens = stirred(small("gpt")), batch("gpt", 1)[:, :7]
     torch.testing.assert_close(model(tokens)[0].double(), twin_gpt(model, tokens[0].tolist()), rtol=1e-4, atol=1e-4)  # pyright: ignore
 
 
-def test_gpt_norm_has_torchs_default_eps() -> None:
+def test_the_gpts_norm_has_torchs_default_eps() -> None:
     x = torch.tensor([3e-4, -1e-4])  # mean square 5e-8, eps 1.2e-7
     torch.testing.assert_close(norm(x), rms(x))
 
 
-def test_rotary_scores_depend_on_distance_alone() -> None:
+def test_rotary_scores_depend_on_distance_only() -> None:
     angles = rotary_angles(30, 4)
     q, k = torch.randn(2, 1, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     q, k = (rotate(x.expand(30, 8), angles.cos(), angles.sin()) for x in (q, k))
@@ -133,7 +133,7 @@ def test_rotary_scores_depend_on_distance_alone() -> None:
     assert (score.diagonal(-7)[0] - score.diagonal(-1)[0]).abs() > 1e-3
 
 
-def test_later_token_changes_nothing_before_it() -> None:
+def test_a_later_token_changes_nothing_before_it() -> None:
     model, tokens = stirred(small("gpt")), batch("gpt")
     changed = tokens.clone()
     changed[:, 8] = (changed[:, 8] + 1) % SMALL_GPT.vocab
@@ -150,7 +150,7 @@ def test_shorter_sequences_use_the_start_of_the_rotary_table() -> None:
 # GPT's start and its loss
 
 
-def test_gpt_starts_uniform_with_silent_blocks() -> None:
+def test_the_gpt_starts_uniform_with_silent_blocks() -> None:
     model = GPT(GPTConfig(layers=2, width=64, heads=2, vocab=500, context=4))
     for name, p in model.named_parameters():
         if name.endswith(("attention.out.weight", "mlp.down.weight")):
@@ -160,8 +160,8 @@ def test_gpt_starts_uniform_with_silent_blocks() -> None:
             assert p.var().item() == pytest.approx(1 / 64 / 3, rel=0.05), name
 
 
-def test_first_loss_is_far_above_log_vocab_because_the_table_is_tied() -> None:
-    """Silent blocks: each token predicts itself with logit |e| sqrt(width), about width / sqrt(3 width)."""
+def test_the_first_loss_is_far_above_log_vocab_because_the_table_is_tied() -> None:
+    """Blocks are silent, so each token predicts itself with logit |e| sqrt(width), about width / sqrt(3 width)."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(layers=1, width=768, heads=6, vocab=300, context=64))
     tokens = torch.randint(300, (4, 64))
@@ -173,7 +173,7 @@ def test_first_loss_is_far_above_log_vocab_because_the_table_is_tied() -> None:
     assert loss.item() == pytest.approx(math.sqrt(768 / 3), abs=0.5) and loss.item() > 2 * math.log(300)
 
 
-def test_loss_is_the_mean_over_every_target() -> None:
+def test_the_loss_is_the_mean_over_every_target() -> None:
     model, tokens, targets = stirred(small("gpt")), batch("gpt"), batch("gpt", seed=5)
     chosen = model(tokens).log_softmax(-1).gather(-1, targets[..., None])
     torch.testing.assert_close(model(tokens, targets), -chosen.mean())
@@ -182,7 +182,7 @@ def test_loss_is_the_mean_over_every_target() -> None:
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_loss_in_pieces_equals_the_whole(autocast: bool) -> None:
+def test_the_loss_in_pieces_equals_the_whole(autocast: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(23, 8, generator=generator, requires_grad=True)
     weight = torch.randn(50, 8, generator=generator, requires_grad=True)
@@ -198,7 +198,7 @@ def test_loss_in_pieces_equals_the_whole(autocast: bool) -> None:
         torch.testing.assert_close(pieces, found[0], **tolerance)
 
 
-def test_loss_in_pieces_needs_no_gradient_and_refuses_a_second() -> None:
+def test_the_loss_in_pieces_needs_no_gradient_and_refuses_a_second() -> None:
     x, weight, targets = torch.eye(4), torch.eye(4, requires_grad=True), torch.arange(4)
     with torch.no_grad():
         assert not linear_cross_entropy(x, weight, targets, at_once=4).requires_grad
@@ -214,7 +214,7 @@ def test_loss_in_pieces_needs_no_gradient_and_refuses_a_second() -> None:
 
 
 def twin_vit(model: SimpleViT, image: Tensor) -> Tensor:
-    """One image, patch by patch, head by head, in fp64."""
+    """Compute one image patch by patch and head by head in fp64."""
     p = {name: parameter.detach().double() for name, parameter in model.named_parameters()}
     config, scion = model.config, model.config.variant == "scion"
     d, w, side = config.width // config.heads, config.width, config.image // config.patch
@@ -251,13 +251,13 @@ def twin_vit(model: SimpleViT, image: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_vit_equals_the_slow_twin(variant: str) -> None:
+def test_the_vit_equals_its_slow_twin(variant: str) -> None:
     model, images = stirred(small(variant)).double(), batch(variant).double()
     twin = torch.stack([twin_vit(model, image) for image in images])  # pyright: ignore
     torch.testing.assert_close(model(images).double(), twin, rtol=1e-6, atol=1e-6)  # so near only by the exact GELU
 
 
-def test_position_table_tells_row_from_column_at_s16() -> None:
+def test_the_position_table_tells_row_from_column_at_s16() -> None:
     table = position_table(14, 14, 384)
     omega = 10000 ** (-torch.arange(96, dtype=torch.float64) / 95)
     row, column = 3, 11
@@ -267,7 +267,7 @@ def test_position_table_tells_row_from_column_at_s16() -> None:
     assert torch.cdist(table, table).fill_diagonal_(1).min() > 0.1  # every place has its own
 
 
-def test_adam_variant_starts_as_big_vision() -> None:
+def test_the_adam_variant_starts_as_in_big_vision() -> None:
     model = SimpleViT(ViTConfig(image=16, patch=8, width=96, depth=1, heads=3, mlp=384, classes=10))
     p = dict(model.named_parameters())
     for name, fan_in in (("patch.weight", 192), ("pre_logits.weight", 96)):
@@ -286,7 +286,7 @@ def test_adam_variant_starts_as_big_vision() -> None:
     assert len(norms) == 3 and all((n.weight == 1).all() and not n.bias.any() and n.eps == 1e-6 for n in norms)
 
 
-def test_scion_variant_starts_on_the_spectral_sphere() -> None:
+def test_the_scion_variant_starts_on_the_spectral_sphere() -> None:
     """Every block of every matrix has all singular values sqrt(d_out / d_in): norm 1 in the paper's Table 1."""
     model = small("scion")
     for name, p in model.named_parameters():
@@ -304,7 +304,7 @@ def test_scion_variant_starts_on_the_spectral_sphere() -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_vit_starts_undecided(variant: str) -> None:
+def test_the_vit_starts_undecided(variant: str) -> None:
     assert not small(variant)(batch(variant)).any()  # so the first loss is log(classes)
 
 
@@ -342,7 +342,7 @@ def test_adam_groups_keep_the_output_weight_constant(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_few_steps_learn_a_batch_by_heart(kind: str) -> None:
+def test_a_few_steps_learn_a_batch_by_heart(kind: str) -> None:
     model, data = small(kind), batch(kind, 4)
     optimizer = AdamC(param_groups(model, kind="adam", lr=1e-2)) if kind == "adam" else ScionC(param_groups(model))
     labels = data.roll(-1, 1) if kind == "gpt" else torch.arange(4)
@@ -376,7 +376,7 @@ def test_bf16_autocast_gives_fp32_logits_near_the_fp32_ones(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_seed_gives_the_same_model_directly_and_by_way_of_meta(kind: str) -> None:
+def test_a_seed_gives_the_same_model_directly_and_via_meta(kind: str) -> None:
     direct = small(kind, seed=3)
     with torch.device("meta"):
         model = small(kind)
@@ -401,7 +401,7 @@ def test_tables_are_not_saved_and_not_needed_to_load(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_compiles_without_graph_breaks(kind: str) -> None:
+def test_the_models_compile_without_graph_breaks(kind: str) -> None:
     model, data = stirred(small(kind)), batch(kind)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     inputs = (data, data) if kind == "gpt" else (data,)
@@ -411,7 +411,7 @@ def test_compiles_without_graph_breaks(kind: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch._dynamo does it
-def test_loss_in_pieces_compiles_without_graph_breaks() -> None:
+def test_the_loss_in_pieces_compiles_without_graph_breaks() -> None:
     x, weight, targets = torch.eye(6), torch.eye(6, requires_grad=True), torch.arange(6)
     compiled = torch.compile(linear_cross_entropy, fullgraph=True, backend="eager")
     found = [torch.autograd.grad(f(x, weight, targets, at_once=12), weight) for f in (compiled, linear_cross_entropy)]

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from monitor_cases import FOREIGN, LAYERS, OWN, assert_alike, noise, parameters, set_noise, train
-from test_no_sync import SHAPES, NoCrossing, optimizers
+from test_no_sync import OPTIMIZERS, SHAPES, NoCrossing
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -18,17 +18,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import steadynorm as sn
 from steadynorm.decay.recognition import forecast_family
 from steadynorm.monitor import group_values, log_records, transfer
-from steadynorm.optim import buckets
+from steadynorm.optim import arithmetic
 
 # --- no waiting, one transfer
 
 
-@pytest.mark.parametrize("which", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 9))])
-def test_monitored_step_on_fake_cuda_tensors_copies_nothing_between_devices(which, monkeypatch):
-    monkeypatch.setattr(buckets, "MAX_ELEMENTS", 200)
+@pytest.mark.parametrize(
+    "name", ["ScionC", *(pytest.param(name, marks=pytest.mark.slow) for name in OPTIMIZERS if name != "ScionC")]
+)
+def test_a_monitored_step_on_fake_cuda_tensors_copies_nothing_between_devices(name, monkeypatch):
+    monkeypatch.setattr(arithmetic, "CHUNK_MIB", 200 * 16 / 2**20)
     with FakeTensorMode(allow_non_fake_inputs=True):
         params = [nn.Parameter(torch.empty(shape, device="cuda")) for shape in SHAPES]
-        optimizer = list(optimizers(params))[which]
+        optimizer = OPTIMIZERS[name](params)
         monitor = sn.Monitor(optimizer, alignment=True)
         with NoCrossing():
             for _ in range(3):
@@ -41,7 +43,7 @@ def test_monitored_step_on_fake_cuda_tensors_copies_nothing_between_devices(whic
 
 
 class Reads(TorchDispatchMode):
-    """Counts what brings values to the host."""
+    """Count the operations that bring values to the host."""
 
     def __init__(self):
         super().__init__()
@@ -67,7 +69,7 @@ def test_one_transfer_per_measure_and_none_per_step(monkeypatch):
     assert len(transfers) == 1
 
 
-def test_more_records_than_flush_move_to_the_host_and_none_is_lost(monkeypatch):
+def test_records_beyond_flush_move_to_the_host_and_none_is_lost(monkeypatch):
     params = parameters((6, 6))
     optimizer = sn.ScionC(params, lmo="spectral")
     monitor, whole = sn.Monitor(optimizer, flush=4), sn.Monitor(optimizer, flush=100)
@@ -101,7 +103,7 @@ def test_training_is_bit_identical_with_and_without_a_monitor(name):
     assert torch.equal(after, torch.rand(1))  # nor did it draw a random number
 
 
-def test_compiled_step_is_measured_and_compiles_no_more_often():
+def test_a_compiled_step_is_measured_and_compiles_no_more_often():
     params = parameters((8, 8), (8,))
     optimizer = sn.ScionC(params, lmo="by-shape")
     monitor = sn.Monitor(optimizer)
@@ -120,7 +122,7 @@ def test_compiled_step_is_measured_and_compiles_no_more_often():
     assert all(each["alignment"] is not None for each in records)
 
 
-def test_closed_monitor_sees_no_more_and_a_second_one_sees_the_same():
+def test_a_closed_monitor_sees_no_more_and_a_second_one_sees_the_same():
     params = parameters((6, 6), (6,))
     optimizer = sn.ScionC(params, lmo="by-shape")
     with sn.Monitor(optimizer) as first:
@@ -163,8 +165,8 @@ def test_records_are_plain_json_and_logged_values_come_with_them():
             monitor.log(**bad)
 
 
-def test_numbers_are_those_the_step_used():
-    """Read after the step and before the scheduler; lambda_t of ScionC is not in its group at all."""
+def test_the_numbers_are_those_the_step_used():
+    """They are read after the step and before the scheduler; lambda_t of ScionC is not in its group at all."""
     params = parameters((6, 6), (9, 3))
     groups = [
         {"params": params[1:], "lmo": "sign", "lr": 0.2, "weight_decay": 0.004, "name": "output"},
@@ -186,7 +188,7 @@ def test_numbers_are_those_the_step_used():
     assert records[0]["alpha"] == 0.1
 
 
-def test_every_third_step():
+def test_every_third_step_can_be_measured():
     params, all_params = parameters((8, 8)), parameters((8, 8))
     sparse_opt, full_opt = (sn.ScionC(p, lr=0.05, lmo="spectral") for p in (params, all_params))
     sparse, full = sn.Monitor(sparse_opt, every=3), sn.Monitor(full_opt)
@@ -255,7 +257,7 @@ def test_gradients_made_by_a_closure_are_those_measured():
     assert monitor.measure()[0]["grad_norm"] == pytest.approx(before, rel=1e-5)
 
 
-def test_added_group_is_picked_up():
+def test_an_added_group_is_picked_up():
     params = parameters((6, 6), (4, 6))
     optimizer = sn.ScionC(params[:1], lr=0.05, lmo="spectral")
     monitor = sn.Monitor(optimizer)
@@ -274,8 +276,8 @@ def test_added_group_is_picked_up():
 
 @pytest.mark.parametrize("make", [torch.optim.AdamW, sn.LionC, lambda p, lr: sn.ScionC(p, lr, lmo="by-shape")])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_odd_parameters(dtype, make):
-    """Empty, 0-d, half precision: all in the record, none in the way."""
+def test_odd_parameters_are_measured(dtype, make):
+    """Empty, 0-d and half-precision parameters are all in the record."""
     params = parameters((0, 3), (), (5, 4), (3, 2, 2), dtype=dtype)
     optimizer = make(params, lr=1e-2)
     monitor = sn.Monitor(optimizer, alignment=True)
@@ -317,7 +319,7 @@ def test_scaled_gradients_are_unscaled_where_the_optimizer_does_it():
 
 @pytest.mark.parametrize("named", [False, True])
 def test_another_model_or_a_replaced_layer_is_refused_by_identity(named):
-    """Names alone let another model pass, or were not there to compare."""
+    """Names did not tell another model apart, or were not there to compare."""
 
     def make(width=8):
         return nn.Sequential(nn.Linear(4, width), nn.Linear(width, 2))
@@ -370,14 +372,14 @@ def test_log_records_writes_scalars():
     assert ("sign_norm", 1) not in writer
 
 
-def test_monitor_leaves_optimizer_state_unchanged():
+def test_the_monitor_leaves_the_optimizer_state_unchanged():
     """torch's state is a defaultdict: asking for a parameter would make an entry, and DCP takes it for a made state."""
     optimizer = torch.optim.AdamW([nn.Parameter(torch.ones(3, 3))])
     with sn.Monitor(optimizer):
         assert not optimizer.state
 
 
-def test_moving_target_is_recorded_and_constant_decay_has_none():
+def test_a_moving_target_is_recorded_and_constant_decay_has_none():
     params = parameters((6, 6), (9, 3))
     groups = [
         {"params": params[:1], "lmo": "spectral", "name": "hidden"},
@@ -407,15 +409,15 @@ def test_uncorrected_groups_have_no_target():
     assert [column["steady_norm_sq"] for column in columns] == [None, None, 4e-4]
 
 
-def test_effective_lr_is_unknown_without_muons_nesterov_flag():
+def test_the_effective_lr_is_unknown_without_muons_nesterov_flag():
     optimizer = torch.optim.Muon(parameters((4, 4)), momentum=0.95)
     del optimizer.param_groups[0]["nesterov"]
     numbers = group_values._values_of(optimizer, optimizer.param_groups[0], forecast_family(optimizer))
     assert numbers["alpha"] == pytest.approx(0.05) and numbers["effective_lr"] is None
 
 
-def test_nan_in_rows_of_this_process_is_no_spectral_norm():
-    """As in the whole matrix. It was 0, which the mean over layers leaves out."""
+def test_nan_in_rows_of_this_process_gives_no_spectral_norm():
+    """The whole matrix behaves the same. It was once 0, which the mean over layers leaves out."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         mesh = init_device_mesh("cpu", (1,))

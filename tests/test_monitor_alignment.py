@@ -14,7 +14,7 @@ from steadynorm.optim import buckets
 
 
 def slow_alignment(optimizer, params, steps, decay_of, each=lambda t: None) -> list[list[float]]:
-    """By copies of the weights in fp64: u = ((1 - eta) theta - theta_next) / gamma."""
+    """Compute the alignment from copies of the weights in fp64: u = ((1 - eta) theta - theta_next) / gamma."""
     out = []
     for t in range(steps):
         set_noise(params, t)
@@ -33,7 +33,7 @@ def slow_alignment(optimizer, params, steps, decay_of, each=lambda t: None) -> l
 
 @pytest.mark.parametrize("name", [*OWN, *FOREIGN])
 @pytest.mark.parametrize("pieces", ["batched", "cut by rows"])
-def test_alignment_equals_copies_of_the_weights(name, pieces, monkeypatch):
+def test_the_alignment_equals_that_of_copies_of_the_weights(name, pieces, monkeypatch):
     if pieces == "cut by rows":
         monkeypatch.setattr(buckets, "MAX_ELEMENTS_CPU", 40)
     made = {**OWN, **FOREIGN}[name]
@@ -58,7 +58,7 @@ def test_alignment_equals_copies_of_the_weights(name, pieces, monkeypatch):
         assert [layer["alignment"] for layer in each["layers"].values()] == pytest.approx(row, abs=1e-6)
 
 
-def test_alignment_on_two_cores_equals_one():
+def test_the_alignment_on_two_cores_equals_that_on_one():
     def run(threads):
         torch.set_num_threads(threads)
         try:
@@ -73,7 +73,7 @@ def test_alignment_on_two_cores_equals_one():
     assert run(2) == run(1)
 
 
-def test_alignment_is_optional_where_it_costs_memory():
+def test_the_alignment_is_optional_where_it_costs_memory():
     params = parameters((6, 6))
     optimizer = torch.optim.AdamW(params)
     monitor = sn.Monitor(optimizer)
@@ -86,7 +86,7 @@ def test_alignment_is_optional_where_it_costs_memory():
         assert not own.observed
 
 
-def test_skipped_update_and_zero_weights_have_no_alignment():
+def test_a_skipped_update_and_zero_weights_have_no_alignment():
     zero, skipped = nn.Parameter(torch.zeros(4, 4)), nn.Parameter(torch.ones(4, 4))
     optimizer = sn.ScionC([zero, skipped], lmo="spectral")
     monitor = sn.Monitor(optimizer)
@@ -102,8 +102,8 @@ def test_skipped_update_and_zero_weights_have_no_alignment():
 
 
 @pytest.mark.parametrize("gradient", [math.nan, 1e30])
-def test_step_that_adamc_skipped_has_no_alignment(gradient):
-    """Weights as they were, so the decay that they did not get is no update either."""
+def test_a_step_that_adamc_skipped_has_no_alignment(gradient):
+    """The weights are unchanged, so the decay that they did not get is not an update either."""
     [p] = parameters((6, 6))
     optimizer = sn.AdamC([p])
     monitor = sn.Monitor(optimizer, alignment=True)
@@ -115,7 +115,7 @@ def test_step_that_adamc_skipped_has_no_alignment(gradient):
 
 @pytest.mark.parametrize("make", [lambda p: sn.ScionC(p, lmo="spectral"), sn.SGDC, torch.optim.AdamW])
 @pytest.mark.parametrize("size", [1e20, math.inf, math.nan])
-def test_uncomputable_alignment_is_none(make, size):
+def test_an_uncomputable_alignment_is_none(make, size):
     [p] = parameters((6, 6))
     p.data *= size
     optimizer = make([p])
@@ -129,3 +129,16 @@ def test_uncomputable_alignment_is_none(make, size):
         assert layer["norm"] == pytest.approx(p.detach().double().norm().item(), rel=1e-5)
     else:
         assert layer["norm"] is None and layer["forecast"] is None and layer["expected"] is None
+
+
+@pytest.mark.parametrize("settings", [{"hold": "fixed"}, {"hold": "balance"}, {"cautious": True}])
+def test_copies_of_weights_that_a_hook_has_scaled_give_no_alignment(settings):
+    """Of what a step and the hook after it did together, the update is not known."""
+    p = torch.nn.Parameter(torch.randn(6, 4))
+    optimizer = sn.AdamC([p], lr=0.01, **settings)
+    monitor = sn.Monitor(optimizer, alignment=True)
+    p.grad = torch.randn(6, 4)
+    optimizer.step()
+    (record,) = monitor.measure()
+    assert record.get("alignment") is None
+    assert record["weight_norm"] == pytest.approx(float(p.detach().norm()))

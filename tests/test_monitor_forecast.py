@@ -1,4 +1,4 @@
-"""Forecast and expected alignment beside the measured: theory's, step by step, whatever happens to the run."""
+"""Forecast and expected alignment are the theory's, step by step, whatever happens to the run."""
 
 import io
 import math
@@ -22,7 +22,7 @@ LR = [0.03 * ratio for ratio in RATIO]
 
 
 def watch(optimizer, params, steps=T, **options):
-    """Warmup, cosine, alpha (or betas) changing; returns the records."""
+    """Train through warmup and cosine while alpha (or betas) change; return the records."""
     peaks = [group["lr"] for group in optimizer.param_groups]
     monitor = sn.Monitor(optimizer, **options)
     for t in range(steps):
@@ -43,11 +43,13 @@ def column(records, layer, key):
 
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("overlap", [None, "linear", "exact"])
-def test_forecast_and_expected_alignment_are_the_theorys(overlap, nesterov):
-    """Two starts of each kind: one walk serves both. overlap None: Scion with constant decay."""
+def test_the_forecast_and_the_expected_alignment_are_the_theorys(overlap, nesterov):
+    """There are two starts of each kind, and one computation serves both. overlap None means Scion with constant decay."""
     kinds = {
         "square": ({"lmo": "spectral"}, (8, 8)),
         "qkv": ({"lmo": "spectral", "blocks": 3}, (12, 8)),
+        "grouped queries": ({"lmo": "spectral", "blocks": (8, 4, 4)}, (16, 8)),
+        "heads": ({"lmo": "spectral", "blocks": ("inputs", 4)}, (8, 16)),
         "conv": ({"lmo": "conv"}, (4, 3, 2, 2)),
         "vector": ({"lmo": "bias"}, (10,)),
         "sign": ({"lmo": "sign"}, (6, 9)),
@@ -78,14 +80,14 @@ def test_forecast_and_expected_alignment_are_the_theorys(overlap, nesterov):
             assert column(records, f"{index}.{k}", "expected") == pytest.approx(cosine.tolist(), rel=1e-5, abs=1e-9)
     last = records[-1]
     assert last["forecast_norm"] == pytest.approx(math.hypot(*(x["forecast"] for x in last["layers"].values())))
-    spectral = [last["layers"][f"{k}.{j}"] for k in (0, 1, 2) for j in (0, 1)]
+    spectral = [last["layers"][f"{k}.{j}"] for k in (0, 1, 2, 3, 4) for j in (0, 1)]
     assert last["expected_alignment"] == pytest.approx(statistics.fmean(x["expected"] for x in spectral))
     assert last["excess_alignment/sign"] == pytest.approx(
-        statistics.fmean(last["layers"][f"4.{k}"]["alignment"] - last["layers"][f"4.{k}"]["expected"] for k in (0, 1))
+        statistics.fmean(last["layers"][f"6.{k}"]["alignment"] - last["layers"][f"6.{k}"]["expected"] for k in (0, 1))
     )
 
 
-def test_forecast_of_lion_and_adam_with_changing_betas():
+def test_the_forecast_holds_for_lion_and_adam_with_changing_betas():
     params = parameters((6, 5), (7,))
     starts = [p.square().sum().item() for p in params]
     beta1 = [0.95 - 0.3 * t / T for t in range(T)]
@@ -108,7 +110,7 @@ def test_forecast_of_lion_and_adam_with_changing_betas():
 
 
 @pytest.mark.parametrize("trace", [False, True])
-def test_effective_lr_of_sgd_with_and_without_a_trace(trace):
+def test_the_effective_lr_of_sgd_is_right_with_and_without_a_trace(trace):
     """A trace adds up 1/alpha gradients where the average has one."""
     params = parameters((6, 5))
     records = watch(sn.SGDC(params, lr=0.03, trace=trace, weight_decay=0.0), params, steps=5)
@@ -116,7 +118,7 @@ def test_effective_lr_of_sgd_with_and_without_a_trace(trace):
     assert [each["effective_lr"] for each in records] == pytest.approx(expected)
 
 
-def test_momentum_of_a_young_adam_holds_as_many_gradients_as_it_has_seen():
+def test_the_momentum_of_a_young_adam_holds_as_many_gradients_as_it_has_seen():
     kernel = theory.overlap("linear", None)
     track = ForecastTrack(ADAM, kernel, (), theory.initial_state(kernel))
     track._begin([Start(1.0, warm=True, updates=3)], StepParams(0.01, 0.0, theory.ema(0.1)))
@@ -125,8 +127,8 @@ def test_momentum_of_a_young_adam_holds_as_many_gradients_as_it_has_seen():
 
 @pytest.mark.parametrize("shape", [(64, 64), (48, 192), (192, 48)])
 @pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
-def test_size_of_muons_update_is_known(shape, adjust):
-    """Newton-Schulz leaves a quarter of |u|^2 to a third of it out at these shapes; the forecast knows."""
+def test_the_size_of_muons_update_is_known(shape, adjust):
+    """At these shapes Newton-Schulz leaves out a quarter to a third of |u|^2, and the forecast knows."""
     params = parameters(*[shape] * 4)
     optimizer = torch.optim.Muon(params, lr=0.1, weight_decay=0.0, adjust_lr_fn=adjust)
     before = [p.detach().clone() for p in params]
@@ -136,7 +138,7 @@ def test_size_of_muons_update_is_known(shape, adjust):
     assert MUON.update_norm_sq(shape, {"momentum": 0.9}) is None  # somebody else's
 
 
-def test_no_forecast_where_there_is_no_theory():
+def test_there_is_no_forecast_where_there_is_no_theory():
     for make in (
         sn.RenormalizedAdamW,
         lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1),
@@ -159,7 +161,7 @@ def test_no_forecast_where_there_is_no_theory():
 
 
 def excess_of(make, shapes, steps=200, skip=50, **options):
-    """Mean excess over steps of each layer, gradients random; and measured / forecast norm at the end."""
+    """Return the mean excess over steps of each layer under random gradients, and measured / forecast norm at the end."""
     g = torch.Generator().manual_seed(5)
     params = [nn.Parameter(0.1 * torch.randn(shape, generator=g)) for shape in shapes]
     optimizer = make(params)
@@ -193,7 +195,9 @@ RANDOM = {
     [pytest.param(name, marks=[] if name in ("ScionC", "AdamW") else [pytest.mark.slow]) for name in RANDOM],
 )
 def test_random_gradients_have_no_excess_alignment(name):
-    """48 independent layers: the mean within three standard errors of zero, expected alignment far outside of them."""
+    """With 48 independent layers, the mean is within three standard errors of zero and the expected alignment far
+    outside.
+    """
     make, options = RANDOM[name]
     excess, ratios, expected = excess_of(make, [(32, 32)] * 48, **options)
     error = statistics.stdev(excess) / math.sqrt(len(excess))
@@ -207,8 +211,8 @@ def test_random_gradients_have_no_excess_alignment(name):
         assert statistics.fmean(ratios) == pytest.approx(1, abs=0.025)
 
 
-def test_gradient_that_pushes_outward_has_negative_excess():
-    """What the output layer does under cross-entropy: the gradient keeps a part along -theta."""
+def test_a_gradient_that_pushes_outward_has_negative_excess():
+    """The output layer does this under cross-entropy: the gradient keeps a part along -theta."""
     p, free = parameters((24, 24), (24, 24))
     optimizer = sn.ScionC([p, free], lr=0.02, lmo="spectral")
     outward = p.detach().clone()
@@ -233,8 +237,8 @@ def test_gradient_that_pushes_outward_has_negative_excess():
     ],
     ids=["ScionC", "AdamW", "LionC"],
 )
-def test_resumed_run_continues_as_the_unbroken(make):
-    """Stopped between two measurements, records unread, one parameter without gradients at times."""
+def test_a_resumed_monitor_continues_as_the_unbroken_one_does(make):
+    """The run stops between two measurements, with records unread and one parameter sometimes without gradients."""
 
     def go(optimizer, params, steps):
         for t in steps:
@@ -269,7 +273,7 @@ def test_resumed_run_continues_as_the_unbroken(make):
         assert torch.equal(vectors, monitor.state_dict()["power"][name])
 
 
-def test_state_of_another_model_is_refused():
+def test_the_state_of_another_model_is_refused():
     def monitor_of(*shapes):
         params = parameters(*shapes)
         optimizer = sn.ScionC(params, lmo="by-shape")
@@ -284,7 +288,7 @@ def test_state_of_another_model_is_refused():
         monitor_of((4, 5), (4,)).load_state_dict(state)
 
 
-def test_layer_without_gradients_is_forecast_by_the_steps_it_took():
+def test_a_layer_without_gradients_is_forecast_by_the_steps_it_took():
     params = parameters((8, 8), (8, 8))
     start = [p.square().sum().item() / 8 for p in params]
     optimizer = sn.Scion(params, lr=0.03, lmo="spectral", weight_decay=0.5)
@@ -312,8 +316,8 @@ def test_layer_without_gradients_is_forecast_by_the_steps_it_took():
 
 
 @pytest.mark.parametrize("name", ["ScionC", "AdamW", "LionC"])
-def test_attached_to_a_run_under_way_momentum_is_taken_as_settled(name):
-    """A cold start would expect no alignment at first; the run from its beginning knows better."""
+def test_a_monitor_attached_to_a_running_optimizer_takes_its_momentum_as_settled(name):
+    """A cold start would expect no alignment at first, unlike the run from its beginning."""
     make, _ = RANDOM[name]
     params = parameters(*[(16, 16)] * 4)
     optimizer = make(params)
@@ -331,8 +335,8 @@ def test_attached_to_a_run_under_way_momentum_is_taken_as_settled(name):
 
 @pytest.mark.parametrize("every", [1, 4])
 @pytest.mark.parametrize("make", [lambda ps: sn.ScionC(ps, lmo="spectral", lr=0.05, steady_norm_sq=4.0), lambda ps: sn.AdamC(ps, lr=0.02, weight_decay=1.0), lambda ps: sn.LionC(ps, lr=0.01)], ids=["ScionC", "AdamC", "LionC"])  # fmt: skip
-def test_forecast_stands_still_where_updates_are_skipped(make, every):
-    """Of two layers alike one has 12 gradients that are not finite: it is forecast as the other was 12 steps before."""
+def test_the_forecast_stands_still_where_updates_are_skipped(make, every):
+    """One of two equal layers has 12 non-finite gradients: its forecast is that of the other 12 steps earlier."""
     params = parameters((8, 8), (8, 8))
     params[1].data.copy_(params[0].data)
     optimizer = make(params)
@@ -358,3 +362,60 @@ def test_forecast_stands_still_where_updates_are_skipped(make, every):
     expected = dict(zip([each["step"] for each in records], column(records, "0.1", "expected"), strict=True))
     assert expected[24] is None and (expected[40] is not None)
     assert records[-1]["weight_norm"] is not None
+
+
+# --- norms that are held
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.0, 1.5])
+def test_forecast_of_a_balanced_norm_returns_to_its_target_as_the_norm_does(scale):
+    """Start off the target: the forecast approaches it over T steps, and so does the measured norm."""
+    p = nn.Parameter(noise((60, 20), 1))
+    optimizer = sn.ScionC(
+        [{"params": [p], "lmo": "sign", "name": "signs"}],
+        lr=0.02,
+        alpha=0.3,
+        steady_norm_sq=1.0,
+        hold="balance",
+        balance_steps=30,
+    )
+    p.data *= math.sqrt(scale * 3.0) / p.data.norm()  # N* = 60 / 20
+    monitor = sn.Monitor(optimizer)
+    for t in range(150):
+        set_noise([p], t)
+        optimizer.step()
+    records = monitor.measure()
+    forecast, norm, again = (column(records, "0.0", key) for key in ("forecast", "norm", "forecast_measured"))
+    eta = 0.02 * theory.weight_decay_for(1.0, 0.02, 0.3)
+    expected = [math.sqrt(3 * (1 + (scale - 1) * theory.balance_keep(eta, 30) ** t)) for t in range(1, 151)]
+    assert forecast == pytest.approx(expected, rel=1e-6)
+    assert again[1:] == pytest.approx(expected[1:], rel=1e-6)
+    assert norm == pytest.approx(forecast, rel=0.06)
+    assert norm[-30:] == pytest.approx(forecast[-30:], rel=0.02)
+
+
+@pytest.mark.parametrize("decay", [{"steady_norm_sq": 0.7}, {"weight_decay": 0.1}])
+def test_forecast_of_a_fixed_norm_is_that_norm(decay):
+    params = parameters((8, 4), (8, 4))
+    optimizer = sn.ScionC([{"params": params, "lmo": "spectral", "name": "two", **decay}], lr=0.02, hold="fixed")
+    starts = [p.norm().item() for p in params]
+    records = watch(optimizer, params, steps=8)
+    for k, start in enumerate(starts):
+        expected = math.sqrt(0.7 * 8) if "steady_norm_sq" in decay else start
+        assert column(records, f"0.{k}", "forecast") == pytest.approx([expected] * 8, rel=1e-6)
+        assert column(records, f"0.{k}", "norm") == pytest.approx([expected] * 8, rel=1e-5)
+
+
+def test_cautious_decay_has_no_forecast_that_does_not_know_its_mask():
+    """Forecast as plain decay, its norm would be far too small: cautious decay is more than twice as strong."""
+    records = {}
+    for cautious in (False, True):
+        p = torch.nn.Parameter(torch.randn(6, 4))
+        optimizer = sn.ScionC([p], lr=0.01, lmo="spectral", cautious=cautious)
+        monitor = sn.Monitor(optimizer)
+        p.grad = torch.randn(6, 4)
+        optimizer.step()
+        (records[cautious],) = monitor.measure()
+    assert records[False]["forecast_norm"] is not None
+    assert records[True].get("forecast_norm") is None
+    assert records[True]["target_norm"] == records[False]["target_norm"]

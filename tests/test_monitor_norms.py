@@ -1,4 +1,4 @@
-"""The monitor's norms are those of slow twins."""
+"""The monitor's norms equal those of slow twins."""
 
 import math
 import statistics
@@ -29,7 +29,7 @@ from steadynorm.lmo import LMOS
     ],
     ids=["square", "tall", "wide", "blocks", "stack", "transposed blocks", "transposed stack", "conv", "taps"],
 )
-def test_spectral_norm_within_a_percent_of_svd_on_a_slowly_changing_matrix(lmo, shape, blocks):
+def test_the_spectral_norm_of_a_slowly_changing_matrix_is_within_a_percent_of_its_svd(lmo, shape, blocks):
     params = parameters(shape, shape)
     optimizer = sn.Scion(params, lr=0.02, lmo=lmo, blocks=blocks, weight_decay=0.05)
     monitor = sn.Monitor(optimizer)
@@ -54,8 +54,38 @@ def test_spectral_norm_within_a_percent_of_svd_on_a_slowly_changing_matrix(lmo, 
     assert abs(last["spectral_norm"] / statistics.geometric_mean(exact) - 1) < 0.01
 
 
+@pytest.mark.parametrize(
+    ("lmo", "blocks", "dim", "sizes"),
+    [
+        ("spectral", (24, 12, 12), -2, [24, 12, 12]),
+        ("spectral", ("inputs", 3), -1, [12, 12, 12]),
+        ("spectral", ("inputs", (20, 8, 8)), -1, [20, 8, 8]),
+        ("spectral-transposed", (20, 8, 8), -1, [20, 8, 8]),
+        ("spectral-transposed", ("inputs", (24, 12, 12)), -2, [24, 12, 12]),
+    ],
+)
+@pytest.mark.parametrize("stacked", [False, True], ids=["matrix", "stack"])
+def test_the_spectral_norm_of_every_block_is_measured(lmo, blocks, dim, sizes, stacked):
+    p = parameters((2, 48, 36) if stacked else (48, 36))[0]
+    optimizer = sn.Scion([p], lr=0.02, lmo=lmo, blocks=blocks, weight_decay=0.05)
+    monitor = sn.Monitor(optimizer)
+    train(optimizer, [p], 30)
+    last = monitor.measure()[-1]
+    values = []
+    for matrix in p.detach().view(-1, 48, 36):
+        for part in matrix.split(sizes, dim):
+            d_out, d_in = part.shape if lmo == "spectral" else part.mT.shape
+            share = d_in / matrix.shape[dim] if blocks[0] == "inputs" else 1.0
+            values.append(torch.linalg.matrix_norm(part, 2).item() * math.sqrt(d_in / d_out) / share)
+    assert last["layers"]["0.0"]["spectral"] == pytest.approx(statistics.geometric_mean(values), rel=0.01)
+    again = sn.Monitor(optimizer)
+    again.load_state_dict(monitor.state_dict())
+    train(optimizer, [p], 1)
+    assert again.measure()[-1]["spectral_norm"] == pytest.approx(last["spectral_norm"], rel=0.05)
+
+
 @pytest.mark.parametrize("every", [1, 10, 50, 100])
-def test_spectral_norm_within_a_percent_of_svd_while_training(every):
+def test_the_spectral_norm_while_training_is_within_a_percent_of_the_svd(every):
     """At lr 0.05 half of the weights is new after 35 steps. One power iteration per record was up to 33 % low."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 160), nn.Tanh(), nn.Linear(160, 96), nn.Tanh(), nn.Linear(96, 10))
@@ -77,7 +107,7 @@ def test_spectral_norm_within_a_percent_of_svd_while_training(every):
             assert measured == pytest.approx(exact[row["step"]], rel=0.01)
 
 
-def test_following_a_turning_matrix_from_record_to_record():
+def test_the_spectral_norm_follows_a_turning_matrix_from_record_to_record():
     """The vector is kept from step to step: a fresh one each time would stay some 20 % low."""
     p = nn.Parameter(noise((64, 64), 1))
     optimizer = torch.optim.SGD([p], lr=0.0)
@@ -89,8 +119,8 @@ def test_following_a_turning_matrix_from_record_to_record():
     assert abs(monitor.measure()[-1]["spectral_norm"] / torch.linalg.matrix_norm(p.detach(), 2).item() - 1) < 0.01
 
 
-def test_first_record_is_not_far_too_low():
-    """A random vector sees half of the largest singular value; new layers get some iterations at once."""
+def test_the_first_record_is_not_far_too_low():
+    """A random vector sees half of the largest singular value, so new layers get several iterations at once."""
     params = parameters((64, 64), (128, 32))
     optimizer = torch.optim.SGD(params, lr=0.0)
     monitor = sn.Monitor(optimizer)
@@ -99,7 +129,7 @@ def test_first_record_is_not_far_too_low():
     assert monitor.measure()[0]["spectral_norm"] == pytest.approx(statistics.geometric_mean(exact), rel=0.05)
 
 
-def test_zero_matrix_is_left_out_of_the_mean_and_keeps_its_vector():
+def test_a_zero_matrix_is_left_out_of_the_mean_and_keeps_its_vector():
     a, zero = nn.Parameter(noise((16, 16), 1)), nn.Parameter(torch.zeros(16, 16))
     optimizer = torch.optim.SGD([a, zero], lr=0.0)
     monitor = sn.Monitor(optimizer)
@@ -122,7 +152,7 @@ def test_zero_matrix_is_left_out_of_the_mean_and_keeps_its_vector():
 
 
 def test_role_norms_are_means_of_table_1():
-    """Geometric over matrices, arithmetic over vectors; sign d_in max|A|; l2 over everything."""
+    """They are geometric over matrices, arithmetic over vectors; sign has d_in max|A|, l2 covers everything."""
     model = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 24), nn.Linear(24, 8), nn.Linear(8, 9))
     params = list(model.parameters())
     for k, p in enumerate(params):
@@ -211,7 +241,7 @@ def test_groups_are_named_by_what_is_in_them_and_never_by_number():
 
 
 def test_layers_are_recorded_in_the_order_of_the_model():
-    """Not of the optimizer's groups, which differ between the runs that a report compares."""
+    """The optimizer's groups have another order, which differs between the runs that a report compares."""
     model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2))
     for optimizer in (
         sn.ScionC(sn.param_groups(model, output="2")),
@@ -223,7 +253,7 @@ def test_layers_are_recorded_in_the_order_of_the_model():
         monitor.close()
 
 
-def test_output_layer_unknown_to_the_model_is_no_error():
+def test_an_output_layer_unknown_to_the_model_is_no_error():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     optimizer = torch.optim.AdamW(model.parameters())
     monitor = sn.Monitor(optimizer, model)
@@ -235,7 +265,7 @@ def test_output_layer_unknown_to_the_model_is_no_error():
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e-20, 1e10, 1e15, 1e20, 1e30])
-def test_norms_and_spectral_norms_at_any_size(size):
+def test_norms_and_spectral_norms_are_right_at_any_size(size):
     params = [nn.Parameter(size * p.detach()) for p in parameters((12, 8), (6, 6), (5,))]
     optimizer = sn.ScionC(params, lr=0.0, lmo="by-shape")
     monitor = sn.Monitor(optimizer)

@@ -1,4 +1,4 @@
-"""`convert`: the new optimizer goes on where the old one was, as exactly as the two can agree."""
+"""`convert`: the new optimizer continues where the old one was, as exactly as the two can agree."""
 
 import copy
 import math
@@ -14,7 +14,7 @@ from steadynorm import theory
 
 
 class Net(nn.Module):
-    """Embedding, fused q, k, v, a wide and a tall matrix, a convolution, vectors, a scalar, an output layer."""
+    """Embedding, fused q, k, v, a wide and a tall matrix, a convolution, vectors, a scalar and an output layer."""
 
     def __init__(self, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def assert_close(one: nn.Module, other: nn.Module, **tolerance: float) -> None:
 
 
 def values_of(optimizer: Any) -> dict[str, dict[str, Any]]:
-    """Name of each parameter -> the values of its group."""
+    """Return {parameter name: the values of its group}."""
     return {name: group for group in optimizer.param_groups for name in group["param_names"]}
 
 
@@ -84,7 +84,7 @@ def test_adamc_continues_adamw_bit_for_bit_at_constant_lr():
     assert "all" in table
 
 
-def test_capturable_adamw_becomes_a_plain_adamc():
+def test_a_capturable_adamw_becomes_a_plain_adamc():
     model = Net()
     new, _ = sn.convert(torch.optim.AdamW(model.parameters(), capturable=True), model)
     assert not any(group["capturable"] for group in new.param_groups)
@@ -108,7 +108,7 @@ def test_adamc_takes_the_peak_of_a_running_schedule():
     assert values["wide.bias"]["weight_decay"] == 0.0
 
 
-def test_corrected_adamw_keeps_its_base_decay():
+def test_a_corrected_adamw_keeps_its_base_decay():
     model = Net()
     old = sn.correct(adamw(model))
     for group in old.param_groups:
@@ -119,7 +119,7 @@ def test_corrected_adamw_keeps_its_base_decay():
     assert (group["base_weight_decay"], group["peak_lr"], group["lr"]) == (0.3, 1e-2, 5e-3)
 
 
-def test_conversion_leaves_the_old_optimizer_unchanged():
+def test_a_conversion_leaves_the_old_optimizer_unchanged():
     model = Net()
     old = adamw(model)
     train(model, old, 0, 3)
@@ -135,7 +135,7 @@ def test_conversion_leaves_the_old_optimizer_unchanged():
 
 
 def test_scionc_from_adamw_keeps_half_life_effective_lr_and_steady_rms():
-    """AdamW's steady mean square is lr / (2 decay); a gradient moves an element by lr in the end."""
+    """AdamW's steady mean square is lr / (2 decay), and a gradient moves an element by lr in the end."""
     model = Net()
     new, table = sn.convert(adamw(model), model, to=sn.ScionC)
     named = dict(model.named_parameters())
@@ -168,8 +168,8 @@ def test_scionc_from_adamw_takes_the_momentum_and_says_what_it_drops():
     assert table.count("exp_avg -> momentum_buffer; exp_avg_sq, step dropped") == len(list(model.parameters()))
 
 
-def test_simulated_norms_are_the_same_under_both():
-    """Random gradients on a vector of 512: AdamW and the converted ScionC settle at the same RMS."""
+def test_the_simulated_norms_are_the_same_under_both():
+    """On random gradients of a vector of 512, AdamW and the converted ScionC settle at the same RMS."""
     found = {}
     for kind in ("AdamW", "ScionC"):
         model = nn.ParameterList([torch.zeros(512)])
@@ -200,7 +200,7 @@ def muon(model: nn.Module, **settings: Any) -> torch.optim.Muon:
 @pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_scion_continues_from_muon(adjust: str, nesterov: bool):
-    """Muon's polar factors are rough (bf16, Newton-Schulz); step size, direction and decay are compared."""
+    """Muon's polar factors are rough (bf16, Newton-Schulz), so step size, direction and decay are compared."""
     model, reference = Net(), Net()
     blocks = {"qkv.weight": 1}  # as Muon has it
     old, unchanged = (muon(each, adjust_lr_fn=adjust, nesterov=nesterov) for each in (model, reference))
@@ -288,10 +288,10 @@ CASES = {
 @pytest.mark.parametrize("to", [sn.Scion, sn.ScionC])
 @pytest.mark.parametrize("unconstrained", [False, True])
 @pytest.mark.parametrize(("norm", "layer", "options"), [(n, *case) for n, cases in CASES.items() for case in cases])
-def test_published_scion_continues_exactly(
+def test_the_published_scion_continues_exactly(
     norm: str, layer: str, options: dict[str, Any], unconstrained: bool, to: Any
 ):
-    """Constant decay, and corrected while lr is constant: the same weights after five more steps."""
+    """With constant decay, and corrected at constant lr, the weights are the same after five more steps."""
     model, reference = Net(), Net()
     old, unchanged = (
         twin.Scion(
@@ -311,7 +311,7 @@ def test_published_scion_continues_exactly(
 
 @pytest.mark.parametrize("shape", [(24, 24), (16, 40), (40, 16)])
 def test_newton_schulz_takes_the_steps_of_the_published_scion(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch):
-    """200 steps of its own iteration, in fp32: Schatten-8 scaling left the weights 12 to 15 % apart."""
+    """It takes 200 steps of its own iteration in fp32: Schatten-8 scaling left the weights 12 to 15 % apart."""
     monkeypatch.setenv("STEADYNORM_NATIVE_BF16", "0")
 
     def published(g: torch.Tensor, **_: Any) -> torch.Tensor:
@@ -334,7 +334,7 @@ def test_newton_schulz_takes_the_steps_of_the_published_scion(shape: tuple[int, 
     assert (one - two).norm() < 1e-4 * one.norm()
 
 
-def test_vectors_and_scalars_of_the_published_scion():
+def test_vectors_and_scalars_of_the_published_scion_continue_exactly():
     model, reference = Net(), Net()
     old, unchanged = (twin.Scion([each.wide.bias, each.scale], lr=0.01, momentum=0.2) for each in (model, reference))
     train(reference, unchanged, 0, 6)
@@ -378,7 +378,7 @@ def test_another_momentum_keeps_effective_lr_and_norm():
     assert all(was.split()[-1] == now.split()[0] for was, now in rms)
 
 
-def test_lr_not_kept_keeps_the_norm():
+def test_converting_without_keeping_the_lr_keeps_the_norm():
     model = Net()
     kept, _ = sn.convert(adamw(model), model, to=sn.ScionC)
     new, _ = sn.convert(adamw(model), model, to=sn.ScionC, keep_lr=False, lr=0.003)
@@ -391,7 +391,7 @@ def test_lr_not_kept_keeps_the_norm():
     assert rms[0] == pytest.approx(rms[1])
 
 
-def test_norm_not_kept_takes_the_given_one():
+def test_converting_without_keeping_the_norm_takes_the_one_passed():
     model = Net()
     new, table = sn.convert(adamw(model), model, to=sn.ScionC, keep_norm=False, steady_norm_sq=2.0)
     kept, _ = sn.convert(adamw(model), model, to=sn.ScionC)
@@ -448,7 +448,7 @@ def test_groups_hold_plain_values_and_load():
             {},
             r"AdamW, group 0: parameter 0 .* not in the model",
         ),
-        (adamw, {"to": sn.LionC}, r"to=LionC is none of AdamC, ScionC, Scion"),
+        (adamw, {"to": sn.LionC}, r"to=LionC is none of AdamC, MuonC, ScionC, Scion"),
         (muon, {"to": sn.AdamC}, r"AdamC takes over only from AdamW, not from Muon; use ScionC"),
         (lambda m: twin.Scion([m.tall.weight], norm="Nuclear"), {}, r"tall\.weight: norm 'Nuclear' is unknown"),
         (lambda m: twin.Scion([m.conv.weight], norm="Sign"), {}, r"conv\.weight: norm 'Sign' is for 2 to 2 dimensions"),
@@ -467,7 +467,7 @@ def test_errors_say_what_and_where(make: Any, options: dict[str, Any], message: 
         sn.convert(make(model), model, **options)
 
 
-def test_frozen_parameter_is_named():
+def test_a_frozen_parameter_is_named():
     model = Net()
     old = muon(model)
     model.tall.weight.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""The mutation check itself: every mutant still applies and can be imported, and the check tells killed from survived."""
+"""The mutation check itself: every mutant still applies and can be imported, and killed is told from survived."""
 
 import ast
 import json
@@ -14,7 +14,7 @@ from mutation import Mutant, module_path, mutate
 from benchmarks import trust
 
 ROOT = Path(__file__).parents[1]
-QUICK = ("test_schedule.py::test_cosine_is_the_papers_at_every_update",)
+QUICK = ("test_schedule.py::test_the_cosine_is_the_papers_at_every_update",)
 FORMULA = "(1 + math.cos(math.pi * x)) / 2"
 
 
@@ -25,6 +25,8 @@ def test_every_mutant_applies_once_and_its_module_can_be_imported(mutant: Mutant
     assert ast.dump(ast.parse(path.read_text(encoding="utf-8"))) != ast.dump(
         ast.parse(module_path(mutant).read_text(encoding="utf-8"))
     )
+    if mutant.place.startswith(("polar.triton_kernels:", "polar.symmetric_kernels:")):
+        return  # the first needs Triton, the second registers operators, which can be done once per process
     name = f"steadynorm.{mutant.place.partition(':')[0]}".rpartition(".")[0] + ".mutant"
     spec = spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
@@ -33,7 +35,7 @@ def test_every_mutant_applies_once_and_its_module_can_be_imported(mutant: Mutant
     spec.loader.exec_module(module)
 
 
-def test_tests_of_every_mutant_exist():
+def test_the_tests_of_every_mutant_exist():
     for mutant in MUTANTS:
         for test in mutant.tests:
             file, _, name = test.partition("[")[0].partition("::")
@@ -91,8 +93,8 @@ def test_code_is_found_by_its_syntax_tree(place, old, new, mutated, tmp_path):
     assert mutated in mutate(Mutant(place, "", old, new, ()), tmp_path)
 
 
-def test_broken_formula_is_killed_and_a_harmless_change_survives(capsys, monkeypatch, tmp_path):
-    """Which also shows that the copy is what is tested, though the package is installed."""
+def test_a_broken_formula_is_killed_and_a_harmless_change_survives(capsys, monkeypatch, tmp_path):
+    """This also shows that the copy is tested, although the package is installed."""
     harmless = Mutant("schedule:_SHAPES", "nothing", FORMULA, f"0.5 * {FORMULA[:-4]}", QUICK)
     harmful = Mutant("schedule:_SHAPES", "cosine is a line", FORMULA, "1 - x", QUICK)
     monkeypatch.setattr(mutants, "MUTANTS", (harmless, harmful))
@@ -111,13 +113,13 @@ def test_broken_formula_is_killed_and_a_harmless_change_survives(capsys, monkeyp
 
 @pytest.mark.slow
 def test_selections_must_pass_on_the_unbroken_copy(monkeypatch, tmp_path):
-    """They, and tests that are not there, are told before any mutant is tried."""
+    """Failing or missing tests are reported before any mutant is tried."""
     nowhere = Mutant("schedule:_SHAPES", "cosine is a line", FORMULA, "1 - x", ("test_schedule.py::test_not_there",))
     with pytest.raises(RuntimeError, match="must pass on the unbroken copy: did not run"):
         mutants.check([nowhere], jobs=1, limit=600, report=lambda text: None)
 
 
-def test_pages_show_what_was_found(tmp_path):
+def test_the_pages_show_the_recorded_outcomes(tmp_path):
     pages = ROOT / "docs" / "trust.md", ROOT / "README.md"
     copies = [tmp_path / page.name for page in pages]
     for page, copy in zip(pages, copies, strict=True):
@@ -127,7 +129,7 @@ def test_pages_show_what_was_found(tmp_path):
         assert copy.read_text(encoding="utf-8") == page.read_text(encoding="utf-8"), "run python -m benchmarks.trust"
 
 
-def test_results_are_of_these_mutants_and_none_survived():
+def test_the_recorded_outcomes_belong_to_these_mutants_and_none_survived():
     found = json.loads(mutants.RESULTS.read_text(encoding="utf-8"))
     assert [each["digest"] for each in found["outcomes"]] == [mutants.digest(each) for each in MUTANTS], (
         "run python tests/mutants.py --new && python -m benchmarks.trust"

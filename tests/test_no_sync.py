@@ -6,13 +6,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import steadynorm as sn
-from steadynorm.optim import buckets
+from steadynorm.optim import arithmetic
 
 SHAPES = [(16, 16), (16, 16), (48, 16), (16, 64), (40, 8), (8,), (8,), (4, 3, 3, 3), (2, 6, 5)]
 
 
 class NoCrossing(TorchDispatchMode):
-    """Fails on any operation that moves data between devices; a 0-d CPU tensor is a kernel argument, not a copy."""
+    """Fail on any operation that moves data between devices; a 0-d CPU tensor is a kernel argument, not a copy."""
 
     crossings = ("aten::_to_copy", "aten::copy_", "aten::_copy_from", "aten::_local_scalar_dense", "aten::item")
 
@@ -24,35 +24,52 @@ class NoCrossing(TorchDispatchMode):
         return out
 
 
-def optimizers(params):
-    matrices = [p for p in params if p.ndim == 2]
-    yield sn.ScionC(params, lr=1e-2, lmo="by-shape")
-    yield sn.ScionC(params, lr=1e-2, lmo="by-shape", nesterov=True, overlap="exact", momentum_dtype="bfloat16")
-    yield sn.Scion(matrices, lr=1e-2, lmo="sign", weight_decay=0.1)
-    yield sn.Scion(matrices, lr=1e-2, lmo="row", weight_decay=0.1)
-    yield sn.LionC(params, lr=1e-3)
-    yield sn.SGDC(params, lr=1e-2, nesterov=True)
-    yield sn.RenormalizedAdamW(params)
-    yield sn.AdamC(params, fused=True)
-    yield sn.correct(torch.optim.AdamW(params, fused=True, weight_decay=0.1), skip=params[1])
+def corrected(params, **settings):
+    return sn.correct(torch.optim.AdamW(params, fused=True, weight_decay=0.1), skip=params[1], **settings)
 
 
-@pytest.mark.parametrize("which", range(9))
-def test_step_on_fake_cuda_tensors_copies_nothing_between_devices(which, monkeypatch):
-    monkeypatch.setattr(buckets, "MAX_ELEMENTS", 200)  # so that parameters are cut by rows, too
+OPTIMIZERS = {
+    "ScionC": lambda params: sn.ScionC(params, lmo="by-shape"),
+    "ScionC exact": lambda params: sn.ScionC(
+        params, lmo="by-shape", nesterov=True, overlap="exact", momentum_dtype="bfloat16"
+    ),
+    "ScionC balance": lambda params: sn.ScionC(params, lmo="by-shape", hold="balance"),
+    "ScionC balance cautious": lambda params: sn.ScionC(params, lmo="by-shape", hold="balance", cautious=True),
+    "ScionC fixed": lambda params: sn.ScionC(params, lmo="by-shape", hold="fixed"),
+    "ScionC cautious": lambda params: sn.ScionC(params, lmo="by-shape", cautious=True),
+    "Scion sign": lambda params: sn.Scion([p for p in params if p.ndim == 2], lmo="sign", weight_decay=0.1),
+    "Scion row": lambda params: sn.Scion([p for p in params if p.ndim == 2], lmo="row", weight_decay=0.1),
+    "Scion embedding fixed": lambda params: sn.Scion([p for p in params if p.ndim == 2], lmo="embedding", hold="fixed"),
+    "LionC": lambda params: sn.LionC(params),
+    "LionC balance": lambda params: sn.LionC(params, hold="balance"),
+    "SGDC": lambda params: sn.SGDC(params, nesterov=True),
+    "RenormalizedAdamW": lambda params: sn.RenormalizedAdamW(params),
+    "AdamC": lambda params: sn.AdamC(params, fused=True),
+    "AdamC balance": lambda params: sn.AdamC(params, fused=True, hold="balance"),
+    "AdamC fixed": lambda params: sn.AdamC(params, fused=True, hold="fixed"),
+    "AdamC cautious": lambda params: sn.AdamC(params, fused=True, cautious=True),
+    "correct(AdamW)": corrected,
+    "correct(AdamW) balance": lambda params: corrected(params, hold="balance"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_on_fake_cuda_tensors_copies_nothing_between_devices(name, dtype, monkeypatch):
+    monkeypatch.setattr(arithmetic, "CHUNK_MIB", 200 * 16 / 2**20)  # so that parameters are cut by rows as well
     with FakeTensorMode(allow_non_fake_inputs=True):
-        params = [torch.nn.Parameter(torch.empty(shape, device="cuda")) for shape in SHAPES]
-        optimizer = list(optimizers(params))[which]
+        params = [torch.nn.Parameter(torch.empty(shape, dtype=dtype, device="cuda")) for shape in SHAPES]
+        optimizer = OPTIMIZERS[name](params)
         with NoCrossing():
-            for lr in (1e-3, 5e-4):
+            for factor in (0.5, 0.25):
                 for group in optimizer.param_groups:
-                    group["lr"] = lr
+                    group["lr"] *= factor
                 for p in params:
-                    p.grad = torch.empty(p.shape, device="cuda")
+                    p.grad = torch.empty(p.shape, dtype=dtype, device="cuda")
                 optimizer.step()
 
 
-def test_check_itself_catches_a_crossing():
+def test_the_check_itself_catches_a_crossing():
     with FakeTensorMode(), NoCrossing():
         x = torch.empty(3, device="cuda")
         with pytest.raises(AssertionError):

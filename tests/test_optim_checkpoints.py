@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from steadynorm.decay.rule import KEYS
 # --- checkpoints from and to others
 
 
-def test_plain_adamw_checkpoint_continues_in_adamc():
+def test_a_plain_adamw_checkpoint_continues_in_adamc():
     """Its weight_decay is the base; moments and step counts are kept."""
     params, plain = parameters(SHAPES), parameters(SHAPES)
     old = torch.optim.AdamW(params.values(), lr=0.01, weight_decay=0.3)
@@ -39,7 +40,7 @@ def test_plain_adamw_checkpoint_continues_in_adamc():
     assert new.skipped_steps() == 0
 
 
-def test_adamc_checkpoint_continues_in_plain_adamw_and_in_corrected_adamw():
+def test_an_adamc_checkpoint_continues_in_plain_adamw_and_in_corrected_adamw():
     params, plain, again = (parameters(SHAPES) for _ in range(3))
     optimizer = sn.AdamC(params.values(), lr=0.01, weight_decay=0.3)
     train(optimizer, params, range(6), lr=0.01)
@@ -62,7 +63,7 @@ def test_adamc_checkpoint_continues_in_plain_adamw_and_in_corrected_adamw():
 
 
 @pytest.mark.parametrize("make", [sn.AdamC, sn.LionC, sn.SGDC])
-def test_checkpoint_without_the_corrections_keys_has_its_decay_as_base(make):
+def test_a_checkpoint_without_the_corrections_keys_has_its_decay_as_base(make):
     params = parameters(SHAPES)
     saved = make(params.values(), lr=0.01, weight_decay=0.3).state_dict()
     for key in KEYS:
@@ -75,7 +76,7 @@ def test_checkpoint_without_the_corrections_keys_has_its_decay_as_base(make):
     assert optimizer.param_groups[0]["weight_decay"] == pytest.approx(0.15)
 
 
-def test_checkpoint_of_another_optimizer_is_refused():
+def test_a_checkpoint_of_another_optimizer_is_refused():
     params = parameters({"w": MATRIX})
     saved = torch.optim.AdamW(params.values())
     set_gradients(params, 0)
@@ -88,7 +89,7 @@ def test_checkpoint_of_another_optimizer_is_refused():
     assert optimizer.param_groups[0]["lmo"] == "spectral"
 
 
-def test_scion_checkpoint_leaves_scionc_corrected():
+def test_a_scion_checkpoint_leaves_scionc_corrected():
     """Momentum and lr are taken over; the constant decay only where the group's own is also constant."""
     params = parameters({"w": MATRIX, "head": MATRIX})
 
@@ -124,7 +125,7 @@ OTHERS: dict[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {
 
 
 @pytest.mark.parametrize("case", OTHERS)
-def test_checkpoint_with_other_group_settings_is_refused_before_anything_changes(case: str):
+def test_a_checkpoint_with_other_group_settings_is_refused_before_anything_changes(case: str):
     saves, loads, message = OTHERS[case]
     params = parameters({"w": MATRIX})
     saved = saves(params.values()).state_dict()
@@ -137,7 +138,37 @@ def test_checkpoint_with_other_group_settings_is_refused_before_anything_changes
     assert optimizer.param_groups[0] == groups
 
 
-def test_checkpoint_with_a_setting_out_of_range_is_refused_before_anything_changes():
+@pytest.mark.parametrize("blocks", [3, (2, 2, 4), [2, 2, 4], ("inputs", 2), ("inputs", [1, 3])], ids=str)
+def test_blocks_survive_a_safe_checkpoint_and_training_resumes(blocks: Any, tmp_path: Path):
+    """Sizes are plain ints in the group, so weights_only loads them; a checkpoint with a number loads as it did."""
+    shape = (9, 4) if blocks == 3 else (8, 4)
+    ends = []
+    for stops in (False, True):
+        params = parameters({"qkv": shape})
+        optimizer = sn.ScionC([{"params": list(params.values()), "lmo": "spectral", "blocks": blocks}], overlap="exact")
+        for t in range(6):
+            if stops and t == 3:
+                torch.save(optimizer.state_dict(), tmp_path / "saved.pt")
+                optimizer = sn.ScionC([{"params": list(params.values()), "lmo": "spectral", "blocks": blocks}])
+                optimizer.load_state_dict(torch.load(tmp_path / "saved.pt", weights_only=True))
+                assert optimizer.param_groups[0]["blocks"] == blocks
+            set_gradients(params, t)
+            if t > 1:
+                params["qkv"].grad[2:4] = 0
+            optimizer.step()
+        ends.append((params["qkv"].detach(), optimizer.state[params["qkv"]]["momentum_left"]))
+    assert all(torch.equal(straight, resumed) for straight, resumed in zip(*ends, strict=True))
+
+
+def test_a_checkpoint_with_other_blocks_is_refused():
+    saved, other = (
+        sn.ScionC(parameters({"qkv": (8, 4)}).values(), lmo="spectral", blocks=blocks) for blocks in ((4, 2, 2), 2)
+    )
+    with pytest.raises(ValueError, match=r"momentum_left of shape \(3,\)"):
+        other.load_state_dict(saved.state_dict())
+
+
+def test_a_checkpoint_with_a_setting_out_of_range_is_refused_before_anything_changes():
     params = parameters({"w": MATRIX})
     optimizer = sn.ScionC(params.values(), lmo="spectral")
     saved = copy.deepcopy(optimizer.state_dict())

@@ -17,7 +17,9 @@ from steadynorm import theory
 
 
 def shrink(optimizer: Any, p: nn.Parameter, gamma: float, **settings: Any) -> float:
-    """The share of a weight that one step removes: its gradient is zero, so nothing else acts. Starts from 1."""
+    """Return the share of a weight that one step removes: it starts from 1 and its gradient is zero, so nothing else
+    acts.
+    """
     with torch.no_grad():
         p.fill_(1.0)
     optimizer.param_groups[0].update(settings, lr=gamma)
@@ -36,7 +38,7 @@ CORRECTED: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", CORRECTED)
-def test_halving_lr_quarters_corrected_shrink(name: str):
+def test_halving_the_lr_quarters_the_corrected_shrink(name: str):
     p = nn.Parameter(torch.ones(3, 3, dtype=FP64))
     optimizer = CORRECTED[name]([p], lr=0.1)
     full = shrink(optimizer, p, 0.1)
@@ -53,7 +55,7 @@ def test_halving_lr_quarters_corrected_shrink(name: str):
         partial(sn.RenormalizedAdamW, weight_decay=0.5),
     ],
 )
-def test_halving_lr_halves_constant_shrink(make):
+def test_halving_the_lr_halves_the_constant_shrink(make):
     p = nn.Parameter(torch.ones(3, 3, dtype=FP64))
     optimizer = make([p], lr=0.1)
     assert shrink(optimizer, p, 0.1) == pytest.approx(0.05)
@@ -61,14 +63,14 @@ def test_halving_lr_halves_constant_shrink(make):
 
 
 @pytest.mark.parametrize("make", [sn.AdamC, sn.LionC, sn.SGDC])
-def test_group_with_corrected_false_keeps_constant_decay(make):
+def test_a_group_with_corrected_false_keeps_constant_decay(make):
     p = nn.Parameter(torch.ones(3, 3, dtype=FP64))
     optimizer = make([{"params": [p], "corrected": False}], lr=0.1, weight_decay=0.5)
     assert shrink(optimizer, p, 0.1) == pytest.approx(0.05)
     assert shrink(optimizer, p, 0.05) == pytest.approx(0.025)
 
 
-def test_halving_steady_norm_doubles_decay():
+def test_halving_the_steady_norm_doubles_the_decay():
     p = nn.Parameter(torch.ones(3, 3, dtype=FP64))
     optimizer = sn.ScionC([p], lr=0.05, lmo="spectral", steady_norm_sq=2.0)
     assert shrink(optimizer, p, 0.05, steady_norm_sq=1.0) == pytest.approx(
@@ -76,8 +78,8 @@ def test_halving_steady_norm_doubles_decay():
     )
 
 
-def test_decay_reacts_to_momentum():
-    """(2 - alpha) / alpha: from alpha = 0.1 to 0.5 the decay falls from 19 to 3."""
+def test_the_decay_reacts_to_momentum():
+    """It is (2 - alpha) / alpha: from alpha = 0.1 to 0.5 the decay falls from 19 to 3."""
     p = nn.Parameter(torch.ones(3, 3, dtype=FP64))
     optimizer = sn.ScionC([p], lr=0.05, lmo="spectral", steady_norm_sq=2.0)
     slow, fast = shrink(optimizer, p, 0.05, alpha=0.1), shrink(optimizer, p, 0.05, alpha=0.5)
@@ -86,7 +88,7 @@ def test_decay_reacts_to_momentum():
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.1, 0.5, 1.0])
-def test_nesterov_divides_decay_by_its_factor(alpha: float):
+def test_nesterov_divides_the_decay_by_its_factor(alpha: float):
     p = nn.Parameter(torch.ones(4, 4))
     plain, nesterov = (
         sn.ScionC([p], lr=0.01, alpha=alpha, lmo="spectral", nesterov=on).weight_decay_of(p) for on in (False, True)
@@ -95,7 +97,7 @@ def test_nesterov_divides_decay_by_its_factor(alpha: float):
     assert plain / nesterov == pytest.approx(factor)
 
 
-def test_exact_decay_of_a_square_matrix_is_clearly_below_the_linear_one():
+def test_the_exact_decay_of_a_square_matrix_is_clearly_below_the_linear_one():
     """Updates of a square matrix overlap less than their inputs, so less decay holds the same norm."""
     p, v = nn.Parameter(torch.ones(32, 32)), nn.Parameter(torch.ones(512))
     for q, lmo, least, most in ((p, "spectral", 0.7, 0.85), (v, "bias", 0.97, 1.0)):
@@ -105,8 +107,8 @@ def test_exact_decay_of_a_square_matrix_is_clearly_below_the_linear_one():
         assert least < exact / linear < most
 
 
-def test_trace_decay_goes_with_the_square_of_alpha():
-    """A trace buffer is 1/alpha as large, its step too; with an EMA buffer the decay follows lr alone."""
+def test_the_trace_decay_goes_with_the_square_of_alpha():
+    """A trace buffer and its step are 1/alpha as large; with an EMA buffer the decay follows only lr."""
     for trace, factor in ((True, 4.0), (False, 1.0)):
         p = nn.Parameter(torch.ones(3, dtype=FP64))
         optimizer = sn.SGDC([p], lr=0.1, alpha=0.2, weight_decay=0.1, trace=trace)
@@ -115,7 +117,7 @@ def test_trace_decay_goes_with_the_square_of_alpha():
         assert shrink(optimizer, p, 0.1, alpha=0.1) == pytest.approx(factor * start)
 
 
-def test_trace_is_torchs_momentum():
+def test_the_trace_is_torchs_momentum():
     """SGDC(trace=True) without decay is torch's SGD with momentum 1 - alpha."""
     params, plain = parameters(SHAPES), parameters(SHAPES)
     optimizer = sn.SGDC(params.values(), lr=0.1, alpha=0.1, weight_decay=0.0, trace=True, nesterov=True)
@@ -129,7 +131,7 @@ def test_trace_is_torchs_momentum():
 
 
 def test_absolute_targets_take_the_theorys_decay():
-    """LionC and AdamC with steady_norm_sq: no base decay, no peak in it."""
+    """LionC and AdamC with steady_norm_sq have no base decay, and the peak plays no part."""
     p = nn.Parameter(torch.ones(3, dtype=FP64))
     lion = sn.LionC([p], lr=1e-3, betas=(0.9, 0.99), steady_norm_sq=0.01, weight_decay=123.0)
     decay = theory.lion_weight_decay_for(0.01, 5e-4, 0.9, 0.99)
@@ -138,7 +140,7 @@ def test_absolute_targets_take_the_theorys_decay():
     assert shrink(adam, p, 5e-4) == pytest.approx(5e-4 * 5e-4 / 0.02)
 
 
-def test_lr_above_the_peak_is_allowed_only_if_the_peak_was_given():
+def test_an_lr_above_the_peak_is_allowed_only_if_the_peak_was_given():
     for make in (sn.AdamC, sn.LionC, sn.SGDC):
         p = nn.Parameter(torch.ones(3, dtype=FP64))
         optimizer = make([p], lr=0.1, weight_decay=0.1, peak_lr=0.05)
@@ -148,8 +150,8 @@ def test_lr_above_the_peak_is_allowed_only_if_the_peak_was_given():
             shrink(guessed, p, 0.2)
 
 
-def test_peak_of_a_group_is_its_own():
-    """Layer-wise lr: each group's decay is full at its own peak, whatever the constructor's lr."""
+def test_the_peak_of_a_group_is_its_own():
+    """With layer-wise lr, each group's decay is full at its own peak, whatever the constructor's lr."""
     for make in (sn.AdamC, sn.LionC, sn.SGDC):
         params = parameters({"a": (3,), "b": (3,)})
         groups = [{"params": [params["a"]], "lr": 0.01}, {"params": [params["b"]], "lr": 0.1, "peak_lr": 0.2}]
@@ -162,7 +164,7 @@ def test_peak_of_a_group_is_its_own():
 # --- a target or a constant decay
 
 
-def test_constant_decay_for_all_groups_is_refused_with_the_target_it_means():
+def test_a_constant_decay_for_all_groups_is_refused_with_the_target_it_means():
     p = torch.nn.Parameter(torch.ones(4, 4))
     with pytest.raises(ValueError, match=r"steady_norm_sq=0\.95: pass that.*use Scion") as error:
         sn.ScionC([p], lr=0.01, alpha=0.1, lmo="spectral", weight_decay=0.1)
@@ -171,7 +173,7 @@ def test_constant_decay_for_all_groups_is_refused_with_the_target_it_means():
     assert optimizer.weight_decay_of(p) == pytest.approx(0.1)
 
 
-def test_group_has_a_target_or_a_constant_decay():
+def test_a_group_has_a_target_or_a_constant_decay():
     p, q = (torch.nn.Parameter(torch.ones(4, 4)) for _ in range(2))
     with pytest.raises(ValueError, match=r"group 0.*weight_decay=0\.1.*steady_norm_sq=3\.0.*give one"):
         sn.ScionC([{"params": [p], "weight_decay": 0.1, "steady_norm_sq": 3.0}], lmo="spectral")

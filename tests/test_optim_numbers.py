@@ -16,7 +16,7 @@ import steadynorm as sn
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("shape", [(), (1,), (3,)])
 def test_adam_skips_a_gradient_whose_square_overflows(shape, foreach):
-    """A single element too: its 2-norm takes no square, so that alone does not tell."""
+    """A single element is also skipped: its 2-norm takes no square, so that test is not enough."""
     p = nn.Parameter(torch.ones(shape))
     optimizer = sn.AdamC([p], lr=0.1, foreach=foreach)
     p.grad = torch.full(shape, 1e30)
@@ -28,7 +28,7 @@ def test_adam_skips_a_gradient_whose_square_overflows(shape, foreach):
 
 @pytest.mark.parametrize("shape", [(3,), (80, 80)])
 def test_adam_skips_none_where_only_the_sum_over_all_gradients_overflows(shape):
-    """They are looked at together first; then each by itself."""
+    """They are checked together first, then one by one."""
     params = parameters(dict.fromkeys("abcd", shape))
     optimizer = sn.AdamC(params.values())
     most = (torch.finfo(torch.float32).max / 2 / math.prod(shape)) ** 0.5
@@ -43,7 +43,7 @@ def test_adam_skips_none_where_only_the_sum_over_all_gradients_overflows(shape):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_renormalized_weights_and_gradients_may_be_too_large_to_square(dtype):
-    """The norm obeys the algorithm where |theta|^2 is no fp32 number, and a huge gradient is a direction."""
+    """The norm obeys the algorithm where |theta|^2 is not an fp32 number, and a huge gradient is a direction."""
     p = nn.Parameter(torch.tensor([3e30, 4e30], dtype=dtype))
     optimizer = sn.RenormalizedAdamW([p], lr=0.1, weight_decay=0.5)
     p.grad = torch.tensor([-4.0, 3.0], dtype=dtype)
@@ -57,7 +57,7 @@ def test_renormalized_weights_and_gradients_may_be_too_large_to_square(dtype):
     assert all(value.isfinite().all() for value in optimizer.state[p].values())
 
 
-def test_renormalized_step_at_lr_zero_changes_no_bit_in_fp64():
+def test_a_renormalized_step_at_lr_zero_changes_no_bit_in_fp64():
     """The algorithm divides by |theta| + eps, which in fp64 is not |theta|."""
     p = nn.Parameter(torch.tensor([3.0, 4.0], dtype=FP64))
     optimizer = sn.RenormalizedAdamW([p], lr=0.0)
@@ -97,7 +97,7 @@ def test_fused_adam_takes_gradients_of_other_strides():
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.5, math.nan])
-def test_bad_alpha_at_step_time_is_refused_with_trace(alpha):
+def test_a_bad_alpha_at_step_time_is_refused_with_trace(alpha):
     p = nn.Parameter(torch.ones(2))
     optimizer = sn.SGDC([p], trace=True)
     optimizer.param_groups[0]["alpha"] = alpha

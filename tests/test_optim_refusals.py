@@ -77,14 +77,14 @@ BAD: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
 }
 
 
-def test_decay_of_a_parameter_that_no_group_has_is_refused():
+def test_asking_for_the_decay_of_a_parameter_in_no_group_is_refused():
     optimizer = sn.ScionC([nn.Parameter(torch.ones(MATRIX))], lmo="spectral")
     with pytest.raises(ValueError, match=r"ScionC.weight_decay_of: no group has this parameter of shape \(2,\)"):
         optimizer.weight_decay_of(torch.zeros(2))
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_setting_is_refused_with_where_what_and_remedy(case: str):
+def test_the_error_for_a_bad_setting_says_where_and_what_and_names_the_remedy(case: str):
     make, settings, message = BAD[case]
     p = nn.Parameter(torch.ones(MATRIX))
     with pytest.raises(ValueError, match=message):
@@ -92,7 +92,7 @@ def test_bad_setting_is_refused_with_where_what_and_remedy(case: str):
 
 
 @pytest.mark.parametrize("case", [case for case in BAD if BAD[case][0] is sn.ScionC])
-def test_bad_group_added_later_leaves_the_optimizer_as_it_was(case: str):
+def test_a_bad_group_added_later_leaves_the_optimizer_as_it_was(case: str):
     _, settings, message = BAD[case]
     params = parameters({"w": MATRIX})
     optimizer = sn.ScionC([{"params": list(params.values()), "lmo": "spectral"}])
@@ -109,13 +109,13 @@ def test_bad_group_added_later_leaves_the_optimizer_as_it_was(case: str):
     "lmo", ["spectral", "spectral-transposed", "sign", "embedding", "row", "column", "conv", "conv-tap"]
 )
 @pytest.mark.parametrize("cls", [sn.Scion, sn.ScionC])
-def test_matrix_lmo_on_a_vector_is_refused(cls, lmo: str):
+def test_a_matrix_lmo_on_a_vector_is_refused(cls, lmo: str):
     with pytest.raises(ValueError, match=rf"group 0.*lmo '{lmo}'.*\(5,\).*bias"):
         cls([nn.Parameter(torch.ones(5))], lmo=lmo)
 
 
 @pytest.mark.parametrize("cls", [sn.Scion, sn.ScionC, sn.SGDC])
-def test_momentum_is_refused_with_the_reason_in_a_group_too(cls):
+def test_momentum_is_refused_with_the_reason_also_in_a_group(cls):
     lmo = {} if cls is sn.SGDC else {"lmo": "spectral"}
     with pytest.raises(TypeError, match=r"momentum.*opposite.*alpha"):
         cls([nn.Parameter(torch.ones(MATRIX))], momentum=0.9, **lmo)
@@ -152,8 +152,8 @@ STEP_TIME: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", STEP_TIME)
-def test_setting_scheduled_out_of_range_raises_before_anything_is_written(case: str):
-    """In the second group, so that the first would have been written by then."""
+def test_a_setting_scheduled_out_of_range_raises_before_anything_is_written(case: str):
+    """The second group is at fault, and by then the first would have been written."""
     make, settings, message = STEP_TIME[case]
     params = parameters({"first": MATRIX, "second": (5,)})
     optimizer = make([{"params": [params["first"]]}, {"params": [params["second"]], "name": "late"}])
@@ -174,7 +174,7 @@ def test_setting_scheduled_out_of_range_raises_before_anything_is_written(case: 
     [({"lr": None}, TypeError), ({"lr": torch.ones(2)}, ValueError), ({"betas": ("a", "b")}, (TypeError, ValueError))],
     ids=str,
 )
-def test_group_that_adamc_refuses_is_not_left_in_it(settings, error):
+def test_a_group_that_adamc_refuses_is_not_left_in_it(settings, error):
     optimizer = sn.AdamC([nn.Parameter(torch.ones(2))])
     with pytest.raises(error, match="AdamC, group 1"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))], **settings})
@@ -190,8 +190,8 @@ def test_replaced_parameters_are_refused_as_new_ones_are():
         optimizer.state_dict()
 
 
-def test_fused_step_that_skips_all_counts_all(monkeypatch):
-    """As on an accelerator, where one flag on the device stops the kernels of all parameters."""
+def test_a_fused_step_that_skips_all_counts_all(monkeypatch):
+    """On an accelerator, one flag on the device stops the kernels of all parameters."""
     params = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(4))]
     groups = [{"params": params[:2]}, {"params": params[2:]}]
     optimizer = sn.AdamC(groups, lr=0.1, fused=True)

@@ -1,4 +1,4 @@
-"""Optimizers equal their slow twins and, while nothing has to be corrected, the optimizers they correct."""
+"""Optimizers equal their slow twins and, while there is nothing to correct, the optimizers they correct."""
 
 import math
 from collections.abc import Callable
@@ -32,21 +32,31 @@ BETAS = [(0.95 - 0.2 * t / T, 0.99 - 0.04 * t / T) for t in range(T)]
 LAYERS: dict[str, tuple[dict[str, Any], list[tuple[int, ...]]]] = {
     "matrix": ({"lmo": "spectral"}, [(6, 4), (4, 6), (5, 5), (4, 6), (1, 7), (7, 1)]),
     "qkv": ({"lmo": "spectral", "blocks": 3}, [(12, 4), (6, 5)]),
+    "grouped queries": ({"lmo": "spectral", "blocks": [6, 3, 3]}, [(12, 4), (12, 7), (2, 12, 4)]),
+    "gate, up": ({"lmo": "spectral", "blocks": (2, 5)}, [(7, 4), (7, 4)]),
+    "heads": ({"lmo": "spectral", "blocks": ("inputs", 3)}, [(4, 12), (7, 6), (2, 5, 6)]),
+    "heads of two sizes": ({"lmo": "spectral", "blocks": ("inputs", (2, 3, 3))}, [(4, 8)]),
     "experts": ({"lmo": "spectral"}, [(3, 4, 5)]),
     "experts by block": ({"lmo": "spectral", "blocks": 2}, [(3, 4, 5)]),
     "stored transposed": ({"lmo": "spectral-transposed"}, [(4, 6), (6, 4), (3, 4, 5), (1, 7)]),
     "transposed qkv": ({"lmo": "spectral-transposed", "blocks": 3}, [(4, 12), (2, 5, 6)]),
+    "transposed grouped queries": ({"lmo": "spectral-transposed", "blocks": (6, 3, 3)}, [(4, 12), (2, 5, 12)]),
+    "transposed heads": ({"lmo": "spectral-transposed", "blocks": ("inputs", 3)}, [(12, 4), (2, 6, 5)]),
     "conv": ({"lmo": "conv"}, [(4, 2, 3, 3), (4, 3, 5)]),
     "conv by block": ({"lmo": "conv", "blocks": 2}, [(4, 2, 2, 2)]),
+    "conv by unequal block": ({"lmo": "conv", "blocks": (3, 1)}, [(4, 2, 2, 2)]),
     "conv by tap": ({"lmo": "conv-tap"}, [(4, 3, 2, 3)]),
+    "conv by tap and block": ({"lmo": "conv-tap", "blocks": (3, 1, 1)}, [(5, 3, 2, 3)]),
     "vector": ({"lmo": "bias"}, [(7,), (2, 3)]),
     "vector by block": ({"lmo": "bias", "blocks": 3}, [(12,)]),
+    "vector by unequal block": ({"lmo": "bias", "blocks": (2, 5)}, [(7,), (7, 2)]),
     "sign": ({"lmo": "sign"}, [(4, 6), (6, 4)]),
     "embedding": ({"lmo": "embedding"}, [(9, 4)]),
     "row": ({"lmo": "row"}, [(4, 6)]),
     "row by block": ({"lmo": "row", "blocks": 2}, [(4, 6)]),
     "column": ({"lmo": "column"}, [(5, 4)]),
     "column by block": ({"lmo": "column", "blocks": 2}, [(6, 4)]),
+    "column by unequal block": ({"lmo": "column", "blocks": (2, 4)}, [(6, 4)]),
     "output": ({"lmo": "sign", "weight_decay": 0.7, "lr": 4 * PEAK}, [(8, 5)]),
 }
 
@@ -64,12 +74,12 @@ def layer_groups(layers: dict[str, Any], params: dict[str, nn.Parameter]) -> lis
 
 
 def gradient(name: str) -> Callable[[int, Tensor], Tensor]:
-    """The minibatch gradient of one layer: that of contract.set_gradients."""
+    """Return the minibatch gradient of one layer, as in contract.set_gradients."""
     return lambda t, theta: noise(name, t, theta.shape) + 0.3 * theta
 
 
 def trajectories(optimizer: Any, params: dict[str, nn.Parameter], *, momentum: str = "") -> dict[str, list[Tensor]]:
-    """Weights after every step, lr, momentum and C^2 written into the groups as schedulers do."""
+    """Return the weights after every step, with lr, momentum and C^2 written into the groups as schedulers do."""
     out: dict[str, list[Tensor]] = {name: [] for name in params}
     peaks = [group["lr"] for group in optimizer.param_groups]
     for t in range(T):
@@ -95,7 +105,7 @@ def assert_twins(fast: dict[str, list[Tensor]], slow: Callable[[str], list[Tenso
 @pytest.mark.parametrize("nesterov", [False, True], ids=["plain", "nesterov"])
 @pytest.mark.parametrize("overlap", [None, "linear", "exact"])
 def test_scion_equals_its_twin(nesterov: bool, overlap: str | None):
-    """Algorithm 2 for every lmo, with blocks, stacks and an output layer of constant decay; None: plain Scion."""
+    """Check Algorithm 2 for every lmo, with blocks, stacks and an output layer of constant decay; None means plain Scion."""
     params = layer_params(LAYERS)
     start = {name: p.detach().clone() for name, p in params.items()}
     groups = layer_groups(LAYERS, params)
@@ -128,7 +138,7 @@ def test_scion_equals_its_twin(nesterov: bool, overlap: str | None):
 
 @pytest.mark.parametrize("implementation", [{"foreach": False}, {"foreach": True}, {"fused": True}], ids=str)
 def test_adamc_equals_its_twin(implementation: dict[str, bool]):
-    """At lr != peak, with decay large enough to see."""
+    """Check at lr != peak, with a decay large enough to see."""
     params = parameters(SHAPES, FP64)
     start = {name: p.detach().clone() for name, p in params.items()}
     optimizer = sn.AdamC(params.values(), lr=PEAK, betas=(0.9, 0.99), eps=1e-8, weight_decay=2.0, **implementation)
@@ -137,7 +147,7 @@ def test_adamc_equals_its_twin(implementation: dict[str, bool]):
 
 
 def test_renormalized_adamw_equals_its_twin():
-    """Algorithm 1; the large epsilon makes its branches and both its places visible."""
+    """Check Algorithm 1; the large epsilon makes its branches and both its places visible."""
     for eps in (1e-8, 0.3):
         params = parameters({**SHAPES, "zero": (3, 3)}, FP64)
         with torch.no_grad():
@@ -154,7 +164,7 @@ def test_renormalized_adamw_equals_its_twin():
 
 
 def test_lionc_equals_its_twin():
-    """With betas changing at every step, as no scheduler of torch does."""
+    """Betas change at every step, which no scheduler of torch does."""
     params = parameters(SHAPES, FP64)
     start = {name: p.detach().clone() for name, p in params.items()}
     optimizer = sn.LionC(params.values(), lr=PEAK, betas=(0.9, 0.99), weight_decay=2.0)
@@ -178,8 +188,8 @@ def test_sgdc_equals_its_twin(nesterov: bool, trace: bool):
 
 
 @pytest.mark.parametrize("lmo, shape, kernel", [("spectral", (6, 6), twins_theory.f_square), ("bias", (8,), None)])
-def test_exact_decay_solves_for_the_kernel_of_the_layer(lmo: str, shape: tuple[int, ...], kernel):
-    """Brute force: gamma^2 (1 + 2 sum_k (1-eta)^k f((1-alpha)^k)) = C^2 (2 eta - eta^2)."""
+def test_the_exact_decay_solves_for_the_kernel_of_the_layer(lmo: str, shape: tuple[int, ...], kernel):
+    """By brute force: gamma^2 (1 + 2 sum_k (1-eta)^k f((1-alpha)^k)) = C^2 (2 eta - eta^2)."""
     import numpy as np
 
     f = kernel or twins_theory.f_vector(8)
@@ -243,7 +253,7 @@ def test_renormalized_adamw_keeps_only_the_parallel_component():
 
 
 def test_renormalized_adamw_steps_past_zero_as_adamw_does():
-    """An update along theta, longer than theta: all of it is parallel, so nothing is to be renormalised."""
+    """An update along theta that is longer than theta is all parallel, so there is nothing to renormalise."""
     p = nn.Parameter(torch.full((3, 4), 0.01, dtype=FP64))
     p.grad = torch.ones_like(p)
     sn.RenormalizedAdamW([p], lr=0.1, weight_decay=0.0).step()
@@ -281,7 +291,7 @@ def test_renormalized_adamw_in_fp32_is_accurate_from_its_first_step():
         (sn.RenormalizedAdamW, False),
     ],
 )
-def test_large_parameter_cut_in_pieces_equals_uncut(monkeypatch, make, cuttable: bool, most: int):
+def test_a_large_parameter_cut_in_pieces_equals_an_uncut_one(monkeypatch, make, cuttable: bool, most: int):
     """Rows that do not see each other are cut to the limit; others never are, whatever the limit."""
     shapes = {"a": (7, 6), "b": (7, 6), "c": (5, 3), "d": (1, 9)}
     whole, cut = parameters(shapes, FP64), parameters(shapes, FP64)
@@ -297,7 +307,7 @@ def test_large_parameter_cut_in_pieces_equals_uncut(monkeypatch, make, cuttable:
     assert_same(snapshot(pieced, cut), snapshot(optimizer, whole), rtol=1e-12)
 
 
-def test_non_finite_row_skips_the_whole_of_a_cut_parameter(monkeypatch):
+def test_a_non_finite_row_skips_the_whole_of_a_cut_parameter(monkeypatch):
     monkeypatch.setattr(buckets, "MAX_ELEMENTS_CPU", 6)
     params = parameters({"a": (4, 6), "b": (4, 6)})
     optimizer = sn.LionC(params.values(), lr=0.02)
@@ -311,7 +321,7 @@ def test_non_finite_row_skips_the_whole_of_a_cut_parameter(monkeypatch):
 
 
 def test_parameters_of_one_shape_are_one_batch(monkeypatch):
-    """The lmo runs once for all of them: the point of the buckets."""
+    """The lmo runs once for all of them, which is the point of buckets."""
     params = parameters({f"w{k}": (4, 6) for k in range(5)} | {"v": (7,)})
     optimizer = sn.ScionC(params.values(), lr=0.02, lmo="by-shape")
     batches = []
@@ -320,11 +330,11 @@ def test_parameters_of_one_shape_are_one_batch(monkeypatch):
     set_gradients(params, 0)
     optimizer.step()
     assert sorted(set(batches)) == [1, 5]
-    assert batches.count(5) == 3  # weights, gradients, momentum
+    assert batches.count(5) == 4  # gradients, momentum, what is left of it, skipped steps
 
 
 def test_group_settings_are_read_at_every_step():
-    """As torch's optimizers do: a group changed mid-run changes the next step."""
+    """As with torch's optimizers, a group changed mid-run changes the next step."""
     for key, before, after in (("nesterov", False, True), ("polar", "svd", "newton-schulz"), ("lmo", "sign", "row")):
         params, plain = parameters({"w": (4, 6)}), parameters({"w": (4, 6)})
         base = {"lmo": "spectral", "alpha": 0.5}

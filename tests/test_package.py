@@ -1,4 +1,6 @@
-"""The package as others get it: what importing it costs, what the wheel holds, that a clean environment is enough."""
+"""The package as others get it: the cost of importing it, the content of the wheel, and a clean environment that
+suffices.
+"""
 
 import os
 import re
@@ -47,8 +49,8 @@ def python(code: str, program: str | Path = sys.executable) -> str:
     return done.stdout.strip()
 
 
-def test_importing_loads_nothing_but_torch_and_numpy_as_they_are():
-    """No torch._dynamo (seconds), no torch.distributed.tensor, none of the extras."""
+def test_importing_loads_nothing_but_unchanged_torch_and_numpy():
+    """It loads no torch._dynamo (seconds), no torch.distributed.tensor and none of the extras."""
     assert python(NEW_MODULES) == ""
 
 
@@ -69,6 +71,7 @@ with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
     [
         "import steadynorm; dir(steadynorm); steadynorm.__version__",
         "from steadynorm import schedule; schedule.cosine(10)(3)",
+        "import steadynorm.polar, steadynorm.groups.role_table, steadynorm.groups.tables; steadynorm.polar.METHODS",
         "from steadynorm import theory; theory.steady_norm_sq(0.01, 0.08, 0.1)",
         "import steadynorm.theory.updates, steadynorm.report.content, steadynorm.records, steadynorm.report.page",
         *(
@@ -105,7 +108,7 @@ def test_every_row_of_numbers_has_its_functions_of_tensors():
 
 
 def test_versions_agree():
-    """The package's own is the only one that is typed; a development version has its release's place in the changelog."""
+    """Only the package's own version is typed by hand; a development version stands for its release in the changelog."""
     cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.M)
     newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
     assert cited is not None and newest is not None
@@ -114,14 +117,14 @@ def test_versions_agree():
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> Path:
-    """A folder with the sdist, and the wheel made from that sdist."""
+    """Return a folder with the sdist, and the wheel made from that sdist."""
     folder = tmp_path_factory.mktemp("dist")
     subprocess.run([sys.executable, "-m", "build", "--outdir", folder, ROOT], check=True, capture_output=True)
     return folder
 
 
 @pytest.mark.slow
-def test_wheel_holds_the_package_and_its_data_only(built):
+def test_the_wheel_holds_the_package_and_its_data_only(built):
     [wheel] = built.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     expected = {
@@ -136,7 +139,7 @@ def test_wheel_holds_the_package_and_its_data_only(built):
 
 
 @pytest.mark.slow
-def test_clean_environment_needs_torch_and_numpy_alone(built, tmp_path, monkeypatch):
+def test_a_clean_environment_needs_only_torch_and_numpy(built, tmp_path, monkeypatch):
     monkeypatch.delenv("PYTHONPATH", raising=False)  # what it names would not be the wheel's
     venv.create(tmp_path, with_pip=True)
     program = tmp_path / "bin" / "python"
@@ -168,8 +171,8 @@ sys.exit(main({words!r}))
         ("tokenizers", "data tokenize {source} --out {out} --tokenizer bpe", "train"),
     ],
 )
-def test_missing_package_is_told_with_the_command_that_installs_it(tmp_path, module, words, extra):
-    """`steadynorm train` said: No module named 'safetensors'."""
+def test_the_error_for_a_missing_package_gives_the_command_that_installs_it(tmp_path, module, words, extra):
+    """`steadynorm train` used to say: No module named 'safetensors'."""
     (tmp_path / "a.txt").write_text("To be or not to be", encoding="utf-8")
     words = words.format(out=tmp_path / "out", source=tmp_path / "a.txt").split()
     code = WITHOUT.format(module=module, words=words)
@@ -179,17 +182,23 @@ def test_missing_package_is_told_with_the_command_that_installs_it(tmp_path, mod
 
 
 def test_every_package_of_the_extras_has_its_hint():
-    """Also the other way round: an extra that is named brings the package."""
+    """Conversely, an extra that is named brings the package."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     requirements = project["optional-dependencies"]
-    declared = {extra: {line.partition(">=")[0] for line in requirements[extra]} for extra in ("report", "train")}
+    declared = {
+        extra: {line.partition(">=")[0] for line in requirements[extra]} for extra in ("report", "train", "jax")
+    }
     names = {"PIL": "pillow"}
-    assert {names.get(package, package) for package in extras._EXTRAS} == {*declared["report"], *declared["train"]}
+    assert {names.get(package, package) for package in extras._EXTRAS} == {
+        *declared["report"],
+        *declared["train"],
+        *declared["jax"],
+    }
     for package, extra in extras._EXTRAS.items():
         assert all(names.get(package, package) in declared[each] for each in extra.split(","))
 
 
-def test_locale_without_utf8_replaces_what_it_cannot_show():
+def test_a_locale_without_utf8_replaces_what_it_cannot_show():
     """The titles of the experiments contain C²."""
     environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""}
     command = [sys.executable, "-m", "steadynorm.cli", "paper", "list"]
@@ -198,8 +207,10 @@ def test_locale_without_utf8_replaces_what_it_cannot_show():
     assert b"C?" in done.stdout and done.stdout.isascii()
 
 
-@pytest.mark.parametrize("arguments", [["train", "gpt", "--help"], ["paper", "list"]], ids=" ".join)
-def test_reader_that_has_seen_enough_gets_no_traceback(arguments):
+@pytest.mark.parametrize(
+    "arguments", [pytest.param(["train", "gpt", "--help"], marks=pytest.mark.slow), ["paper", "list"]], ids=" ".join
+)
+def test_closing_the_pipe_early_gives_no_traceback(arguments):
     """`steadynorm ... | head -1`; rich says 1, we 141."""
     with subprocess.Popen(
         [sys.executable, "-m", "steadynorm.cli", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -232,19 +243,19 @@ def test_ctrl_c_while_importing_ends_without_a_traceback(module):
 
 
 @pytest.mark.parametrize("recipe", ["gpt", "vit"])
-def test_help_of_train_shows_no_doctest(recipe, capsys):
+def test_the_help_of_train_shows_no_doctest(recipe, capsys):
     with pytest.raises(SystemExit):
         main(["train", recipe, "--help"])
     shown = capsys.readouterr().out
     assert "--optim.lr" in shown and ">>>" not in shown and "Traceback" not in shown
 
 
-def test_descriptions_in_the_list_of_commands_are_the_commands_own():
+def test_the_descriptions_in_the_list_of_commands_are_the_commands_own():
     for name in ("demo", "predict", "simulate", "report", "bench"):
         assert commands._load(name, ()).__doc__ == commands.ABOUT[name]
 
 
-def test_run_stopped_before_its_first_evaluation_ends_without_a_semicolon(monkeypatch, capsys):
+def test_a_run_stopped_before_its_first_evaluation_ends_without_a_semicolon(monkeypatch, capsys):
     from steadynorm.lab.train import loop
 
     monkeypatch.setattr(loop, "train", lambda config: SimpleNamespace(final={}, finished=False, steps=37))

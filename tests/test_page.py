@@ -37,7 +37,7 @@ class View:
             self.problems.append(f"request: {url}")
 
     def draw_all(self):
-        """Draws every plot that is not hidden, as printing does; the number of them."""
+        """Draw every plot that is not hidden, as printing does; return their number."""
         self.tab.evaluate("page.drawAll()")
         undrawn = self.tab.locator('figure:not([hidden]) .plot:not([data-drawn="1"])').count()
         empty = "[...document.querySelectorAll('figure:not([hidden]) .plot')].filter(p => !p.querySelector('.main-svg')).length"
@@ -45,7 +45,7 @@ class View:
         return self.tab.locator("figure:not([hidden]) .plot").count()
 
     def hash(self, text):
-        """Goes to a state, as one who edits the address does."""
+        """Go to a state, as someone who edits the address does."""
         self.tab.evaluate(
             """text => new Promise(done => {
                 const before = location.hash;
@@ -57,11 +57,11 @@ class View:
         )
 
     def drawn(self, script):
-        """What a script says of every plot's figure."""
+        """Return what a script says of every plot's figure."""
         return self.tab.evaluate(f"[...document.querySelectorAll('.plot')].filter(p => p.data).map(p => {script})")
 
     def until(self, script):
-        """Waits until a script says true; playwright's own way needs eval, which the page's policy refuses."""
+        """Wait until a script says true; playwright's own way needs eval, which the page's policy refuses."""
         deadline = time.monotonic() + 120
         while not self.tab.evaluate(script):
             assert time.monotonic() < deadline, script
@@ -171,7 +171,7 @@ def test_names_are_text_everywhere(view):
     assert ticks == [EVIL, "b & c", "%{x}"]
 
 
-def test_hover_shows_the_values_of_all_runs(view):
+def test_hovering_shows_the_values_of_all_runs(view):
     view.draw_all()
     view.tab.evaluate("scrollTo(0, 0)")
     view.tab.locator("figure").first.scroll_into_view_if_needed()
@@ -187,7 +187,7 @@ def test_hover_shows_the_values_of_all_runs(view):
     view.tab.mouse.move(5, 5)
 
 
-def test_chip_hides_its_run_in_all_plots_and_rows(view):
+def test_a_chip_hides_its_run_in_all_plots_and_rows(view):
     view.draw_all()
     chip = view.tab.locator(".chip").first
     chip.click()
@@ -204,7 +204,7 @@ def test_chip_hides_its_run_in_all_plots_and_rows(view):
     assert pressed == ["true", "false"]
 
 
-def test_log_toggles_by_plot_and_for_all(view):
+def test_the_log_scale_toggles_per_plot_and_for_all(view):
     view.draw_all()
     types = "p.layout.yaxis.type"
     assert view.drawn(types)[:3] == ["linear"] * 3
@@ -222,7 +222,7 @@ def test_log_toggles_by_plot_and_for_all(view):
     assert view.drawn("p.layout.xaxis.type")[2] == "log"
 
 
-def test_zoom_is_shared_by_plots_of_one_axis(view):
+def test_a_zoom_is_shared_by_plots_of_one_axis(view):
     view.draw_all()
     view.hash("zoom.step=10,20")
     view.draw_all()
@@ -242,7 +242,7 @@ def test_zoom_is_shared_by_plots_of_one_axis(view):
     assert all(view.drawn("p.layout.xaxis.autorange"))
 
 
-def test_theme_follows_the_system_until_chosen(view):
+def test_the_theme_follows_the_system_until_chosen(view):
     background, ink = "getComputedStyle(document.body).backgroundColor", "p.layout.font.color"
     light = view.tab.evaluate(background)
     view.tab.emulate_media(color_scheme="dark")
@@ -261,7 +261,7 @@ def test_theme_follows_the_system_until_chosen(view):
     view.tab.wait_for_selector("#theme[aria-pressed=false]")
 
 
-def test_address_restores_the_state(browser, view):
+def test_the_address_restores_the_state(browser, view):
     view.tab.locator(".chip").nth(1).click()
     view.tab.locator("#theme").click()
     view.tab.locator("figure .log").first.click()
@@ -280,11 +280,11 @@ def test_address_restores_the_state(browser, view):
     assert view.tab.evaluate("document.querySelectorAll('.chip[aria-pressed=true]').length") == 2
 
 
-def test_downloads_are_what_was_given(view):
+def test_the_downloads_are_what_was_passed(view):
     assert {name: view.save(name) for name in example().downloads} == example().downloads
 
 
-def test_table_sorts_by_number(view):
+def test_a_table_sorts_by_number(view):
     first = "document.querySelector('tbody td').textContent"
     heading = view.tab.locator("th button").nth(1)
     heading.click()
@@ -294,7 +294,7 @@ def test_table_sorts_by_number(view):
     assert view.tab.locator("th").nth(1).get_attribute("aria-sort") == "descending"
 
 
-def test_phone_has_no_sideways_scroll(browser, path):
+def test_a_phone_has_no_sideways_scroll(browser, path):
     phone = {"viewport": {"width": 375, "height": 700}, "has_touch": True, "is_mobile": True}
     with opened(browser, path, **phone) as view:
         view.draw_all()
@@ -309,7 +309,7 @@ PHONE = {"viewport": {"width": 390, "height": 800}, "has_touch": True, "is_mobil
 
 @pytest.fixture
 def crowded(tmp_path):
-    """Eight runs with long names, two of them alike; a table that no phone is wide enough for."""
+    """Return a page of eight runs with long names, two of them alike, and a table too wide for any phone."""
     x = np.arange(50)
     runs = [f"a run with quite a long name {k}" for k in range(8)]
     series = [page.Series("loss", x, x * max(k, 1), toggle=run) for k, run in enumerate(runs)]
@@ -319,7 +319,7 @@ def crowded(tmp_path):
 
 
 def test_every_chip_can_be_reached_on_a_phone(browser, crowded):
-    """The strip had a third of the width, beside the buttons."""
+    """The strip once had a third of the width, beside the buttons."""
     with opened(browser, crowded, **PHONE) as view:
         assert view.tab.evaluate("document.querySelector('.chips').clientWidth") > 350
         for chip in view.tab.locator(".chip").all():
@@ -341,7 +341,7 @@ def test_wide_tables_scroll_on_a_phone_and_keep_their_first_column(browser, crow
         assert view.overflow() == 0
 
 
-def test_line_under_another_is_drawn_wider(browser, crowded):
+def test_a_line_under_another_is_drawn_wider(browser, crowded):
     with opened(browser, crowded) as view:
         view.draw_all()
         first, second, *rest = view.drawn("p.data.map(t => t.line.width)")[0]
@@ -363,7 +363,7 @@ def test_only_our_scripts_may_run(view):
 
 @pytest.fixture
 def light(monkeypatch):
-    """Pages without plotly.js: quick to make and to search."""
+    """Write pages without plotly.js, which are quick to make and to search."""
     monkeypatch.setattr(rendering, "_plotly", lambda: "")
 
 
@@ -423,7 +423,7 @@ def test_keys_are_neutral_for_what_runs_share_and_coloured_for_the_rest(light):
     ]
 
 
-def test_page_is_written_whole_or_not_at_all(light, tmp_path, monkeypatch):
+def test_the_page_is_written_whole_or_not_at_all(light, tmp_path, monkeypatch):
     mask = os.umask(0o022)
     out = page.write(Page("old", "", []), tmp_path / "p.html")
     os.umask(mask)
@@ -459,11 +459,11 @@ def test_missing_plotly_says_what_to_install(monkeypatch):
         page.render(Page("t", "", []))
 
 
-def test_script_end_inside_code_is_broken_up():
+def test_a_script_end_inside_code_is_broken_up():
     assert rendering._script("a = '</SCRIPT>' // <!-- \r\n") == "a = '<\\/SCRIPT>' // <\\!-- \n"
 
 
-def test_contrast_is_sufficient_in_both_themes():
+def test_the_contrast_is_sufficient_in_both_themes():
     css = files("steadynorm.report.page").joinpath("page.css").read_text("utf-8")
 
     def luminance(colour):

@@ -1,4 +1,4 @@
-"""The experiments that need no training: their verdicts, their files, and that finished runs are used again."""
+"""The experiments that need no training: their verdicts, their files, and the reuse of finished runs."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from steadynorm.lab.paper.statistics import Estimate, at_least
 
 
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The quick setting made smaller still: one alpha, little matrices, a shorter run."""
+    """Make the quick setting smaller still: one alpha, small matrices, a shorter run."""
     kinds = (
         steady_norms.Kind("vector, 1024", "bias", (1024,), 32),
         steady_norms.Kind("square, 24 x 24", "spectral", (24, 24), 8),
@@ -60,7 +60,7 @@ def test_the_paper_is_off_by_ten_percent_only_from_ten_percent_on(
     assert steady_norms.run(paper.Context(tmp_path, quick=True)).claims[1].verdict == verdict
 
 
-def test_parts_can_be_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_parts_of_an_experiment_can_be_run_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     small(monkeypatch)
     outcome = steady_norms.run(paper.Context(tmp_path, quick=True, only=("vec",)))
     assert {point["kind"] for point in outcome.numbers["points"]} == {"vector, 1024"}
@@ -91,21 +91,21 @@ def test_random_systems_span_four_orders_of_magnitude():
         assert max(etas) / min(etas) == pytest.approx(1e4)
 
 
-def test_one_scale_of_the_random_system_can_be_asked_for(tmp_path: Path):
+def test_one_scale_of_the_random_system_can_be_run_alone(tmp_path: Path):
     outcome = random_system.run(paper.Context(tmp_path, seeds=2, only=("eta 0.1",)))
     assert outcome.numbers["etas"] == [0.1]
     with pytest.raises(ValueError, match=r"the parts are eta 0\.1, .*eta 1e-05"):
         random_system.run(paper.Context(tmp_path, only=("eta 7",)))
 
 
-def test_steady_state_has_the_papers_three_panels():
+def test_the_steady_state_figure_has_the_papers_three_panels():
     sizes = steady_norms.PAPER
     assert (sizes.lr, sizes.weight_decay, sizes.half_lives) == (0.001, 0.1, 10.0)
     assert [kind.shape for kind in sizes.kinds] == [(1024,), (384, 384), (384, 1536)]
 
 
 @pytest.mark.slow
-def test_random_system_claims_hold_at_three_scales(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_the_claims_about_the_random_system_hold_at_three_scales(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setitem(random_system.ETAS, "desk", (1e-1, 1e-2, 1e-3))
     done = paper.run_experiment(paper.get("fig-random-system"), paper.Context(tmp_path, seeds=16))
     assert [claim.verdict for claim in done.outcome.claims] == ["holds"] * 3
@@ -115,8 +115,8 @@ def test_random_system_claims_hold_at_three_scales(monkeypatch: pytest.MonkeyPat
     assert max(saved["end_over_largest"]) < 0.75
 
 
-def test_a_wrong_forecast_is_told():
-    """The margin is one that something wrong would not meet."""
+def test_a_wrong_forecast_is_reported():
+    """Something wrong would not meet the margin."""
     seen = simulate.random_system(1e-2, 1.0, 500, seeds=16, records=20)
     right = 1000 * (1e-4 / (2e-2 - 1e-4)) * (1 - 0.99 ** (2 * seen.steps))
     assert random_system.forecast_meets(seen, right, "x").holds
@@ -124,14 +124,14 @@ def test_a_wrong_forecast_is_told():
 
 
 def test_one_simulated_seed_gets_no_verdict():
-    """Its error is over time: it does not tell what another seed would give."""
+    """Its error is over time and says nothing about another seed."""
     one = steady_norms.Point("square", "plain", 0.1, 1.0, 1e-6, 1.0, 1.2, 1.2, seeds=1)
     assert steady_norms._test_linear([one._replace(kind="vector", linear=1.0), one]).holds is None
     two = one._replace(seeds=2)
     assert steady_norms._test_linear([two._replace(kind="vector", linear=1.0), two]).holds
 
 
-def test_overlap_agrees_and_writes_its_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_the_overlap_experiment_agrees_and_writes_its_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(overlap, "CORRELATIONS", (0.3, 0.9))
     monkeypatch.setattr(
         overlap, "KINDS", tuple(k._replace(quick=tuple(max(4, s // 2) for s in k.quick)) for k in overlap.KINDS)
@@ -142,13 +142,13 @@ def test_overlap_agrees_and_writes_its_page(monkeypatch: pytest.MonkeyPatch, tmp
     assert (tmp_path / "report.html").exists()
 
 
-def test_listing_names_every_experiment(capsys: pytest.CaptureFixture[str]):
+def test_the_listing_names_every_experiment(capsys: pytest.CaptureFixture[str]):
     assert main(["paper", "list"]) == 0
     printed = capsys.readouterr().out
     assert all(name in printed for name in paper.EXPERIMENTS)
 
 
-def test_an_unknown_experiment_names_the_known(capsys: pytest.CaptureFixture[str]):
+def test_the_error_for_an_unknown_experiment_lists_the_known_ones(capsys: pytest.CaptureFixture[str]):
     assert main(["paper", "run", "fig-nothing"]) == 2
     assert "did you mean 'fig-" in capsys.readouterr().err
 

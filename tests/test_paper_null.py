@@ -1,4 +1,4 @@
-"""The null test: no claim may hold of noise in more than 5 % of draws, and a design that leans is caught."""
+"""The null test: no claim may hold of noise in more than 5 % of draws, and a biased design is caught."""
 
 import math
 from pathlib import Path
@@ -21,7 +21,7 @@ FAST, FULL = 500, 20_000  # of 500 draws, a claim that holds in 10 % has more th
 
 
 def noise_of(name: str, kind: type[null.Noise] = null.Noise) -> null.Noise:
-    """Noise in place of the runs of an experiment, of unit spread."""
+    """Return noise of unit spread in place of the runs of an experiment."""
     experiment = paper.get(name)
     assert isinstance(experiment, TrainedExperiment)
     return kind(Runs(experiment.plan(Context(Path())), {}, {}))
@@ -44,12 +44,12 @@ def test_noise_supports_no_claim(folder: Path):
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda each: each.name)
 def test_noise_supports_no_claim_in_many_draws(folder: Path):
-    """At a bound a claim holds in 2.5 % of draws, or fewer: one side of a 95 % interval."""
+    """At a bound a claim holds in at most 2.5 % of draws: one side of a 95 % interval."""
     leaning = [each for each in show(folder, FULL) if each.share > 0.03]
     assert not leaning
 
 
-def test_two_standard_errors_would_be_caught(monkeypatch: pytest.MonkeyPatch):
+def test_a_bound_of_two_standard_errors_would_be_caught(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(statistics, "student_quantile", lambda freedom: 2.0)
     noise = noise_of("table-vit")
     ahead = Claim("Scion is ahead", vit_tables.over_budgets(noise.runs.plan, "Scion", "AdamW").at_least(0.0, "x"))
@@ -59,17 +59,19 @@ def test_two_standard_errors_would_be_caught(monkeypatch: pytest.MonkeyPatch):
 # Designs that lean
 
 
-def share_without_check(claim: Claim, noise: null.Noise) -> float:
-    """As null.share_of_trained, without asking whether the number is linear."""
+def assert_leans_and_is_refused(claim: Claim, noise: null.Noise, share: float) -> None:
+    """The claim holds in more than this share of noise, so null.share_of_trained must ask whether its number is linear."""
     held = 0
     for seed in range(FAST):
         noise.restart(seed)
         held += claim.test(noise).holds is True
-    return held / FAST
+    assert held / FAST > share
+    with pytest.raises(ValueError, match="not a weighted sum of outcomes"):
+        null.share_of_trained(claim, noise, FAST)
 
 
 def test_the_winner_of_a_centred_grid_leans_and_is_refused():
-    """Every alpha's grid is centred on one effective lr, so that the winning lr rises with alpha in noise as well."""
+    """Every alpha's grid is centred on one effective lr, so that the winning lr rises with alpha even in noise."""
     noise = noise_of("fig-lr-eff")
 
     def rises(outcomes: Outcomes) -> Finding:
@@ -79,14 +81,11 @@ def test_the_winner_of_a_centred_grid_leans_and_is_refused():
         )
         return at_least(statistics.difference(last, first), 0.0, "ln(best lr at 0.5 / at 0.01)")
 
-    old = Claim("The best lr increases with alpha", rises)
-    assert share_without_check(old, noise) > 0.2
-    with pytest.raises(ValueError, match="not a weighted sum of outcomes"):
-        null.share_of_trained(old, noise, FAST)
+    assert_leans_and_is_refused(Claim("The best lr increases with alpha", rises), noise, 0.2)
 
 
 def test_the_winners_of_two_grids_lean_and_are_refused():
-    """One grid reaches higher than the other; so does its winner."""
+    """One grid reaches higher than the other, and so does its winner."""
     noise = noise_of("table-sweep-constant")
 
     def best(outcomes: Outcomes, names: dict[float, str], budget: int) -> list[float]:
@@ -101,14 +100,11 @@ def test_the_winners_of_two_grids_lean_and_are_refused():
         )
         return at_least(statistics.difference(ours, theirs), 0.0, "ln(best of ScionC / best of Scion)")
 
-    old = Claim("Corrected decay wants a higher decay", higher)
-    assert share_without_check(old, noise) > 0.1
-    with pytest.raises(ValueError, match="not a weighted sum of outcomes"):
-        null.share_of_trained(old, noise, FAST)
+    assert_leans_and_is_refused(Claim("Corrected decay wants a higher decay", higher), noise, 0.1)
 
 
 def test_a_largest_value_is_refused():
-    """Odd powers pass for linear in sign, spans in scale: neither in both."""
+    """Odd powers pass for linear in sign and spans in scale, but neither in both."""
     noise = noise_of("table-vit")
     span = Claim("x", lambda o: at_most(estimate([max(v, -v) for v in o.values(ACCURACY, "Scion")]), 1.0, "x"))
     with pytest.raises(ValueError, match="not a weighted sum"):
@@ -157,13 +153,13 @@ class Parabola(null.Noise):
         (-0.5, ["does not hold", "does not hold", "does not hold"]),
     ],
 )
-def test_best_lrs_are_told_from_best_effective_lrs(exponent: float, verdicts: list[str]):
-    made = noise_of("fig-lr-eff", Parabola)
-    assert isinstance(made, Parabola)
+def test_best_lrs_are_distinguished_from_best_effective_lrs(exponent: float, verdicts: list[str]):
+    experiment, made = paper.get("fig-lr-eff"), noise_of("fig-lr-eff", Parabola)
+    assert isinstance(experiment, TrainedExperiment) and isinstance(made, Parabola)
     made.exponent = exponent
     assert learning_rates.exponent(made) == pytest.approx(exponent, abs=0.05)
     made.restart(1)
-    assert [claim.judge(made).verdict for claim in learning_rates._claims(made.runs.plan)] == verdicts
+    assert [claim.judge(made).verdict for claim in experiment.claims_about(made.runs.plan)] == verdicts
 
 
 def test_the_table_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -1,4 +1,4 @@
-"""What is committed under results/ and docs/paper/: current, small, and saying the same."""
+"""What is committed under results/ and docs/paper/ is current, small and consistent."""
 
 import importlib.util
 import json
@@ -40,7 +40,7 @@ def generator() -> ModuleType:
     [pytest.param(each, id=each.name, marks=[pytest.mark.slow] if each.name in LONG else []) for each in FOLDERS],
 )
 def test_a_committed_folder_is_current_and_small(folder: Path, generator: ModuleType):
-    """Judged again from its records, by today's declarations, it says what its summary, page and picture say."""
+    """Judged again from its records by today's declarations, it says what its summary, page and picture say."""
     name, context = runner.context_of(folder)
     outcome, facts = runner.judge(paper.get(name), context)
     summary = json.loads((folder / runner.SUMMARY).read_text(encoding="utf-8"))
@@ -64,14 +64,14 @@ def test_the_overviews_are_up_to_date_and_no_page_is_left_over(generator: Module
     assert there == experiments | overviews.keys(), "run docs/experiments.py"
 
 
-def test_boxes_of_the_pages_say_what_results_say(generator: ModuleType):
+def test_the_boxes_on_the_pages_say_what_the_results_say(generator: ModuleType):
     for path in (ROOT / each for each in generator.BOXES):
         text = path.read_text(encoding="utf-8")
         assert not text_difference(text, filled(text, "gain", generator.gain(ROOT))), "run docs/experiments.py"
     assert filled("a <!-- x --> old <!-- /x --> b", "x", "new") == "a <!-- x -->\nnew\n<!-- /x --> b"
 
 
-def test_results_page_says_who_won_every_comparison(generator: ModuleType):
+def test_the_results_page_says_who_won_every_comparison(generator: ModuleType):
     text = generator.overviews(ROOT)["index.md"]
     for each in generator.COMPARISONS:
         section = text.split(f"### {each.question}\n")[1].split("\n### ")[0]
@@ -82,7 +82,7 @@ def test_results_page_says_who_won_every_comparison(generator: ModuleType):
         assert "3 seeds" in section
 
 
-def test_last_digits_are_no_difference_and_anything_else_is():
+def test_last_digits_are_not_a_difference_and_anything_else_is():
     assert not difference({"a": [1.0, "0.123 of 4"]}, {"a": [1.0 + 1e-12, "0.124 of 4"]})
     for other in ({"a": [1.001, "0.123 of 4"]}, {"a": [1.0, "0.125 of 4"]}, {"a": [1.0, "0.123 of 5"]}, {"b": []}):
         assert difference({"a": [1.0, "0.123 of 4"]}, other)

@@ -1,4 +1,4 @@
-"""Resources, margins and verdicts: against slow twins, and flipping when the effect is taken away."""
+"""Means, margins and verdicts agree with slow twins, and flip when the effect is removed."""
 
 import math
 import random
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from steadynorm.lab.paper import metrics
 from steadynorm.lab.paper import statistics as stats
-from steadynorm.lab.paper.claims import All, Claim, MissingRunsError, difference, mean, value
+from steadynorm.lab.paper.claims import Claim, MissingRunsError, all_of, difference, mean, value
 from steadynorm.lab.paper.statistics import Estimate
 from steadynorm.records import Run
 
@@ -23,14 +23,14 @@ TABLE = {  # Student's t: degrees of freedom -> t with 5 % and 2.5 % above it (a
 
 
 @pytest.mark.parametrize("freedom", TABLE)
-def test_student_agrees_with_the_table(freedom: int):
+def test_students_t_agrees_with_the_table(freedom: int):
     for t, tail in zip(TABLE[freedom], (0.05, 0.025), strict=True):
         assert stats.student_tail(t, freedom) == pytest.approx(tail, abs=1e-5)
         assert stats.student_tail(-t, freedom) == pytest.approx(1 - tail, abs=1e-5)
         assert stats.student_quantile(freedom, 1 - 2 * tail) == pytest.approx(t, abs=6e-5)
 
 
-def test_student_far_out_and_with_much_freedom():
+def test_students_t_holds_far_out_and_with_many_degrees_of_freedom():
     assert stats.student_tail(math.inf, 2) == 0
     assert stats.student_tail(100.0, 2) == pytest.approx(
         0.5 * (1 - 100 / math.sqrt(2 + 100**2)), rel=1e-6
@@ -39,7 +39,7 @@ def test_student_far_out_and_with_much_freedom():
 
 
 @given(PAIRS)
-def test_difference_is_paired(pairs: list[tuple[float, float]]):
+def test_a_difference_is_paired(pairs: list[tuple[float, float]]):
     ones, others = zip(*pairs, strict=True)
     found = stats.difference(ones, others)
     by_seed = np.subtract(ones, others)
@@ -47,8 +47,8 @@ def test_difference_is_paired(pairs: list[tuple[float, float]]):
     assert found.error == pytest.approx(by_seed.std(ddof=1) / math.sqrt(len(pairs)), rel=1e-6, abs=1e-9)
 
 
-def test_what_seeds_share_does_not_blur_a_difference():
-    """Seeds that move both arms alike, by far more than the arms differ."""
+def test_variation_shared_by_seeds_does_not_blur_a_difference():
+    """Seeds move both arms alike, by far more than the arms differ."""
     shared = [0.0, 50.0, -30.0]
     ones, others = [s + 1.0 + e for s, e in zip(shared, (0.0, 0.1, -0.1), strict=True)], shared
     assert stats.at_least(stats.difference(ones, others), 0.0, "x").holds
@@ -64,7 +64,7 @@ def test_a_verdict_flips_when_the_effect_is_removed():
 
 
 def test_three_seeds_need_more_than_two_standard_errors():
-    """4.3 of them; with 30 seeds, two are enough."""
+    """They need 4.3 of them; with 30 seeds, two are enough."""
     assert stats.at_least(Estimate(4.2, 1.0, 3), 0.0, "x").holds is None
     assert stats.at_least(Estimate(4.4, 1.0, 3), 0.0, "x").holds
     assert stats.at_least(Estimate(2.1, 1.0, 30), 0.0, "x").holds
@@ -100,14 +100,14 @@ def test_one_seed_gets_no_verdict():
     assert stats.every([one, several]).holds is None
 
 
-def test_numbers_without_spread_are_judged_as_they_are():
+def test_numbers_without_spread_are_judged_directly():
     """A forecast from the schedule is the same for every seed."""
     assert stats.at_least(Estimate(1.0, 0.0, 3), 0.0, "x").holds
     assert stats.at_least(Estimate(-1.0, 0.0, 3), 0.0, "x").holds is False
     assert stats.at_least(Estimate(0.0, 0.0, 3), 0.0, "x").holds is None
 
 
-def test_every_is_false_before_it_is_open():
+def test_a_joint_claim_is_false_before_it_is_open():
     held, open_, refuted = (stats.at_least(Estimate(value, 0.1, 3), 0.0, "x") for value in (2.0, 0.1, -2.0))
     assert stats.every([held, held]).holds is True
     assert stats.every([held, open_]).holds is None
@@ -115,7 +115,7 @@ def test_every_is_false_before_it_is_open():
 
 
 def test_one_of_many_bounds_refutes_by_its_share_of_the_chance():
-    """A bound missed by 4.4 standard errors refutes alone, and not as the worst of twenty."""
+    """A bound missed by 4.4 standard errors refutes by itself, but not as the worst of twenty."""
     missed, held = stats.at_least(Estimate(-4.4, 1.0, 3), 0.0, "x"), stats.at_least(Estimate(90.0, 1.0, 3), 0.0, "y")
     assert missed.holds is False
     assert stats.every([missed, *[held] * 19]).holds is None
@@ -132,8 +132,8 @@ def test_a_reason_keeps_a_claim_open():
     assert (held_back.holds, held_back.chance, held_back.figure[-9:]) == (None, 1.0, "too short")
 
 
-def test_holm_against_its_definition():
-    """Twin: the smallest p times n, the next times n - 1, ..., never below the one before."""
+def test_holms_correction_agrees_with_its_definition():
+    """In the twin, the smallest p is multiplied by n, the next by n - 1, and so on, never below the one before."""
     draw = random.Random(0)
     for _ in range(200):
         chances = [draw.random() ** 4 for _ in range(draw.randint(1, 12))]
@@ -144,8 +144,8 @@ def test_holm_against_its_definition():
         assert stats.holm(chances) == [adjusted[k] <= 0.05 for k in range(len(chances))]
 
 
-def test_holm_errs_at_all_in_one_family_of_twenty():
-    """Families of 30 claims whose truth is at the bound: without a correction most have a wrong verdict."""
+def test_holms_correction_errs_in_one_family_of_twenty():
+    """In families of 30 claims whose truth is at the bound, most would have a wrong verdict without a correction."""
     draw, wrong, uncorrected = random.Random(0), 0, 0
     for _ in range(1000):
         chances = [draw.random() for _ in range(30)]
@@ -163,7 +163,7 @@ def test_a_parabola_gives_its_own_top(top: float, bend: float, height: float):
     assert found == pytest.approx(top, abs=1e-6)
 
 
-def test_a_best_point_at_the_end_is_told():
+def test_a_best_point_at_the_end_is_reported():
     assert stats.parabola_peak([0.0, 1.0, 2.0], [0.0, 1.0, 2.0]) == (2.0, False)
 
 
@@ -199,12 +199,12 @@ def test_claims_bound_the_mean_of_a_contrast():
     gap = difference(metrics.LOSS, "a", "b")
     tests = (gap.at_least(0.5, "x"), gap.at_most(0.5, "x"), gap.within(0.5, "x"), gap.within(1.5, "x"))
     assert [test(outcomes).holds for test in tests] == [True, False, False, True]
-    assert [All(pair)(outcomes).holds for pair in (tests[:2], tests[::3])] == [False, True]
+    assert [all_of(pair)(outcomes).holds for pair in (tests[:2], tests[::3])] == [False, True]
     assert tests[0](outcomes).figure.startswith("x +1 (95 %")
 
 
-def test_measures_of_a_run_worked_out_by_hand():
-    """Norm 8 at first, 2 in the middle, then 4, and 3 at the end; its forecast is 1 all along."""
+def test_the_metrics_of_a_run_equal_those_worked_out_by_hand():
+    """The norm is 8 at first, 2 in the middle, then 4, and 3 at the end; its forecast is 1 throughout."""
     steps = np.arange(1, 101)
     norm = np.select([steps < 40, steps <= 60, steps < 95], [8.0, 2.0, 4.0], 3.0)
     norm[49] = np.nan  # not measured there

@@ -1,4 +1,4 @@
-"""Declarations, commands and addresses; and the pool with tiny real runs: reuse, resuming, failures, locks."""
+"""Declarations, commands and addresses, and the pool with tiny real runs: reuse, resuming, failures, locks."""
 
 import json
 import os
@@ -9,10 +9,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import tyro
@@ -24,16 +24,22 @@ from steadynorm.files import lock
 from steadynorm.lab import paper
 from steadynorm.lab.models import GPTConfig
 from steadynorm.lab.paper import baselines, metrics, pool, runner, slim_records
-from steadynorm.lab.paper.claims import Claim, difference
+from steadynorm.lab.paper.claims import difference
 from steadynorm.lab.paper.experiment import Context, TrainedExperiment
 from steadynorm.lab.paper.experiments.norm_figures import COLUMNS
 from steadynorm.lab.paper.plots import table_of_metrics
-from steadynorm.lab.paper.runs import RunPlan, Runs, address, slug
+from steadynorm.lab.paper.runs import Runs, address, slug
 from steadynorm.lab.train.config import Config, Gpt, plain, training_part
 from steadynorm.lab.train.recipes import RECIPES
 
 TRAINED = [each for each in paper.EXPERIMENTS.values() if isinstance(each, TrainedExperiment)]
 STEPS = 6
+
+
+def declared(name: str) -> TrainedExperiment:
+    experiment = paper.get(name)
+    assert isinstance(experiment, TrainedExperiment)
+    return experiment
 
 
 def parsed(command: str) -> Config:
@@ -65,7 +71,7 @@ def test_every_declaration_builds_and_its_commands_parse_back(experiment: Traine
         config.check()
 
 
-def test_paper_scale_has_the_papers_numbers():
+def test_the_paper_scale_has_the_papers_numbers():
     vit, gpt = baselines.VIT["paper"], baselines.GPT["paper"]
     assert [vit.steps(epochs) for epochs in (30, 60, 90, 150, 300)] == [37534, 75068, 112603, 187671, 375342]
     assert vit.target() == 1.1875
@@ -74,16 +80,11 @@ def test_paper_scale_has_the_papers_numbers():
     assert vit.scion(decay=1.5).optim.output_weight_decay == pytest.approx(0.05 * 0.12)
     assert vit.adam().schedule.warmup == 10_000
     assert (gpt.steps(100), gpt.target()) == (381_469, 5.79833984375)
-    linear = paper.get("fig-momentum-linear")
-    assert isinstance(linear, TrainedExperiment)
-    arms = linear.arms(vit)
-    assert arms["alpha 0.1"].optim.steady_norm_sq == 2.375
+    assert declared("fig-momentum-linear").arms(vit)["alpha 0.1"].optim.steady_norm_sq == 2.375
 
 
 def arms_at_paper_scale(name: str) -> list[Config]:
-    experiment = paper.get(name)
-    assert isinstance(experiment, TrainedExperiment)
-    return list(experiment.arms(baselines.VIT["paper"]).values())
+    return list(declared(name).arms(baselines.VIT["paper"]).values())
 
 
 def test_adamw_and_adamc_are_run_with_both_of_the_papers_decays():
@@ -100,7 +101,7 @@ def test_adamw_and_adamc_are_run_with_both_of_the_papers_decays():
     [("fig-momentum-gamma-prime", 0.1, 0.01), ("fig-momentum-gamma-prime-slow", 0.02, 1.919e-3)],
 )
 def test_both_gamma_prime_figures_stop_momentum_at_the_papers_limits(name: str, start: float, lr: float):
-    """The paper: alpha_max = 0.2, 0.5 and 1, the output layer with alpha 0.1, lr 0.2 and decay 0.004."""
+    """The paper has alpha_max = 0.2, 0.5 and 1, and the output layer with alpha 0.1, lr 0.2 and decay 0.004."""
     arms = arms_at_paper_scale(name)
     matched = [each for each in arms if each.schedule.momentum == "matched-gamma-prime"]
     assert [each.schedule.alpha_end for each in matched] == [0.2, 0.5, 1.0]
@@ -114,18 +115,16 @@ def test_both_gamma_prime_figures_stop_momentum_at_the_papers_limits(name: str, 
 
 
 def test_sweeps_have_three_seeds_at_both_scales(capsys: pytest.CaptureFixture[str]):
-    """At paper scale the commands of 4, 4 + 4 (Scion's again) and 3 settings, 5 budgets and 3 seeds."""
+    """At paper scale there are 4, 4 + 4 (Scion's again) and 3 settings, 5 budgets and 3 seeds."""
     for name, count in (("table-sweep-scion", 60), ("table-sweep-constant", 120), ("table-sweep-cosine", 45)):
         assert main(["paper", "run", name, "--scale", "paper", "--dry-run"]) == 0
         printed = capsys.readouterr().out.splitlines()
         assert len(set(printed)) == count
         assert sum("--seed 2" in line for line in printed) == count / 3
-        experiment = paper.get(name)
-        assert isinstance(experiment, TrainedExperiment)
-        assert experiment.plan(Context(Path())).seeds == (0, 1, 2)
+        assert declared(name).plan(Context(Path())).seeds == (0, 1, 2)
 
 
-def test_listing_names_arms_panels_and_seeds(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_the_listing_names_arms_panels_and_seeds(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "400")
     assert main(["paper", "list"]) == 0
     printed = capsys.readouterr().out
@@ -134,8 +133,8 @@ def test_listing_names_arms_panels_and_seeds(capsys: pytest.CaptureFixture[str],
     assert "3 seeds of: Scion, decay x 0.5" in printed
 
 
-def test_what_a_folder_does_not_hold_is_not_run_yet(tmp_path: Path):
-    """Arms, seeds and panels that are declared and have no records: named, and in the tables of those that have."""
+def test_runs_missing_from_a_folder_count_as_not_run_yet(tmp_path: Path):
+    """Declared arms, seeds and panels without records are named, also in the tables of those that have some."""
     experiment = tiny(seeds=2)
     plan = experiment.plan(Context(tmp_path))
     empty = runner.read(experiment, Context(tmp_path))
@@ -155,19 +154,16 @@ def test_what_a_folder_does_not_hold_is_not_run_yet(tmp_path: Path):
     assert runner.not_run(steady, only) == ["1:4, 384 x 1536"]
 
 
-def test_the_papers_decay_by_lr_alone_starts_from_that_of_alpha_0_1():
+def test_the_papers_decay_by_lr_only_starts_from_that_of_alpha_0_1():
     """lambda_t = 0.04 gamma_t / gamma, whatever alpha does."""
-    baseline = baselines.VIT["paper"]
-    linear = paper.get("fig-momentum-linear")
-    assert isinstance(linear, TrainedExperiment)
-    config = linear.arms(baseline)["alpha 0.01 to 1, λ by lr alone"]
+    config = declared("fig-momentum-linear").arms(baselines.VIT["paper"])["alpha 0.01 to 1, λ by lr alone"]
     assert config.schedule.decay_by_lr_alone
     assert theory.weight_decay_for(config.optim.steady_norm_sq, config.optim.lr, config.optim.alpha) == pytest.approx(
         0.04
     )
 
 
-def test_options_of_everything_parse_back(tmp_path: Path):
+def test_the_options_of_every_run_parse_back(tmp_path: Path):
     base = RECIPES["vit"]
     config = replace(
         base, out=tmp_path / "a b", clip=0.5, seed=3, compile=True, bf16=True, micro_batch=8, tensorboard=False, name="x y",
@@ -180,7 +176,7 @@ def test_options_of_everything_parse_back(tmp_path: Path):
         pool.options(config, "gpt")
 
 
-def test_an_address_depends_on_what_is_trained_alone():
+def test_an_address_depends_only_on_what_is_trained():
     config = baselines.VIT["desk"].configure(baselines.VIT["desk"].scionc(), 30, 0)
     moved = replace(config, out=Path("elsewhere"), keep=7, save_every=3, device="cpu", tensorboard=True, name="other")
     assert address(config) == address(moved)
@@ -203,8 +199,8 @@ def test_experiments_share_runs():
     assert seconds / 2 < 3 * 3600  # on two cores
 
 
-def test_quick_is_one_seed_of_the_shortest_budget():
-    plan = next(each for each in TRAINED if each.name == "table-vit").plan(Context(Path(), quick=True))
+def test_the_quick_scale_is_one_seed_of_the_shortest_budget():
+    plan = declared("table-vit").plan(Context(Path(), quick=True))
     assert {(budget, seed) for _, budget, seed in plan.configs} == {(30, 0)}
     assert len(plan.configs) == 5
 
@@ -213,26 +209,17 @@ def test_quick_is_one_seed_of_the_shortest_budget():
 
 
 def made_up(config: Config, norms_at_end: float, accuracy: float) -> records.Run:
-    """A run whose norms go from 10 in the middle to this at the end."""
+    """Make a run whose norms go from 10 in the middle to this at the end."""
     steps = np.arange(1, 61) * config.steps // 60
     shape = np.where(steps / config.steps < 0.8, 10.0, norms_at_end)
-    keys = (
-        "hidden_norm",
-        "weight_norm",
-        "grad_norm",
-        "hidden_forecast",
-        "effective_lr",
-        "weight_decay",
-        "spectral_norm",
-    )
-    columns = dict.fromkeys((*keys, "sign_norm"), shape)
+    columns = dict.fromkeys((*COLUMNS, "spectral_norm", "sign_norm"), shape)
     columns |= {"val_accuracy": np.full(60, accuracy), "val_loss": np.full(60, 1.0), "seconds": np.full(60, 1.0)}
     return records.Run("r", training_part(plain(config)), "", None, steps, columns, {})
 
 
 @pytest.mark.parametrize(("scion_end", "verdict"), [(4.0, "holds"), (9.9, "not testable at this scale")])
 def test_stability_needs_a_baseline_that_moves(scion_end: float, verdict: str):
-    experiment = next(each for each in TRAINED if each.name == "fig-scionc")
+    experiment = declared("fig-scionc")
     plan = experiment.plan(Context(Path()))
     jitter = np.random.default_rng(0)
     found = {
@@ -247,7 +234,7 @@ def test_stability_needs_a_baseline_that_moves(scion_end: float, verdict: str):
 
 
 def test_missing_runs_make_their_claims_untestable_and_leave_the_others():
-    experiment = next(each for each in TRAINED if each.name == "table-vit")
+    experiment = declared("table-vit")
     plan = experiment.plan(Context(Path()))
     jitter = np.random.default_rng(0)
     found = {
@@ -278,10 +265,6 @@ TINY = replace(
 )
 
 
-def tiny_claims(_: RunPlan) -> list[Claim]:
-    return [Claim("equal", difference(metrics.LOSS, "a", "b").at_most(9.0, "a - b"))]
-
-
 def tiny(*, broken: bool = False, steps: int = STEPS, seeds: int = 2) -> TrainedExperiment:
     def arms(baseline: baselines.Baseline) -> dict[str, Config]:
         b = baseline.scionc()
@@ -291,34 +274,39 @@ def tiny(*, broken: bool = False, steps: int = STEPS, seeds: int = 2) -> Trained
         "tiny",
         "t",
         "f",
-        {"desk": TINY, "paper": TINY},
-        arms,
-        tiny_claims,
-        lambda _: ([], {}),
-        COLUMNS,
-        (),
-        (steps,),
-        (),
-        seeds,
+        baselines={"desk": TINY, "paper": TINY},
+        arms=arms,
+        claims={"equal": difference(metrics.LOSS, "a", "b").at_most(9.0, "a - b")},
+        show=lambda _: ([], {}),
+        columns=COLUMNS,
+        budgets=(steps,),
+        seeds=seeds,
     )
 
 
+def fork(job: pool.Job, _: bool) -> forked.Command:
+    return forked.Command(job.command[1:], job.folder / pool.LOG)
+
+
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, runner.Finished]]:
-    """An experiment of four runs, once for all tests here."""
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, runner.Finished]:
+    """Train an experiment of four runs, once for all tests here."""
     root = tmp_path_factory.mktemp("paper")
-    done = paper.run_experiment(tiny(), Context(root / "out"), paper.Resources(root / "pool"), "the command")
-    yield root, done
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "_popen", fork)
+        done = paper.run_experiment(tiny(), Context(root / "out"), paper.Resources(root / "pool"), "the command")
+    return root, done
 
 
-def test_an_experiment_end_to_end(trained: tuple[Path, runner.Finished]):
+def test_an_experiment_runs_from_end_to_end(trained: tuple[Path, runner.Finished]):
     root, done = trained
     assert not done.failed
     assert done.page.exists()
     summary = json.loads((root / "out" / "summary.json").read_text(encoding="utf-8"))
     assert (summary["experiment"], summary["command"], summary["runs"]) == ("tiny", "the command", 4)
     assert (summary["seeds"], summary["missing"]) == ([0, 1], [])
-    assert summary["seconds"] > 0
+    took = [records.read(run).columns["seconds"][-1] for run in (root / "pool").iterdir()]
+    assert summary["seconds"] == pytest.approx(sum(took), abs=0.1)
     assert done.outcome.claims[0].verdict == "holds"
     kept = records.read(root / "out" / "records" / "a-6-s0")
     assert kept.steps[-1] == STEPS
@@ -350,8 +338,13 @@ def test_a_finished_folder_is_judged_without_the_pool(trained: tuple[Path, runne
     assert changed[0].claims[0].verdict == "not testable at this scale"
 
 
-def test_one_that_fails_stops_no_other(tmp_path: Path, trained: tuple[Path, runner.Finished]):
+def test_a_run_that_fails_stops_no_other(
+    tmp_path: Path, trained: tuple[Path, runner.Finished], monkeypatch: pytest.MonkeyPatch
+):
+    """The one that fails is a real command."""
     root, _ = trained
+    popen = pool._popen
+    monkeypatch.setattr(pool, "_popen", lambda job, one: (popen if job.config.micro_batch == 7 else fork)(job, one))
     done = paper.run_experiment(tiny(broken=True, seeds=1), Context(tmp_path / "out"), paper.Resources(root / "pool2"))
     assert len(done.failed) == 1
     assert "does not divide" in pool.failures(done.failed)
@@ -362,8 +355,8 @@ def test_one_that_fails_stops_no_other(tmp_path: Path, trained: tuple[Path, runn
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_and_ends_alike(tmp_path: Path):
-    """SIGTERM to the command itself: it stops its run, which saves; the same command finishes it."""
+def test_a_killed_run_resumes_and_ends_the_same(tmp_path: Path):
+    """SIGTERM goes to the command itself, which stops its run after a save; the same command finishes it."""
     config = replace(TINY.configure(TINY.scionc(), 800, 0), save_every=100, eval_every=200, out=tmp_path / "run")
     job = "from tests_job import job, pool; print(pool.train_all([job], 1))"
     (tmp_path / "tests_job.py").write_text(
@@ -392,10 +385,10 @@ def test_a_killed_run_goes_on_and_ends_alike(tmp_path: Path):
     assert len(steps) == len(set(steps.tolist()))
 
 
-def test_a_run_that_another_command_trains_is_waited_for(
+def test_a_command_waits_for_a_run_that_another_command_trains(
     trained: tuple[Path, runner.Finished], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """Its folder is claimed: we wait, and use the run when it is there, without training."""
+    """Its folder is claimed, so we wait and use the finished run without training."""
     root, _ = trained
     job = next(iter(runner.jobs(tiny().plan(Context(root)), paper.Resources(root / "pool")).values()))
     finished, away = job.folder / records.FILE, job.folder / "away"
@@ -415,7 +408,7 @@ def test_a_run_that_another_command_trains_is_waited_for(
     assert "waiting for 1 run" in capsys.readouterr().err
 
 
-def test_a_claim_is_one_commands_own(tmp_path: Path):
+def test_a_claimed_run_belongs_to_one_command(tmp_path: Path):
     held = pool._claim(tmp_path / "run")
     assert held is not None
     assert pool._claim(tmp_path / "run") is None
@@ -427,7 +420,7 @@ def test_a_claim_is_one_commands_own(tmp_path: Path):
 # Bad input
 
 
-def test_two_commands_on_one_folder(tmp_path: Path):
+def test_two_commands_share_one_folder(tmp_path: Path):
     with lock(tmp_path), pytest.raises(ValueError, match="another command is writing"):
         paper.run_experiment(tiny(), Context(tmp_path), paper.Resources(tmp_path / "pool"))
 
@@ -448,7 +441,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path, summary: str, sai
     assert (tmp_path / "summary.json").read_text(encoding="utf-8") == summary
 
 
-def test_missing_data_is_told_before_anything_starts(
+def test_missing_data_is_reported_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setenv("STEADYNORM_CACHE", str(tmp_path / "empty"))
@@ -460,7 +453,7 @@ def test_missing_data_is_told_before_anything_starts(
     assert "--data, ImageNet" in capsys.readouterr().err
 
 
-def test_bad_words_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_bad_words_on_the_command_line_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["paper", "run", "table-vitt"]) == 2
     assert "did you mean 'table-vit'" in capsys.readouterr().err
     assert main(["paper", "run", "table-vit", "--only", "Sgd", "--dry-run"]) == 2
@@ -472,7 +465,7 @@ def test_bad_words_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFix
     assert "no commands to print" in capsys.readouterr().err
 
 
-def test_dry_run_of_all_prints_every_run_once(capsys: pytest.CaptureFixture[str]):
+def test_a_dry_run_of_all_prints_every_run_once(capsys: pytest.CaptureFixture[str]):
     assert main(["paper", "run", "all", "--quick", "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(set(lines)) > 20

@@ -1,4 +1,4 @@
-"""Every experiment end to end in miniature: trained in this process, kept, judged, written, judged again."""
+"""Every experiment from end to end in miniature: trained in this process, kept, judged, written, judged again."""
 
 import json
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def shared_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("experiment", TRAINED, ids=lambda each: each.name)
-def test_it_runs_in_miniature(
+def test_every_experiment_runs_in_miniature(
     experiment: TrainedExperiment, shared_pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def here(jobs: list[pool.Job], count: int, one_thread: bool) -> dict[Path, str]:

@@ -1,4 +1,4 @@
-"""Who won: sentences by intervals, and the comparisons that are declared against what was run."""
+"""Who won: sentences by intervals, and the declared comparisons against what was run."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ ACCURACY, LOSS = SCORES
 
 
 def pair(measure, *gaps: float) -> Pair:
-    """Two arms whose seeds differ by these gaps, however far apart the seeds are."""
+    """Return two arms whose seeds differ by these gaps, however far apart the seeds are."""
     base = tuple(10.0 * (seed + 1) for seed in range(len(gaps)))
     values = tuple(one + gap for one, gap in zip(base, gaps, strict=True))
     return Pair("folder", "new", "old", measure, values, base, None, 100)
@@ -36,14 +36,14 @@ def pair(measure, *gaps: float) -> Pair:
         (ACCURACY, (3.0,), None, "One seed: no verdict."),
     ],
 )
-def test_verdict_follows_the_interval(measure, gaps, winner, verdict):
+def test_the_verdict_follows_the_interval(measure, gaps, winner, verdict):
     found = pair(measure, *gaps)
     assert (found.winner, found.verdict) == (winner, verdict)
     assert (found.p <= 0.05) == (winner is not None)
 
 
 def test_every_declared_comparison_was_run():
-    """A misspelled arm would vanish from the page without a word."""
+    """A misspelled arm would vanish from the page silently."""
     for each in COMPARISONS:
         summary = json.loads((ROOT / "results" / each.folder / "summary.json").read_text(encoding="utf-8"))
         found = pairs(each, summary)

@@ -31,9 +31,9 @@ def run(code: str) -> str:
     return finished.stdout.strip()
 
 
-def test_plain_step_runs_where_sharding_cannot_be_imported():
+def test_a_plain_step_runs_where_sharding_cannot_be_imported():
     run(BLOCKED)
 
 
-def test_plain_step_loads_no_sharding_code():
+def test_a_plain_step_loads_no_sharding_code():
     assert run(LOADED) == ""

@@ -1,4 +1,4 @@
-"""Predictions against theory's own functions, the paper's settings, and real optimizers taking the converted settings."""
+"""Predictions agree with theory's own functions, the paper's settings, and real optimizers with the converted settings."""
 
 import json
 import math
@@ -21,7 +21,7 @@ VECTORS = json.loads((Path(__file__).parent / "data" / "theory_vectors.json").re
 
 
 @pytest.mark.parametrize("case", VECTORS["paper"], ids=lambda case: case["what"])
-def test_papers_settings_print_the_papers_decay(case: dict, capsys: pytest.CaptureFixture[str]):
+def test_the_papers_settings_print_the_papers_decay(case: dict, capsys: pytest.CaptureFixture[str]):
     arguments = ["--lr", case["lr"], "--alpha", case["alpha"], "--steady-norm-sq", case["steady_norm_sq"]]
     assert main(["predict", *map(str, arguments), "--shape", "384x1536"]) == 0
     printed = capsys.readouterr().out
@@ -34,7 +34,7 @@ def test_papers_settings_print_the_papers_decay(case: dict, capsys: pytest.Captu
 
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("shape", [(64, 64), (32, 128), (100,)])
-def test_target_is_reached_by_the_exact_decay_and_missed_by_the_papers(shape: tuple[int, ...], nesterov: bool):
+def test_a_target_is_reached_by_the_exact_decay_and_missed_by_the_papers(shape: tuple[int, ...], nesterov: bool):
     found = predict.predict(ParamSetting(0.02, 0.1, shape, nesterov=nesterov, steady_norm_sq=1.5))
     assert found.exact.steady_norm_sq == pytest.approx(1.5, rel=1e-9)
     assert found.paper.formula_norm_sq == pytest.approx(1.5, rel=1e-9)
@@ -76,7 +76,7 @@ def test_converted_settings_make_torch_muon_take_the_same_steps(shape: tuple[int
     assert back == pytest.approx((0.02, 0.5))
 
 
-def test_published_scion_and_back():
+def test_the_published_scion_converts_there_and_back():
     setting = ParamSetting(0.01, 0.1, (64, 64), weight_decay=0.08)
     other = equivalents.find_equivalents(setting)["Scion"]
     assert sn.from_radius(other["gamma"], other["rho"]) == pytest.approx({"lr": 0.01, "weight_decay": 0.08})
@@ -92,7 +92,7 @@ def test_adamw_settings_have_the_same_half_life_and_the_same_steady_rms():
     assert equivalents.from_adamw(adam["lr"], adam["weight_decay"], setting) == pytest.approx((0.001, 0.08))
 
 
-def test_forecast_of_a_run_is_theorys_with_both_decays():
+def test_the_forecast_of_a_run_is_the_theorys_with_both_decays():
     setting, plan = ParamSetting(0.05, 0.2, (32, 32), weight_decay=0.1), LrPlan(500, warmup=50, final=0.1)
     found = predict.forecast(setting, plan, start_rms=0.03)
     ratios = np.array([sn.schedule.cosine(500, warmup=50, final=0.1)(t) for t in range(500)])
@@ -111,7 +111,7 @@ def test_every_schedule_warms_up_to_the_peak(schedule: str):
     assert ratios[0] < 0.2
 
 
-def test_whole_run_in_the_terminal_and_on_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_whole_run_is_shown_in_the_terminal_and_on_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     where = tmp_path / "forecast.html"
     arguments = (
         "predict --lr 0.05 --weight-decay 0.1 --shape 32x32 64 --steps 400 --tokens-per-step 1000 --steps-per-epoch 10"
@@ -136,7 +136,7 @@ TUNED = [
 
 
 def live(tuned: Tuned, weight: torch.nn.Parameter) -> torch.optim.Optimizer:
-    """The optimizer that these settings are for."""
+    """Return the optimizer that these settings are for."""
     both = {"lr": tuned.lr, "weight_decay": tuned.weight_decay}
     if isinstance(tuned, Muon):
         return torch.optim.Muon(
@@ -183,7 +183,7 @@ def test_scionc_gets_lions_half_life_and_steady_rms():
 
 @pytest.mark.parametrize("corrected", [False, True])
 @pytest.mark.parametrize("tuned", [AdamW(0.01, 1.0), Muon(0.05, 0.2, 0.8)], ids=str)
-def test_forecast_of_a_tuned_optimizer_is_met_by_it_under_random_gradients(tuned: Tuned, corrected: bool):
+def test_the_forecast_of_a_tuned_optimizer_holds_under_random_gradients(tuned: Tuned, corrected: bool):
     torch.manual_seed(0)
     weight = torch.nn.Parameter(torch.zeros(32, 32))
     optimizer, plan = live(tuned, weight), LrPlan(500, warmup=50)
@@ -200,7 +200,7 @@ def test_forecast_of_a_tuned_optimizer_is_met_by_it_under_random_gradients(tuned
 
 
 @pytest.mark.parametrize("tuned", [AdamW(0.01, 1.0), Lion(0.005, 2.0), Muon(0.05, 0.2, 0.8)], ids=str)
-def test_long_run_at_constant_lr_ends_at_the_steady_norm(tuned: Tuned):
+def test_a_long_run_at_constant_lr_ends_at_the_steady_norm(tuned: Tuned):
     plan, steady = LrPlan(800, schedule="constant"), translation.steady(tuned, (32, 64))
     found = translation.forecast(tuned, (32, 64), plan, start_rms=steady.rms)
     assert found.constant[-1] == found.corrected[-1] == pytest.approx(steady.weight_norm, rel=1e-3)
@@ -209,7 +209,7 @@ def test_long_run_at_constant_lr_ends_at_the_steady_norm(tuned: Tuned):
 
 
 @pytest.mark.parametrize("tuned", TUNED, ids=str)
-def test_target_for_correct_gives_the_tuned_decay(tuned: Tuned):
+def test_the_target_for_correct_gives_the_tuned_decay(tuned: Tuned):
     weight = torch.nn.Parameter(torch.ones(24, 16))
     optimizer = sn.correct(live(tuned, weight), steady_norm_sq=tuned.target)
     weight.grad = torch.zeros_like(weight)
@@ -217,25 +217,13 @@ def test_target_for_correct_gives_the_tuned_decay(tuned: Tuned):
     assert optimizer.param_groups[0]["weight_decay"] == pytest.approx(tuned.weight_decay, rel=1e-9)
 
 
-def test_target_for_a_corrected_lion_gives_the_tuned_decay():
+def test_the_target_for_a_corrected_lion_gives_the_tuned_decay():
     assert theory.lion_weight_decay_for(Lion(1e-4, 1.0).target, 1e-4, 0.9, 0.99) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("name", translation.TUNED)
 def test_predict_prints_the_forecast_and_scioncs_settings(name: str, capsys: pytest.CaptureFixture[str]):
-    command = [
-        "predict",
-        "--optimizer",
-        name,
-        "--lr",
-        "0.02",
-        "--weight-decay",
-        "0.1",
-        "--shape",
-        "24x16",
-        "--steps",
-        "50",
-    ]
+    command = f"predict --optimizer {name} --lr 0.02 --weight-decay 0.1 --shape 24x16 --steps 50".split()
     tuned = translation.TUNED[name](0.02, 0.1)
     steady, ours = translation.steady(tuned, (24, 16)), translation.to_scionc(tuned, (24, 16))
     assert main(command) == 0
@@ -256,10 +244,7 @@ def test_predict_prints_the_forecast_and_scioncs_settings(name: str, capsys: pyt
 
 def test_predict_takes_the_words_of_the_optimizer(capsys: pytest.CaptureFixture[str]):
     def found(words: str) -> dict:
-        assert (
-            main(["predict", "--lr", "0.02", "--weight-decay", "0.1", "--shape", "24x16", "--json", *words.split()])
-            == 0
-        )
+        assert main(f"predict --lr 0.02 --weight-decay 0.1 --shape 24x16 --json {words}".split()) == 0
         return json.loads(capsys.readouterr().out)[0]["scionc"]
 
     assert found("--optimizer adamw --betas 0.8 0.9")["alpha"] == pytest.approx(0.2)
@@ -270,7 +255,7 @@ def test_predict_takes_the_words_of_the_optimizer(capsys: pytest.CaptureFixture[
     assert found("--optimizer adamw --alpha 0.3")["alpha"] == 0.3
 
 
-def test_shape_without_translation_is_said_to_have_none(capsys: pytest.CaptureFixture[str]):
+def test_a_shape_without_translation_says_so(capsys: pytest.CaptureFixture[str]):
     command = ["predict", "--optimizer", "muon", "--lr", "0.02", "--weight-decay", "0.1", "--shape", "24x16", "24"]
     assert main(command) == 0
     assert "24: torch's Muon takes matrices only" in capsys.readouterr().out

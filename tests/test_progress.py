@@ -1,4 +1,4 @@
-"""What takes long says so when it starts: once, on stderr, where no bar shows it."""
+"""Long jobs say so when they start: once, on stderr, where no bar shows it."""
 
 from pathlib import Path
 
@@ -33,25 +33,25 @@ def said_at(clock: list[float], total: int, *amounts: tuple[float, int]) -> list
     return said
 
 
-def test_time_is_said_once_as_soon_as_four_seconds_of_work_have_told_it(clock: list[float]):
+def test_the_time_left_is_reported_once_after_four_seconds_of_work(clock: list[float]):
     assert said_at(clock, 1000, (0.0, 10), (3.9, 100), (4.0, 100), (6.0, 50)) == ["work: about 20 seconds"]
 
 
-def test_what_was_done_before_tells_nothing_of_the_pace(clock: list[float]):
-    """900 were resumed after a minute of loading; then one takes a second."""
+def test_work_done_in_an_earlier_run_does_not_count_towards_the_pace(clock: list[float]):
+    """A run resumed at 900 after a minute of loading; then one takes a second."""
     assert said_at(clock, 1000, (60.0, 900), (70.0, 10)) == ["work: about 2 minutes"]
 
 
-def test_what_is_over_soon_is_not_announced(clock: list[float]):
+def test_a_short_job_is_not_announced(clock: list[float]):
     assert said_at(clock, 100, (0.0, 10), (2.0, 40), (4.0, 50)) == []
 
 
 @pytest.mark.parametrize("jump", [-1e9, 0.0])
-def test_clock_that_stands_still_or_jumps_back_says_nothing(clock: list[float], jump: float):
+def test_a_clock_that_stands_still_or_jumps_back_says_nothing(clock: list[float], jump: float):
     assert said_at(clock, 100, (50.0, 10), (50.0 + jump, 40)) == []
 
 
-def test_without_a_terminal_stderr_is_told_unless_nothing_is_shown(
+def test_without_a_terminal_progress_goes_to_stderr_unless_silenced(
     everything_is_long: None, capsys: pytest.CaptureFixture[str]
 ):
     for shown in (True, False):
@@ -66,7 +66,7 @@ def test_without_a_terminal_stderr_is_told_unless_nothing_is_shown(
 def test_commands_that_may_take_long_say_so(
     everything_is_long: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """`simulate` ran for 71 seconds without a word where there was no terminal."""
+    """`simulate` once ran silently for 71 seconds where there was no terminal."""
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.txt").write_text(name * 100, encoding="utf-8")
         with records.Recorder(tmp_path / name / records.FILE, name=name, config={}) as recorder:
@@ -84,7 +84,7 @@ def test_commands_that_may_take_long_say_so(
         assert f"{label}: about " in capsys.readouterr().err
 
 
-def test_experiment_says_how_long_its_runs_take_before_it_starts_them(
+def test_an_experiment_says_how_long_its_runs_take_before_it_starts_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     def stop(*_: object, **__: object) -> None:
@@ -100,7 +100,7 @@ def test_experiment_says_how_long_its_runs_take_before_it_starts_them(
     assert str(stopped.value) == f"{runs} runs to train: about {progress.duration(seconds / 2)}\n"
 
 
-def test_simulated_experiment_says_how_long_it_takes(
+def test_a_simulated_experiment_says_how_long_it_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     def stop(*_: object) -> None:
@@ -113,9 +113,9 @@ def test_simulated_experiment_says_how_long_it_takes(
     assert capsys.readouterr().err.startswith("fig-steady-state: about ")
 
 
-def test_benchmark_says_how_long_its_rounds_take(monkeypatch: pytest.MonkeyPatch):
+def test_a_benchmark_says_how_long_its_rounds_take():
     times = iter([4.0, 1.0, *[4.0, 1.0] * 5])
-    monkeypatch.setattr(bench, "_seconds", lambda action: next(times))
     said: list[str] = []
-    assert bench.interleaved({"a": int, "b": int}, 5, said.append) == {"a": 4.0, "b": 1.0}
+    seconds = bench.interleaved({"a": int, "b": int}, 5, said.append, lambda action: next(times))
+    assert seconds == {"a": 4.0, "b": 1.0}
     assert said == ["2 contenders, 5 rounds: about 25 seconds"]

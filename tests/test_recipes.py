@@ -1,4 +1,4 @@
-"""The paper's recipes at full size: every number against the paper's, and two real steps of each."""
+"""The paper's recipes at full size: every number is the paper's, and each takes two real steps."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -79,7 +79,7 @@ PAPER = (
 
 
 @pytest.mark.parametrize("arm", PAPER, ids=lambda arm: f"{arm.recipe}-{arm.optimizer}")
-def test_every_number_of_the_papers_arms(arm: Arm):
+def test_every_number_of_the_papers_arms_is_the_papers(arm: Arm):
     """`train RECIPE --optim.name NAME` is the paper's arm: model variant, optimizer, schedule, clipping, lengths."""
     config = from_command_line("train", arm.recipe, "--optim.name", arm.optimizer)
     found = plain(config)
@@ -93,7 +93,7 @@ def test_every_number_of_the_papers_arms(arm: Arm):
 
 
 def built(recipe: str, optimizer: str) -> tuple[nn.Module, torch.optim.Optimizer, dict[str, dict[str, Any]]]:
-    """The arm's model without storage, its optimizer, and the optimizer's groups by name."""
+    """Return the arm's model without storage, its optimizer, and the optimizer's groups by name."""
     config = from_command_line("train", recipe, "--optim.name", optimizer)
     with torch.device("meta"):
         model = GPT(config.task.model) if isinstance(config.task, Gpt) else SimpleViT(config.task.model)
@@ -145,7 +145,7 @@ def test_adam_arms_of_the_experiments_are_those_of_the_recipe():
     assert baseline.adamc() == with_optimizer("vit-s16-imagenet", "adamc")
 
 
-def test_desk_adam_has_the_variant_warmup_and_clipping_of_the_papers():
+def test_the_desk_adam_has_the_variant_warmup_and_clipping_of_the_papers():
     desk = from_command_line("train", "vit", "--optim.name", "adamw")
     assert isinstance(desk.task, Vit)
     assert (desk.task.model.variant, desk.clip) == ("adam", 1.0)
@@ -158,7 +158,7 @@ def test_desk_adam_has_the_variant_warmup_and_clipping_of_the_papers():
 
 
 def test_nanogpt_validates_on_the_published_number_of_tokens(tmp_path: Path):
-    """Counted at the evaluation itself, on a validation shard of 10^8 tokens, for one of the eight processes."""
+    """The evaluation itself is counted, on a validation shard of 10^8 tokens, for one of the eight processes."""
     write_shard(tmp_path / "a_train_000001.bin", np.zeros(256 * 1024 + 1, np.uint16))
     header = np.zeros(256, "<i4")
     header[:3] = 20240520, 1, 10**8
@@ -171,7 +171,7 @@ def test_nanogpt_validates_on_the_published_number_of_tokens(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("recipe", "validated"), [("gpt-124m-fineweb-edu", 10_485_760), ("vit-s16-imagenet", 50_000)])
-def test_validation_takes_a_small_part_of_a_full_recipe(recipe: str, validated: int):
+def test_validation_takes_a_small_part_of_a_full_run(recipe: str, validated: int):
     """A forward pass is about a third of a training step: validation must cost less than an eighth of training."""
     config = RECIPES[recipe]
     each = config.task.length if isinstance(config.task, Gpt) else 1
@@ -181,11 +181,11 @@ def test_validation_takes_a_small_part_of_a_full_recipe(recipe: str, validated: 
 
 
 @pytest.mark.parametrize("epochs, steps", [(30, 37534), (60, 75068), (90, 112603), (150, 187671), (300, 375342)])
-def test_papers_budgets(epochs: int, steps: int):
+def test_the_budgets_are_the_papers(epochs: int, steps: int):
     assert round(1281167 * epochs / 1024) == steps
 
 
-def test_cosine_is_the_papers():
+def test_the_cosine_is_the_papers():
     """gamma_t = gamma (1 + cos(pi (t - 1) / T)) / 2, t from 1."""
     ratio = lr_ratio(VIT_S16.schedule, 100)
     assert [ratio(t) for t in range(100)] == pytest.approx([(1 + np.cos(np.pi * t / 100)) / 2 for t in range(100)])
@@ -201,7 +201,7 @@ def two_steps(config: Config, out: Path) -> records.Run:
 
 @pytest.mark.parametrize("layers", [1, pytest.param(12, marks=pytest.mark.slow)])
 def test_nanogpt_takes_two_steps(tmp_path: Path, layers: int):
-    """At its full width and vocabulary, on shorter sequences."""
+    """It has its full width and vocabulary, on shorter sequences."""
     generator = np.random.default_rng(0)
     for name, count in (("a_val_000000.bin", 3000), ("a_train_000001.bin", 5000)):
         write_shard(tmp_path / name, generator.integers(0, 50257, count))
@@ -215,8 +215,16 @@ def test_nanogpt_takes_two_steps(tmp_path: Path, layers: int):
     assert len(run.layers) == 1 + 6 * layers
 
 
-@pytest.mark.parametrize("name", ["scionc", pytest.param("adamw", marks=pytest.mark.slow)])
-def test_full_vit_takes_two_steps(tmp_path: Path, name: OptimizerName):
+@pytest.mark.parametrize(
+    ("name", "depth"),
+    [
+        ("scionc", 2),
+        pytest.param("scionc", 12, marks=pytest.mark.slow),
+        pytest.param("adamw", 12, marks=pytest.mark.slow),
+    ],
+)
+def test_the_full_vit_takes_two_steps(tmp_path: Path, name: OptimizerName, depth: int):
+    """It has its full width and image size."""
     generator = np.random.default_rng(0)
     for split in ("train", "val"):
         for k in range(4):
@@ -224,7 +232,7 @@ def test_full_vit_takes_two_steps(tmp_path: Path, name: OptimizerName):
             picture = generator.integers(0, 255, (150, 200, 3), dtype=np.uint8)
             Image.fromarray(picture).save(tmp_path / split / f"n{k:04d}" / f"{k}.jpeg")
     config = replace(with_optimizer("vit-s16-imagenet", name), monitor_every=1)
-    task = replace(config.task, data=tmp_path, workers=0, model=replace(config.task.model, classes=4))  # pyright: ignore
+    task = replace(config.task, data=tmp_path, workers=0, model=replace(config.task.model, classes=4, depth=depth))  # pyright: ignore
     schedule = replace(config.schedule, warmup=min(1, config.schedule.warmup))
     run = two_steps(replace(config, task=task, schedule=schedule), tmp_path / "run")
     assert run.columns["loss"][0] == pytest.approx(np.log(4), abs=1e-3)
@@ -245,7 +253,7 @@ def from_command_line(*words: str) -> Config:
 
 @pytest.mark.parametrize("name", [each for each in get_args(OptimizerName) if each not in ("scion", "scionc")])
 def test_another_familys_optimizer_has_its_own_numbers_not_scions(name: str):
-    """The recipe's output_lr of 0.3 is Scion's: AdamW's tied table at that lr took the loss from 6 to 46."""
+    """The recipe's output_lr of 0.3 is Scion's: at that lr AdamW's tied table took the loss from 6 to 46."""
     with torch.device("meta"):
         model = GPT(RECIPES["gpt"].task.model)  # pyright: ignore
     for words in (["--optim.name", name], [f"--optim.name={name}"], ["--optim.name", "scion", "--optim.name", name]):
@@ -258,14 +266,16 @@ def test_another_familys_optimizer_has_its_own_numbers_not_scions(name: str):
 
 
 def test_baseline_settings_are_their_authors_published_ones():
-    """Muon: Keller Jordan's 0.02 with momentum 0.95 and Nesterov, AdamW beside it; Lion: a tenth of AdamW's lr, ten times its decay."""
+    """Muon has Keller Jordan's 0.02 with momentum 0.95 and Nesterov, AdamW beside it; Lion a tenth of AdamW's lr and
+    ten times its decay.
+    """
     muon, lion, adam = OPTIMIZERS["muon"], OPTIMIZERS["lionc"], OPTIMIZERS["adamw"]
     assert (muon.lr, 1 - muon.alpha, muon.nesterov, muon.output_lr) == (0.02, 0.95, True, 1e-3)
     assert (adam.lr, adam.weight_decay, adam.betas) == (1e-3, 0.1, (0.9, 0.999))
     assert (lion.lr, lion.weight_decay, lion.betas) == (adam.lr / 10, 10 * adam.weight_decay, (0.9, 0.99))
 
 
-def test_what_is_given_is_kept_also_where_it_is_the_recipes():
+def test_an_explicit_setting_is_kept_even_where_it_equals_the_recipes():
     given = from_command_line("train", "gpt", "--optim.output-lr", "0.3", "--optim.name", "adamw", "--optim.lr", "2e-3")
     assert (given.optim.lr, given.optim.output_lr, given.optim.betas) == (2e-3, 0.3, (0.9, 0.999))
     assert from_command_line("train", "vit", "--optim.name", "scion") == with_optimizer("vit", "scion")
@@ -276,7 +286,7 @@ def test_what_is_given_is_kept_also_where_it_is_the_recipes():
 
 
 @pytest.mark.parametrize(("recipe", "key"), [("gpt", "eval_tokens"), ("vit", "eval_images")])
-def test_evaluation_of_nothing_is_refused_before_the_first_step(recipe: str, key: str):
+def test_an_empty_evaluation_is_refused_before_the_first_step(recipe: str, key: str):
     config = RECIPES[recipe]
     config.check()
     with pytest.raises(ValueError, match=rf"task\.{key}=0: must be at least 1"):

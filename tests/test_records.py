@@ -1,4 +1,4 @@
-"""Records: what is written is read back; what a kill, a foreign hand or another version leaves is told apart."""
+"""Records: what is written is read back, and what a kill, another program or another version leaves is told apart."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def raw(path, *lines):
     return path
 
 
-def test_round_trip_by_file_and_by_folder(tmp_path):
+def test_records_survive_a_round_trip_by_file_and_by_folder(tmp_path):
     write(tmp_path / "records.jsonl", range(5), name='a "name" <b>')
     for run in (read(tmp_path), read(tmp_path / "records.jsonl"), read(str(tmp_path))):
         assert run.name == 'a "name" <b>'
@@ -54,7 +54,7 @@ def test_round_trip_by_file_and_by_folder(tmp_path):
         assert run.created.startswith("20")
 
 
-def test_what_is_not_finite_is_null_on_disk_and_nan_in_memory(tmp_path):
+def test_non_finite_values_are_null_on_disk_and_nan_in_memory(tmp_path):
     path = tmp_path / "r.jsonl"
     with Recorder(path, name="run", config={}) as out:
         out.write({"step": 0, "a": math.nan, "b": np.float32("inf"), "c": 10**400, "d": np.int64(3), "e": np.True_})
@@ -108,7 +108,7 @@ def test_any_names_and_numbers_come_back(tmp_path_factory, lines, name):
 
 
 @pytest.mark.parametrize("cut", [1, 2, 10, 30, 60])
-def test_torn_last_line_is_dropped_and_counted(tmp_path, cut):
+def test_a_torn_last_line_is_dropped_and_counted(tmp_path, cut):
     path = write(tmp_path / "r", range(4))
     path.write_bytes(path.read_bytes()[:-cut])
     run = read(path)
@@ -128,7 +128,7 @@ def test_zeros_left_by_a_power_cut_are_dropped(tmp_path):
     assert (read(path).steps.tolist(), read(path).dropped) == ([0], 1)
 
 
-def test_header_alone_is_a_run_without_steps(tmp_path):
+def test_a_file_with_only_a_header_is_a_run_without_steps(tmp_path):
     run = read(raw(tmp_path / "r", HEADER), max_points=10)
     assert (len(run.steps), run.columns, run.dropped) == (0, {}, 0)
 
@@ -143,7 +143,7 @@ with Recorder(path, name="run", config={}, resume_at=int(first)) as out:
 """
 
 
-def test_kill_while_writing_leaves_a_readable_file_that_resumes(tmp_path):
+def test_a_kill_while_writing_leaves_a_readable_file_that_resumes(tmp_path):
     path, first = tmp_path / "records.jsonl", 0
     for _ in range(2):
         process = subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(first)])
@@ -165,7 +165,7 @@ def test_kill_while_writing_leaves_a_readable_file_that_resumes(tmp_path):
 # Resuming
 
 
-def test_resume_drops_what_is_written_again(tmp_path):
+def test_resuming_drops_what_is_written_again(tmp_path):
     path = write(tmp_path / "r", range(10))
     header = path.read_bytes().splitlines()[0]
     path.write_bytes(path.read_bytes() + b'{"step": 10, "lo')
@@ -179,20 +179,20 @@ def test_resume_drops_what_is_written_again(tmp_path):
     assert os.listdir(tmp_path) == ["r"]  # noqa: PTH208
 
 
-def test_resume_completes_a_last_line_without_newline(tmp_path):
+def test_resuming_completes_a_last_line_without_newline(tmp_path):
     path = write(tmp_path / "r", range(3))
     path.write_bytes(path.read_bytes()[:-1])
     write(path, [3], resume_at=3)
     assert read(path).steps.tolist() == [0, 1, 2, 3]
 
 
-def test_resume_without_records_starts_from_scratch(tmp_path):
+def test_resuming_without_records_starts_from_scratch(tmp_path):
     assert read(write(tmp_path / "new" / "r", [5], resume_at=5)).steps.tolist() == [5]
     (tmp_path / "empty").touch()
     assert read(write(tmp_path / "empty", [5], resume_at=5)).steps.tolist() == [5]
 
 
-def test_interrupted_resume_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+def test_an_interrupted_resume_leaves_the_file_as_it_was(tmp_path, monkeypatch):
     path = write(tmp_path / "r", range(10))
     before = path.read_bytes()
 
@@ -206,7 +206,7 @@ def test_interrupted_resume_leaves_the_file_as_it_was(tmp_path, monkeypatch):
     assert [each.name for each in tmp_path.iterdir()] == ["r"]
 
 
-def test_resume_with_another_configuration_names_the_keys(tmp_path):
+def test_resuming_with_another_configuration_names_the_keys(tmp_path):
     path = write(tmp_path / "r", range(3))
     other = {"lr": 0.1, "model": {"width": 128, "betas": [0.9, 0.95]}, "folder": "runs", "clip": None, "seed": 1}
     with pytest.raises(RecordError, match=r"model\.width \(64 -> 128\), seed \('none' -> 1\); resume with the same"):
@@ -214,14 +214,14 @@ def test_resume_with_another_configuration_names_the_keys(tmp_path):
     assert read(path).steps.tolist() == [0, 1, 2]
 
 
-def test_existing_file_is_not_overwritten(tmp_path):
+def test_an_existing_file_is_not_overwritten(tmp_path):
     path = write(tmp_path / "r", range(3))
     with pytest.raises(RecordError, match="resume_at"):
         write(path, range(3))
     assert read(path).steps.tolist() == [0, 1, 2]
 
 
-def test_failed_write_leaves_no_torn_line_in_the_middle(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_no_torn_line_in_the_middle(tmp_path, monkeypatch):
     path, plain = tmp_path / "r", os.write
     with Recorder(path, name="run", config={}) as out:
         out.write({"step": 0})
@@ -256,7 +256,7 @@ def test_failed_write_leaves_no_torn_line_in_the_middle(tmp_path, monkeypatch):
         ({"step": 4, "layers": {"a": {"norm": [1]}}}, r"layers\['a'\]\['norm'\] is a list"),
     ],
 )
-def test_bad_record_is_refused_and_nothing_written(tmp_path, record, message):
+def test_a_bad_record_is_refused_and_nothing_written(tmp_path, record, message):
     path = tmp_path / "r"
     with Recorder(path, name="run", config={}) as out:
         out.write({"step": 3})
@@ -266,7 +266,7 @@ def test_bad_record_is_refused_and_nothing_written(tmp_path, record, message):
         assert path.stat().st_size == size
 
 
-def test_tensor_in_a_record_error_names_item(tmp_path):
+def test_the_error_for_a_tensor_in_a_record_names_the_item(tmp_path):
     import torch
 
     with (
@@ -276,7 +276,7 @@ def test_tensor_in_a_record_error_names_item(tmp_path):
         out.write({"step": 0, "loss": torch.tensor(1.0)})
 
 
-def test_closed_recorder_and_odd_configuration(tmp_path):
+def test_a_closed_recorder_and_an_odd_configuration_are_refused(tmp_path):
     out = Recorder(tmp_path / "r", name="run", config={})
     out.close()
     out.close()
@@ -315,7 +315,7 @@ def test_closed_recorder_and_odd_configuration(tmp_path):
         ([HEADER, {"step": 1, "layers": {"a": 1}}], "line 2: a: 1 is not a mapping"),
     ],
 )
-def test_bad_file_says_where_what_and_remedy(tmp_path, lines, message):
+def test_the_error_for_a_bad_file_says_where_and_what_and_names_the_remedy(tmp_path, lines, message):
     path = raw(tmp_path / "r.jsonl", *lines)
     with pytest.raises(RecordError, match=message) as error:
         read(path)
@@ -323,7 +323,7 @@ def test_bad_file_says_where_what_and_remedy(tmp_path, lines, message):
     assert ";" in str(error.value)
 
 
-def test_missing_and_unreadable(tmp_path):
+def test_missing_and_unreadable_files_are_errors(tmp_path):
     with pytest.raises(RecordError, match="nowhere: no such record file"):
         read(tmp_path / "nowhere")
     with pytest.raises(RecordError, match=r"records\.jsonl: no such record file"):
@@ -354,16 +354,16 @@ def check_thinned(path, steps):
     assert np.isfinite(run.columns["val_loss"]).sum() >= min(999, steps // 1000)  # the rare lines survive
 
 
-def test_long_run_is_thinned_and_keeps_rare_lines(tmp_path):
+def test_a_long_run_is_thinned_and_keeps_rare_lines(tmp_path):
     check_thinned(long_file(tmp_path / "r", 100_000), 100_000)
 
 
 @pytest.mark.slow
-def test_million_steps_are_thinned(tmp_path):
+def test_a_million_steps_are_thinned(tmp_path):
     check_thinned(long_file(tmp_path / "r", 1_000_000), 1_000_000)
 
 
-def test_thinned_file_with_a_torn_end_and_blank_lines(tmp_path):
+def test_a_file_with_a_torn_end_and_blank_lines_can_be_thinned(tmp_path):
     body = [{"step": step, "loss": step} for step in range(50)]
     path = raw(tmp_path / "r", HEADER, *body[:20], b"\n", *body[20:], b'{"step": 50, "loss": 5')
     run = read(path, max_points=10)
@@ -371,7 +371,7 @@ def test_thinned_file_with_a_torn_end_and_blank_lines(tmp_path):
     assert (run.columns["loss"] == run.steps).all()
 
 
-def test_thin_in_memory_equals_thin_while_reading(tmp_path):
+def test_thinning_in_memory_equals_thinning_while_reading(tmp_path):
     path = long_file(tmp_path / "r", 5000)
     a, b = read(path, max_points=100), records.thin(read(path), 100)
     assert a.steps.tolist() == b.steps.tolist()
@@ -390,8 +390,8 @@ def test_well_known_keys_are_described():
     assert all(each.label and each.description.endswith(".") for each in records.QUANTITIES.values())
 
 
-def test_recorder_reopens_only_the_file_that_it_left(tmp_path):
-    """Without copying what is there; a file that another has replaced, cut or gone on with is copied with resume_at."""
+def test_a_recorder_reopens_only_the_file_that_it_left(tmp_path):
+    """It does not copy what is there; a file that another has replaced, cut or extended is copied with resume_at."""
     path = tmp_path / "records.jsonl"
     recorder = records.Recorder(path, name="x", config={})
     assert not recorder.reopen()  # it is open
@@ -419,8 +419,8 @@ def resumed(*steps, **values):
     return found
 
 
-def test_folder_is_appended_to_and_copied_only_when_steps_come_again(tmp_path):
-    """A copy at every call took time in the square of a run's length."""
+def test_a_folder_is_appended_to_and_copied_only_when_steps_come_again(tmp_path):
+    """A copy at every call took time quadratic in a run's length."""
     sink, path, inodes = to_folder(tmp_path), tmp_path / "records.jsonl", []
     for steps in ((1, 2), (3, 4), (5,), (4,), (5, 6)):
         sink(resumed(*steps))
@@ -447,8 +447,8 @@ def watched(every=1):
 
 
 @pytest.mark.parametrize("every", [1, 40])
-def test_finished_run_is_not_overwritten_by_another(tmp_path, every):
-    """README's loop run again into the same folder made 51 records of 101, under the first run's header."""
+def test_a_finished_run_is_not_overwritten_by_another(tmp_path, every):
+    """README's loop, run again into the same folder, once made 51 records of 101 under the first run's header."""
     to_folder(tmp_path, config={"lr": 1})(watched()[1](30))
     before = (tmp_path / "records.jsonl").read_bytes()
     _, run = watched(every)
@@ -458,7 +458,7 @@ def test_finished_run_is_not_overwritten_by_another(tmp_path, every):
     assert (tmp_path / "records.jsonl").read_bytes() == before
 
 
-def test_resumed_run_continues_in_its_folder_if_the_configuration_is_the_same(tmp_path):
+def test_a_resumed_run_continues_in_its_folder_if_the_configuration_is_the_same(tmp_path):
     monitor, run = watched()
     for _ in range(2):  # a sink made for each call is the same run
         to_folder(tmp_path, config={"lr": 1})(run(10))
@@ -489,8 +489,8 @@ def test_layers_are_kept_ever_more_rarely_and_everything_else_always(tmp_path, l
         )
 
 
-def test_resumed_recorder_keeps_the_layers_of_the_same_steps(tmp_path):
-    """Which steps keep them follows from the file, wherever the run was killed."""
+def test_a_resumed_recorder_keeps_the_layers_of_the_same_steps(tmp_path):
+    """The file decides which steps keep them, wherever the run was killed."""
 
     def write(path, steps, **more):
         with records.Recorder(path, name="x", config={}, layers=10, created="now", **more) as recorder:
@@ -511,7 +511,7 @@ def test_resumed_recorder_keeps_the_layers_of_the_same_steps(tmp_path):
 
 @pytest.mark.slow
 def test_records_and_page_of_a_long_run_of_many_layers_stay_small(tmp_path):
-    """A monitor of 144 layers wrote 619 MB in 20,000 steps."""
+    """A monitor of 144 layers once wrote 619 MB in 20,000 steps."""
     rng = np.random.default_rng(0)
     quantities = ("norm", "forecast", "grad", "alignment", "expected", "excess", "spectral")
     names = [f"transformer.h.{k // 12}.part{k % 12}.weight" for k in range(144)]

@@ -1,4 +1,4 @@
-"""Runs on a page: what is compared, how it is summarised, and that large input stays light."""
+"""Runs on a page: what is compared, how it is summarised, and that large input stays small."""
 
 import csv
 import io
@@ -25,7 +25,7 @@ def in_memory(name="run", steps=100, columns=None, layers=None, config=None, pat
 
 
 def recorded(folder, name, steps=60, **config):
-    """A run on disk with everything the report knows, some of it rare."""
+    """Write a run with everything the report knows, some of it rare."""
     rng = np.random.default_rng(0)
     with Recorder(folder / "records.jsonl", name=name, config={"seed": 1, "model": {"width": 64}} | config) as out:
         for step in range(steps):
@@ -40,7 +40,7 @@ def recorded(folder, name, steps=60, **config):
 
 @pytest.fixture
 def made(monkeypatch):
-    """What `report` gives to `page.write`, which is not called."""
+    """Return what `report` passes to `page.write`, which is not called."""
     pages = []
     monkeypatch.setattr(page, "write", lambda made, path: pages.append((made, path)) or path)
 
@@ -67,10 +67,12 @@ def test_every_column_has_its_plot_and_nothing_else(made, tmp_path):
     shown = made([recorded(tmp_path / "a", "a"), recorded(tmp_path / "b", "b")], tmp_path)
     sections = titles(shown, page.Text)
     assert sections == [
+        "What the figures say",
         "Summary",
         "Loss",
         "Norms",
         "Alignment",
+        "Updates",
         "Schedules",
         "Layer norms",
         "Layer alignment",
@@ -106,12 +108,13 @@ def test_every_column_has_its_plot_and_nothing_else(made, tmp_path):
     assert heat[2].low < -0.1 < 0 < heat[2].high == -heat[2].low
 
 
-def test_forecast_is_dashed_beside_the_measured_norm(made, tmp_path):
+def test_the_forecast_is_dashed_beside_the_measured_norm(made, tmp_path):
     shown = made(recorded(tmp_path, "a"), tmp_path)
     plot = next(block for block in shown.blocks if block.title == "Weight norm")
     assert [(each.name, each.style, each.toggle) for each in plot.series] == [
         ("measured", "line", "a"),
         ("forecast", "dash", "a"),
+        ("forecast, updates measured", "dash", "a"),
     ]
 
 
@@ -121,7 +124,7 @@ def test_rare_values_are_drawn_without_gaps(made, tmp_path):
     assert series.x.tolist() == [19, 39, 59]
 
 
-def test_summary_says_what_it_says(made):
+def test_the_summary_is_worded_as_expected(made):
     at = np.arange(1001)
     columns = {
         "loss": np.where(at >= 950, 2.0, 9.0),
@@ -167,7 +170,7 @@ BY_ROLE = {
 }
 
 
-def test_weight_norm_is_led_by_the_hidden_matrices_and_compared_with_the_forecast_by_role(made):
+def test_the_weight_norm_is_led_by_the_hidden_matrices_and_compared_with_the_forecast_by_role(made):
     """The output layer is pushed outward: with it, a run that is as forecast showed measured / forecast 1.5."""
     shown = made(in_memory(columns=constant(weight_norm=13.2, forecast_norm=6.7) | BY_ROLE), "unused")
     norms = [title for title in titles(shown, page.Plot) if title.startswith("Weight norm")]
@@ -213,13 +216,13 @@ def test_heat_maps_of_runs_have_their_rows_in_one_order(made):
     assert list(next(block for block in one.blocks if isinstance(block, page.HeatMap)).y) == names[::-1]
 
 
-def test_diverged_run_has_no_final_loss(made):
+def test_a_diverged_run_has_no_final_loss(made):
     loss = np.where(np.arange(100) < 50, 1.0, np.nan)
     row = table(made(in_memory(columns={"loss": loss}), "unused"), "").rows[0]
     assert row == ["run", 99]
 
 
-def test_configuration_shows_differences_and_folds_the_rest(made):
+def test_the_configuration_shows_differences_and_folds_the_rest(made):
     configs = [{"lr": 0.1, "model": {"width": 64}, "note": "x"}, {"lr": 0.2, "model": {"width": 64}, "decay": None}]
     shown = made([in_memory(str(i), config=each) for i, each in enumerate(configs)], "unused")
     assert table(shown, "What differs").rows == [["lr", "0.1", "0.2"], ["note", "x", None], ["decay", None, "null"]]
@@ -243,7 +246,7 @@ def test_equal_run_names_are_made_unique():
     assert names(in_memory(" ")) == ["run"]
 
 
-def test_downloads_hold_what_is_drawn(made, tmp_path):
+def test_the_downloads_hold_what_is_drawn(made, tmp_path):
     shown = made([recorded(tmp_path / "a", 'a, "quoted"'), recorded(tmp_path / "b", "b")], tmp_path)
     held = json.loads(shown.downloads["runs.json"], parse_constant=pytest.fail)
     assert [run["name"] for run in held["runs"]] == ['a, "quoted"', "b"]
@@ -271,7 +274,7 @@ def test_downloads_hold_what_is_drawn(made, tmp_path):
     assert "layers.csv" not in made(in_memory(), tmp_path).downloads
 
 
-def test_title_and_place(made, tmp_path):
+def test_the_title_and_the_place_of_a_report_can_be_chosen(made, tmp_path):
     assert made([in_memory("a"), in_memory("b")], tmp_path / "p.html").title == "a · b"
     assert made([in_memory(str(i)) for i in range(5)], tmp_path).title == "5 runs"
     assert made(in_memory("a"), tmp_path, title="Mine").title == "Mine"
@@ -290,7 +293,7 @@ def test_no_runs_and_bad_runs_are_refused(tmp_path):
     assert not (tmp_path / "p.html").exists()
 
 
-def test_run_without_steps_and_torn_run(made, tmp_path):
+def test_a_run_without_steps_and_a_torn_run_are_reported(made, tmp_path):
     Recorder(tmp_path / "none" / "records.jsonl", name="none", config={}).close()
     torn = recorded(tmp_path / "torn", "torn") / "records.jsonl"
     torn.write_bytes(torn.read_bytes()[:-9])
@@ -301,7 +304,7 @@ def test_run_without_steps_and_torn_run(made, tmp_path):
     assert made(tmp_path / "none", tmp_path).subtitle.startswith("1 run · no steps yet")
 
 
-def test_layer_without_forecast_or_with_zero_forecast(made):
+def test_a_layer_without_forecast_or_with_a_zero_forecast_is_shown(made):
     layers = {
         "plain": {"norm": np.ones(100)},
         "zero": {"norm": np.ones(100), "forecast": np.arange(100.0)},
@@ -312,7 +315,7 @@ def test_layer_without_forecast_or_with_zero_forecast(made):
     assert np.isnan(heat.z[0, 0])
 
 
-def test_large_input_is_thinned(made):
+def test_a_large_input_is_thinned(made):
     million = made(in_memory(steps=1_000_000), "unused")
     (series,) = next(block for block in million.blocks if isinstance(block, page.Plot)).series
     assert (len(series.x), series.x[0], series.x[-1]) == (2000, 0, 999_999)
@@ -330,16 +333,16 @@ def test_large_input_is_thinned(made):
 # In Chromium
 
 
-def test_report_in_chromium(browser, tmp_path):
+def test_the_report_works_in_chromium(browser, tmp_path):
     out = report.report([recorded(tmp_path / "a", "a", lr=1), recorded(tmp_path / "b", EVIL, lr=2)], tmp_path)
     assert out == tmp_path / "report.html"
     with opened(browser, out) as view:
-        assert view.draw_all() == 25
+        assert view.draw_all() == 29
         assert view.tab.locator(".chip").nth(1).inner_text() == EVIL
         assert view.tab.locator("tbody td").nth(0).inner_text() == "a"
         traces = sum(view.drawn("p.querySelectorAll('.scatterlayer .trace').length"))
         view.tab.locator(".chip").nth(1).click()
-        assert view.draw_all() == 23
+        assert view.draw_all() == 27
         assert sum(view.drawn("p.querySelectorAll('.scatterlayer .trace').length")) == traces / 2
         view.tab.locator("#log").click()
         view.draw_all()
@@ -353,7 +356,7 @@ def test_report_in_chromium(browser, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_hundred_runs_open(browser, tmp_path):
+def test_a_page_of_two_hundred_runs_opens(browser, tmp_path):
     at = np.arange(2000)
     keys = ("loss", "weight_norm", "forecast_norm", "grad_norm", "alignment", "lr", "alpha", "weight_decay")
     layers = {f"layer {i}": {"norm": 1 + at / 2000, "forecast": 1 + at / 2001} for i in range(6)}

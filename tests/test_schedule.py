@@ -1,4 +1,4 @@
-"""Claims about schedules: what each step gets, that matching matches, that resuming resumes."""
+"""Claims about schedules: what each step gets, that matching matches, and that resuming resumes."""
 
 import copy
 import io
@@ -19,14 +19,14 @@ T = 40
 
 
 def make(lr: Any = 0.5, **head: Any) -> torch.optim.SGD:
-    """SGD with the group keys our optimizers have; it ignores those it does not know."""
+    """Return SGD with the group keys our optimizers have; it ignores those it does not know."""
     body = {"params": [torch.nn.Parameter(torch.ones(2))], "name": "body", "alpha": 0.1, "steady_norm_sq": 2.0}
     rest = {"params": [torch.nn.Parameter(torch.ones(3))], "name": "head", "alpha": 0.1, "steady_norm_sq": None}
     return torch.optim.SGD([body, rest | head], lr=lr)
 
 
 def run(optimizer: torch.optim.Optimizer, *schedulers: Any, steps: int = 1, key: str = "lr") -> list[list[float]]:
-    """What each update saw under `key`, per group."""
+    """Return what each update saw under `key`, per group."""
     seen = []
     for _ in range(steps):
         seen.append([group.get(key) for group in optimizer.param_groups])
@@ -46,7 +46,7 @@ def through_disk(*objects: Any) -> list[Any]:
 # ---------------------------------------------------------------- ratios
 
 
-def test_cosine_is_the_papers_at_every_update() -> None:
+def test_the_cosine_is_the_papers_at_every_update() -> None:
     for t in range(1, T + 1):
         assert cosine(T)(t - 1) == pytest.approx((1 + math.cos(math.pi * (t - 1) / T)) / 2, abs=1e-15)
 
@@ -60,12 +60,12 @@ def test_ratios_start_at_one_and_hold_final_past_the_end(ratio: Any) -> None:
 
 
 @pytest.mark.parametrize("ratio", [cosine(T, warmup=10), linear(T, warmup=10), constant(warmup=10)])
-def test_warmup_is_t_over_w_and_the_decay_starts_whole_after_it(ratio: schedule.Ratio) -> None:
+def test_warmup_is_t_over_w_and_the_full_decay_follows(ratio: schedule.Ratio) -> None:
     assert [ratio(step) for step in range(10)] == [(step + 1) / 10 for step in range(10)]
     assert ratio(10) == 1.0
 
 
-def test_decay_after_warmup_ends_at_total_not_later() -> None:
+def test_the_decay_after_warmup_ends_at_total_and_not_later() -> None:
     late, early = cosine(T, warmup=10), cosine(T - 10)
     assert [late(step + 10) for step in range(T)] == [early(step) for step in range(T)]
 
@@ -172,7 +172,7 @@ def test_scale_multiplies_each_groups_own_base_and_value_replaces_it() -> None:
     assert [group["initial_lr"] for group in optimizer.param_groups] == [0.5, 2.0]
 
 
-def test_first_value_is_written_at_construction() -> None:
+def test_the_first_value_is_written_at_construction() -> None:
     optimizer = make()
     Scheduler(optimizer, scale={"lr": constant(warmup=10)}, value={"steady_norm_sq": schedule.cosine_norm(5, 1, T)})
     assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.05]
@@ -181,7 +181,9 @@ def test_first_value_is_written_at_construction() -> None:
 
 @pytest.mark.parametrize("form", ["list", "names", "star"])
 def test_groups_follow_their_own_schedules(form: str) -> None:
-    """The paper's momentum figures: the sign layer keeps cosine lr and alpha, the others follow matched momentum."""
+    """As in the paper's momentum figures, the sign layer keeps cosine lr and alpha, and the others follow matched
+    momentum.
+    """
     matched = MatchedMomentum(0.1, 0.5, cosine(T))
     lr, alpha = {
         "list": ([matched.lr, cosine(T)], [matched.alpha, None]),
@@ -196,7 +198,7 @@ def test_groups_follow_their_own_schedules(form: str) -> None:
     assert (head["lr"], head["alpha"]) == (cosine(T)(T - 1), 0.1)
 
 
-def test_tensor_lr_is_filled_in_place_and_groups_stop_sharing_it() -> None:
+def test_a_tensor_lr_is_filled_in_place_and_groups_stop_sharing_it() -> None:
     lr = torch.tensor(0.5)
     optimizer = make(lr=lr)
     scheduler = Scheduler(optimizer, scale={"lr": [linear(4), None]})
@@ -210,7 +212,7 @@ def test_tensor_lr_is_filled_in_place_and_groups_stop_sharing_it() -> None:
     assert lr.item() == 0.125  # from the base, not from what was there
 
 
-def test_any_tensor_keys_base_is_a_copy() -> None:
+def test_the_base_of_a_tensor_valued_key_is_a_copy() -> None:
     optimizer = make(alpha=torch.tensor(0.8))
     scheduler = Scheduler(optimizer, scale={"alpha": {"head": linear(4)}})
     assert run(optimizer, scheduler, steps=3, key="alpha")[0][0] == 0.1
@@ -233,7 +235,7 @@ KEYS: dict[str, Any] = {
 
 @pytest.mark.parametrize("scheduler_first", [True, False])
 @pytest.mark.parametrize("lr", [0.5, torch.tensor(0.5)])
-def test_resume_equals_unbroken(scheduler_first: bool, lr: Any) -> None:
+def test_a_resumed_schedule_equals_an_unbroken_one(scheduler_first: bool, lr: Any) -> None:
     def values(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
         return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
 
@@ -289,7 +291,7 @@ def test_resumed_schedules_do_not_warn_about_step_order() -> None:
         Scheduler(make(), scale={"lr": linear(4)}).step()
 
 
-def test_ours_on_alpha_leaves_lr_to_torchs_two() -> None:
+def test_our_scheduler_on_alpha_leaves_the_lr_to_torchs_two() -> None:
     def torchs(optimizer: torch.optim.Optimizer) -> list[lr_scheduler.LRScheduler]:
         warm = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=5)
         return [warm, lr_scheduler.CosineAnnealingLR(optimizer, T)]
@@ -314,7 +316,7 @@ def test_torchs_sequential_and_chained_schedulers_write_all_our_keys() -> None:
     assert [optimizer.param_groups[0][key] for key in ("lr", "alpha")] == [0.25, 0.75]
 
 
-def test_group_added_later_follows_from_its_own_base() -> None:
+def test_a_group_added_later_follows_from_its_own_base() -> None:
     optimizer = make(lr=1.0)
     scheduler = Scheduler(optimizer, scale={"lr": linear(4)})
     run(optimizer, scheduler)
@@ -346,7 +348,7 @@ def test_group_added_later_follows_from_its_own_base() -> None:
         (lambda: MatchedMomentum(0.1, 0.5, lambda step: math.nan).lr(0), "nan at step 0"),
     ],
 )
-def test_bad_schedules_say_what_and_the_remedy(build: Any, text: str) -> None:
+def test_the_errors_for_bad_schedules_name_the_remedy(build: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         build()
 

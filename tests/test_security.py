@@ -1,4 +1,4 @@
-"""What comes from elsewhere is data: no file, archive, name or server can make this package run or write what it likes."""
+"""Foreign input is data: no file, archive, name or server can make this package run or write what it likes."""
 
 import ast
 import gzip
@@ -39,7 +39,7 @@ CONTENT = b"harmless" * 100
 
 
 def tape(path: Path, *members: tuple[str, bytes | None, dict[str, object]]) -> Path:
-    """A tar, compressed by its suffix: names, contents (None: no content) and other fields of the header."""
+    """Write a tar, compressed by its suffix, from names, contents (None: no content) and other fields of the header."""
     mode = {".gz": "w:gz", ".xz": "w:xz", ".bz2": "w:bz2"}.get(path.suffix, "w")
     with tarfile.open(path, mode) as made:  # pyright: ignore
         for name, content, fields in members:
@@ -52,7 +52,7 @@ def tape(path: Path, *members: tuple[str, bytes | None, dict[str, object]]) -> P
 
 
 def book(path: Path, *members: tuple[str, bytes, int]) -> Path:
-    """A zip: names, contents, and Unix modes."""
+    """Write a zip from names, contents and Unix modes."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as made:
         for name, content, mode in members:
             info = zipfile.ZipInfo(name)
@@ -88,7 +88,7 @@ def everything(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("suffix", ["tar", "tar.gz", "tar.xz", "tar.bz2"])
 @pytest.mark.parametrize("member", HOSTILE.values(), ids=HOSTILE)
-def test_hostile_tar_is_refused(tmp_path: Path, member: tuple, suffix: str):
+def test_a_hostile_tar_is_refused(tmp_path: Path, member: tuple, suffix: str):
     (tmp_path / "precious").write_text("mine", encoding="utf-8")
     source = tape(tmp_path / f"set.{suffix}", member, ("b.bin", CONTENT, {}))
     with pytest.raises(DataError, match="the archive is refused"):
@@ -98,14 +98,14 @@ def test_hostile_tar_is_refused(tmp_path: Path, member: tuple, suffix: str):
 
 
 @pytest.mark.parametrize("name", ["../a.bin", "x/../../a.bin", "/a.bin", "..\\a.bin", "C:/a.bin"])
-def test_hostile_zip_is_refused(tmp_path: Path, name: str):
+def test_a_hostile_zip_is_refused(tmp_path: Path, name: str):
     source = book(tmp_path / "set.zip", (name, CONTENT, 0o644))
     with pytest.raises(DataError, match="the archive is refused"):
         unpack(source, tmp_path / "out", {"a.bin"})
     assert everything(tmp_path) == ["out", "set.zip"]
 
 
-def test_link_in_a_zip_is_written_as_the_text_it_is(tmp_path: Path):
+def test_a_link_in_a_zip_is_written_as_the_text_it_is(tmp_path: Path):
     source = book(tmp_path / "set.zip", ("a.bin", b"/etc/passwd", 0o120777))
     out = unpack(source, tmp_path / "out", {"a.bin"})
     assert not (out / "a.bin").is_symlink()
@@ -119,7 +119,7 @@ def test_only_what_is_asked_for_is_written(tmp_path: Path):
 
 
 def bombs(folder: Path) -> dict[str, Path]:
-    """Archives that unpack to more than a data set has, or say so."""
+    """Return archives that unpack to more than a data set has, or say so."""
     zeros = bytes(3 << 20)
     header = tarfile.TarInfo("a.bin")
     header.size = 1 << 50
@@ -151,7 +151,7 @@ BOMBS = ("a claim", "a header", "a long header", "a name", "gzip", "xz", "bzip2"
 
 
 @pytest.mark.parametrize("kind", BOMBS)
-def test_archive_that_unpacks_without_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str):
+def test_an_archive_that_unpacks_without_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str):
     monkeypatch.setattr(files, "_MOST", 2 << 20)
     monkeypatch.setattr(files, "_LARGEST", 1 << 20)
     source = bombs(tmp_path)[kind]
@@ -165,7 +165,7 @@ def test_archive_that_unpacks_without_limit_is_refused(tmp_path: Path, monkeypat
     assert sum(path.stat().st_size for path in (tmp_path / "out").iterdir()) <= 2 << 20
 
 
-def test_zip_that_lies_about_a_size_gives_no_more_than_it_said(tmp_path: Path):
+def test_a_zip_that_lies_about_a_size_gives_no_more_than_it_said(tmp_path: Path):
     source = book(tmp_path / "set.zip", ("a.bin", bytes(1 << 20), 0o644))
     content = bytearray(source.read_bytes())
     at = content.index(b"PK\x01\x02")
@@ -207,7 +207,7 @@ def test_every_address_is_https_and_every_file_has_its_sha256():
         assert all(re.fullmatch(r"[0-9a-f]{64}", checksum) for checksum in sums)
 
 
-def test_package_runs_nothing_when_it_is_fetched():
+def test_a_package_runs_nothing_when_it_is_fetched():
     commands = [o.command for data in get.DATA_SETS.values() for o in data.origins if isinstance(o, get.Package)]
     assert len(commands) == 2
     for command in commands:
@@ -218,7 +218,7 @@ def test_package_runs_nothing_when_it_is_fetched():
 
 
 class Bomb:
-    """Unpickled, it makes a file."""
+    """An object that makes a file when it is unpickled."""
 
     def __init__(self, marker: Path):
         self.marker = str(marker)
@@ -232,13 +232,13 @@ def marker(tmp_path: Path) -> Path:
     return tmp_path / "exploded"
 
 
-def test_bomb_is_one(marker: Path):
+def test_the_test_bomb_really_expands(marker: Path):
     pickle.loads(pickle.dumps(Bomb(marker)))
     assert marker.exists()
 
 
 def forged(folder: Path, name: str, content: bytes) -> Path:
-    """A checkpoint with a file of somebody else's and a manifest that agrees with it."""
+    """Make a checkpoint with a forged file and a manifest that agrees with it."""
     path = checkpoint.save(folder, 1, {"step": 1}, {"w": torch.ones(3)}, keep=1)
     (path / name).write_bytes(content)
     sums = {each: own_files.sha256(path / each) for each in ("model.safetensors", "state.pt")}
@@ -254,7 +254,7 @@ def torch_saved(value: object) -> bytes:
 
 @pytest.mark.parametrize("name", ["state.pt", "model.safetensors"])
 @pytest.mark.parametrize("how", [lambda value: pickle.dumps(value, 2), torch_saved], ids=["pickle", "torch"])
-def test_hostile_checkpoint_is_refused(tmp_path: Path, marker: Path, name: str, how):
+def test_a_hostile_checkpoint_is_refused(tmp_path: Path, marker: Path, name: str, how):
     path = forged(tmp_path / "run", name, how({"step": 1, "bomb": Bomb(marker)}))
     with pytest.raises(CheckpointError, match="step-000001: cannot be read"):
         checkpoint.load(path)
@@ -262,7 +262,7 @@ def test_hostile_checkpoint_is_refused(tmp_path: Path, marker: Path, name: str, 
 
 
 @pytest.mark.parametrize("name", ["../../secret", "/etc/hostname", "x/../../../secret"])
-def test_manifest_cannot_point_out_of_its_folder(tmp_path: Path, name: str):
+def test_a_manifest_cannot_point_out_of_its_folder(tmp_path: Path, name: str):
     path = forged(tmp_path / "run", "state.pt", torch_saved({"step": 1}))
     (tmp_path / "secret").write_text("mine", encoding="utf-8")
     held = own_files.read_json(path / "manifest.json")
@@ -286,14 +286,14 @@ def load_sharded(folder: Path) -> dict:
     return state
 
 
-def test_checkpoint_of_many_processes_is_read_as_torch_reads_it(tmp_path: Path):
+def test_a_checkpoint_of_many_processes_is_read_as_torch_reads_it(tmp_path: Path):
     state = load_sharded(sharded_checkpoint(tmp_path / "shards"))
     assert state["model"]["w"].tolist() == [0, 1, 2, 3, 4, 5]
     assert state["note"] == [1, 2]
 
 
 @pytest.mark.parametrize("where", ["the index", "in the index", "a value"])
-def test_hostile_checkpoint_of_many_processes_is_refused(tmp_path: Path, marker: Path, where: str):
+def test_a_hostile_checkpoint_of_many_processes_is_refused(tmp_path: Path, marker: Path, where: str):
     folder = sharded_checkpoint(tmp_path / "shards")
     index = folder / ".metadata"
     if where == "the index":
@@ -342,7 +342,7 @@ def test_training_refuses_a_hostile_checkpoint_of_many_processes(tmp_path: Path,
 # Temporary files
 
 
-def test_temporary_file_is_new_and_its_name_cannot_be_guessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_temporary_file_is_new_and_its_name_cannot_be_guessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     names = set()
     for _ in range(20):
         with atomic_write(tmp_path / "a") as file:

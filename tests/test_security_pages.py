@@ -1,4 +1,4 @@
-"""Names of runs, layers and metrics come from elsewhere: in a report or a saved table they are text and nothing else."""
+"""Names of runs, layers and metrics are foreign input: in a report or a saved table they are only text."""
 
 import base64
 import csv
@@ -41,7 +41,7 @@ RUNS = 6
 
 
 def hostile_run(folder: Path, number: int) -> Path:
-    """Names that try to be markup, code or formulas, wherever a name can stand."""
+    """Write a run with names that try to be markup, code or formulas, wherever a name can stand."""
     name = " ".join(PAYLOADS[number::RUNS])
     nested = {text: {text: text} for text in PAYLOADS}
     with Recorder(
@@ -91,7 +91,7 @@ def test_hostile_names_are_escaped_in_the_html(tmp_path: Path, monkeypatch: pyte
     assert json.loads(data)["toggles"][0] == " ".join(PAYLOADS[::RUNS]).strip()
 
 
-def test_page_allows_no_script_but_its_own_and_no_connection(tmp_path: Path):
+def test_the_page_allows_no_script_but_its_own_and_no_connection(tmp_path: Path):
     text = page.write(page.Page("t", "", []), tmp_path / "p.html").read_text(encoding="utf-8")
     [policy] = re.findall(r'Content-Security-Policy" content="(.*?)">', text)
     rules = {words[0]: words[1:] for words in (rule.split() for rule in policy.split(";"))}
@@ -100,7 +100,7 @@ def test_page_allows_no_script_but_its_own_and_no_connection(tmp_path: Path):
     assert all(len(base64.b64decode(each[8:-1])) == 32 for each in rules["script-src"])
 
 
-def test_saved_table_holds_no_formulas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_saved_table_holds_no_formulas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     made = []
     monkeypatch.setattr(report.page, "write", lambda page, path: made.append(page))
     names = ['=HYPERLINK("https://example.invalid")', "+1+1", "-2", "@SUM(1)", "\t=1"]

@@ -1,4 +1,4 @@
-"""Shards are the recipe's bytes, whole or absent; the loader's batches depend on the tokens and the step alone."""
+"""Shards are the recipe's bytes, whole or absent; the loader's batches depend only on the tokens and the step."""
 
 import errno
 import json
@@ -28,19 +28,19 @@ def header(magic=20240520, version=1, count=4):
     return np.array([magic, version, count] + [0] * 253, "<i4").tobytes()
 
 
-def test_shard_is_the_recipes_bytes(tmp_path):
+def test_a_shard_is_the_recipes_bytes(tmp_path):
     write_shard(tmp_path / "a.bin", np.array([0, 1, 50256, 65535]))
     assert (tmp_path / "a.bin").read_bytes() == header() + b"\0\0\x01\0\x50\xc4\xff\xff"
     assert open_shard(tmp_path / "a.bin").tolist() == [0, 1, 50256, 65535]
 
 
-def test_tokens_are_mapped_not_read(tmp_path):
+def test_tokens_are_memory_mapped_rather_than_read(tmp_path):
     write_shard(tmp_path / "a.bin", np.arange(1000))
     assert isinstance(open_shard(tmp_path / "a.bin"), np.memmap)
 
 
 @pytest.mark.parametrize("tokens", [[], [-1], [65536], [1.5], [[1, 2]]])
-def test_what_uint16_cannot_hold_is_not_written(tmp_path, tokens):
+def test_tokens_that_uint16_cannot_hold_are_not_written(tmp_path, tokens):
     with pytest.raises(ValueError, match="shard: "):
         write_shard(tmp_path / "a.bin", tokens)
     assert not list(tmp_path.iterdir())
@@ -60,7 +60,7 @@ def test_what_uint16_cannot_hold_is_not_written(tmp_path, tokens):
         (header() + bytes(9), "longer than it says"),
     ],
 )
-def test_bad_shard_is_refused_by_name_before_the_first_batch(tmp_path, content, says):
+def test_a_bad_shard_is_refused_by_name_before_the_first_batch(tmp_path, content, says):
     good, bad = tmp_path / "a_train_000001.bin", tmp_path / "a_train_000002.bin"
     write_shard(good, range(100))
     bad.write_bytes(content)
@@ -70,7 +70,7 @@ def test_bad_shard_is_refused_by_name_before_the_first_batch(tmp_path, content, 
         assert str(bad) in str(raised.value)
 
 
-def test_full_disk_leaves_the_old_shard_and_no_other_file(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_the_old_shard_and_no_other_file(tmp_path, monkeypatch):
     write_shard(path := tmp_path / "a.bin", [1, 2, 3])
 
     def full(_):
@@ -85,7 +85,7 @@ def test_full_disk_leaves_the_old_shard_and_no_other_file(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_kill_9_while_writing_leaves_the_old_shard(tmp_path, call):
+def test_a_kill_while_writing_leaves_the_old_shard(tmp_path, call):
     write_shard(path := tmp_path / "a_train_000001.bin", [1, 2, 3])
     if (child := os.fork()) == 0:
         setattr(os, call, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
@@ -96,7 +96,7 @@ def test_kill_9_while_writing_leaves_the_old_shard(tmp_path, call):
 
 
 def write_stream(folder, sizes, vocab=1000, seed=0):
-    """Shards of these sizes, and all their tokens."""
+    """Write shards of these sizes; return all their tokens."""
     tokens = np.random.default_rng(seed).integers(0, vocab, sum(sizes))
     cuts = np.cumsum(sizes)[:-1]
     paths = [folder / f"a_train_{i:06d}.bin" for i in range(len(sizes))]
@@ -106,7 +106,7 @@ def write_stream(folder, sizes, vocab=1000, seed=0):
 
 
 def twin(tokens, batch, length, steps):
-    """The loader in one line a batch: token n L B + i L + j is input (i, j) of step n; passes start again at 0."""
+    """Load in one line per batch: token n L B + i L + j is input (i, j) of step n; passes start again at 0."""
     in_a_pass = (len(tokens) - 1) // length // batch
     for step in range(steps):
         rows = range((step % in_a_pass) * batch, (step % in_a_pass + 1) * batch)
@@ -149,7 +149,7 @@ def test_targets_are_the_next_tokens_across_a_shard_boundary(tmp_path):
     assert targets.flatten().tolist() == tokens[1:17].tolist()
 
 
-def test_one_pass_stops_and_a_repeated_one_counts_passes(tmp_path):
+def test_a_single_pass_stops_and_a_repeated_one_counts_passes(tmp_path):
     paths, _ = write_stream(tmp_path, [41])
     once = TokenLoader(paths, batch=3, length=4, repeat=False)
     assert once.steps_per_epoch == len(list(once)) == 3  # 10 sequences, one left over
@@ -177,7 +177,7 @@ def test_shuffled_passes_take_every_sequence_once_in_orders_of_their_own(tmp_pat
     assert first == [8, 4, 1, 6, 3, 2, 11, 7, 5, 9, 10, 0]
 
 
-def test_position_is_plain_integers_of_the_same_data(tmp_path):
+def test_a_position_is_plain_integers_and_belongs_to_its_data(tmp_path):
     paths, _ = write_stream(tmp_path, [100])
     loader = TokenLoader(paths, batch=2, length=5)
     next(loader)
@@ -197,7 +197,7 @@ def test_position_is_plain_integers_of_the_same_data(tmp_path):
     assert loader.state_dict() == state
 
 
-def test_token_beyond_the_vocabulary_names_shard_and_position_and_keeps_the_loaders(tmp_path):
+def test_a_token_beyond_the_vocabulary_names_shard_and_position_and_keeps_the_loaders(tmp_path):
     write_shard(first := tmp_path / "a.bin", [1] * 10)
     write_shard(second := tmp_path / "b.bin", [1] * 7 + [500] + [1] * 10)
     loader = TokenLoader([first, second], batch=1, length=4, vocab=500)
@@ -223,13 +223,13 @@ def test_token_beyond_the_vocabulary_names_shard_and_position_and_keeps_the_load
         ({"paths": []}, "no shards"),
     ],
 )
-def test_settings_that_cannot_work_say_why(tmp_path, options, says):
+def test_the_error_for_impossible_settings_says_why(tmp_path, options, says):
     paths, _ = write_stream(tmp_path, [100])
     with pytest.raises(ValueError, match=says):
         TokenLoader(**({"paths": paths, "batch": 2, "length": 4} | options))
 
 
-def test_more_shards_than_file_handles(tmp_path):
+def test_there_may_be_more_shards_than_file_handles(tmp_path):
     paths, tokens = write_stream(tmp_path, [8] * 150)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 80, hard))
@@ -253,7 +253,7 @@ def test_validation_takes_the_same_whole_batches_every_time(tmp_path):
         validation_batches(paths, batch=4, length=8, max_tokens=31)
 
 
-def test_folder_without_shards_or_with_unfinished_ones_is_refused(tmp_path):
+def test_a_folder_without_shards_or_with_unfinished_ones_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"no \*_val_\*\.bin"):
         shard_paths(tmp_path, "val")
     write_shard(tmp_path / "a_val_000000.bin", [1])
@@ -265,7 +265,7 @@ def test_folder_without_shards_or_with_unfinished_ones_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"shards": [{"x": 1}]}', '{"shards": [], "y": 2}'])
-def test_damaged_meta_json_is_named(tmp_path, content):
+def test_a_damaged_meta_json_is_named(tmp_path, content):
     with pytest.raises(DataError, match=r"meta\.json: missing"):
         read_token_set(tmp_path)
     (tmp_path / "meta.json").write_text(content, encoding="utf-8")

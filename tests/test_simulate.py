@@ -1,4 +1,4 @@
-"""Simulated systems: reproducible, batched without a trace of it, fast without an error that shows; and what theory says."""
+"""Simulated systems are reproducible, independent of their batch, fast without a visible error, and as theory says."""
 
 import math
 
@@ -14,7 +14,7 @@ LR, DECAY = 0.1, 0.3  # eta = 0.03: a half-life of 23 steps
 
 
 def twin(system: System, steps: int, seed: int) -> list[float]:
-    """One seed of one system by the paper's lines, an SVD a step."""
+    """Simulate one seed of one system by the paper's lines, with an SVD per step."""
     generator = torch.Generator().manual_seed(1_000_003 * 0 + seed)
 
     def noise() -> torch.Tensor:
@@ -42,7 +42,7 @@ def twin(system: System, steps: int, seed: int) -> list[float]:
 @pytest.mark.parametrize(
     ("lmo", "shape"), [("spectral", (6, 6)), ("spectral", (4, 9)), ("sign", (5, 3)), ("bias", (7,))]
 )
-def test_batch_of_scheduled_systems_equals_the_papers_lines(momentum: str, lmo: str, shape: tuple[int, ...]):
+def test_a_batch_of_scheduled_systems_equals_the_papers_lines(momentum: str, lmo: str, shape: tuple[int, ...]):
     steps = 40
     alphas = [np.linspace(0.1, 1.0, steps), 0.3]
     systems = [
@@ -55,7 +55,7 @@ def test_batch_of_scheduled_systems_equals_the_papers_lines(momentum: str, lmo: 
             )  # 12 steps leave 1e-3 of a tiny singular value
 
 
-def test_numbers_do_not_depend_on_what_runs_beside():
+def test_the_numbers_do_not_depend_on_what_runs_beside():
     one = System("spectral", (8, 8), LR, DECAY, 0.2)
     others = [System("bias", (5,), LR, DECAY, 0.5), System("spectral", (8, 8), LR, DECAY, 0.9)]
     alone = simulate.run([one], 30, seeds=2)[0]
@@ -69,7 +69,7 @@ def test_another_seed_gives_other_numbers():
     assert simulate.run([one], 5, seed=1)[0].norm_sq[0, -1] != simulate.run([one], 5, seed=2)[0].norm_sq[0, -1]
 
 
-def test_trace_momentum_with_a_constant_alpha_goes_as_plain_does():
+def test_trace_momentum_with_a_constant_alpha_equals_plain_momentum():
     plain, trace = (System("bias", (9,), LR, DECAY, 0.3, kind) for kind in ("plain", "trace"))
     # m_0 = g_0 weighs less in a trace, so they agree once it is forgotten
     seen = simulate.run([plain, trace], 400)
@@ -78,7 +78,7 @@ def test_trace_momentum_with_a_constant_alpha_goes_as_plain_does():
 
 @pytest.mark.parametrize("shape", [(256, 256), (192, 768)])
 def test_large_matrices_take_the_fast_polar_factor_at_no_visible_error(shape: tuple[int, int]):
-    """Common noise, against one SVD a step: |theta|^2 within 0.5 %."""
+    """With common noise, |theta|^2 is within 0.5 % of one SVD per step."""
     steps = 60
     system = System("spectral", shape, 0.1, 0.5, 0.3)
     assert system.large
@@ -101,7 +101,7 @@ def test_one_gradient_moves_theta_by_the_effective_lr(momentum: str):
     assert seen.error < 0.02 * expected
 
 
-def test_bent_lmo_passes_on_its_linear_part_only():
+def test_a_bent_lmo_passes_on_its_linear_part_only():
     """sign: sqrt(a_1) = sqrt(2/pi) of the effective lr."""
     seen = simulate.gradient_response("sign", (32, 32), lr=1.0, alpha=0.5, seeds=32)
     expected = theory.effective_lr(1.0, 0.5) * math.sqrt(2 / math.pi)
@@ -109,14 +109,14 @@ def test_bent_lmo_passes_on_its_linear_part_only():
     assert seen.mean < 0.9 * theory.effective_lr(1.0, 0.5)
 
 
-def test_random_system_settles_where_the_paper_says():
+def test_a_random_system_settles_where_the_paper_says():
     lr, decay = 1e-3, 1.0
     steps = simulate.half_life_steps(8, lr, decay)
     seen = simulate.random_system(lr, decay, steps, seeds=4).late_mean(norm=True)
     assert seen.mean == pytest.approx(math.sqrt(0.5), abs=0.005 + 3 * seen.error)
 
 
-def test_random_system_follows_its_lr_series():
+def test_a_random_system_follows_its_lr_series():
     rates = np.array([0.1, 0.2, 0.0])
     seen = simulate.random_system(rates, 0.5, 3, size=7, seeds=1)
     noise = np.random.default_rng([0, 0]).standard_normal((3, 7))
@@ -126,7 +126,7 @@ def test_random_system_follows_its_lr_series():
     assert seen.norm_sq[0, 1:] == pytest.approx(2 * [np.square(theta).sum()])  # lr 0: nothing moves
 
 
-def test_progress_and_done_tell_of_every_system():
+def test_progress_and_done_are_called_for_every_system():
     told, ended = [], {}
     systems = [System("bias", (3,), LR, DECAY, a) for a in (0.1, 0.2, 0.3)]
     simulate.run(systems, 10, progress=told.append, done=lambda i, t: ended.__setitem__(i, t))
@@ -134,7 +134,7 @@ def test_progress_and_done_tell_of_every_system():
     assert sorted(ended) == [0, 1, 2]
 
 
-def test_error_in_done_stops_the_rest_and_restores_the_threads():
+def test_an_error_in_done_stops_the_rest_and_restores_the_threads():
     def fail(*_: object) -> None:
         raise OSError("disk full")
 

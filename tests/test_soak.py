@@ -1,4 +1,4 @@
-"""The soak: its line through the points, a short run of each part, and that each verdict can fail."""
+"""The soak: its line through the points, a short run of each part, and verdicts that can fail."""
 
 import json
 import math
@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from benchmarks import soak, trust
-from steadynorm.optim import buckets
+from steadynorm.optim import batch
 
 
-def test_slope_finds_a_small_leak_in_noise_and_none_where_there_is_none():
+def test_the_slope_finds_a_small_leak_in_noise_and_none_where_there_is_none():
     generator, at = np.random.default_rng(0), 1000 * np.arange(1, 1001)
     likeness = np.exp(-np.arange(60) / 10)  # of neighbours in time: memory comes in steps
     noise = 300e6 + 4096 * np.convolve(generator.normal(size=1059), likeness, "valid")
@@ -20,23 +20,23 @@ def test_slope_finds_a_small_leak_in_noise_and_none_where_there_is_none():
     assert leaking.value == pytest.approx(10 + flat.value, rel=1e-6) and leaking.value > 5 * leaking.error
 
 
-def test_slope_leaves_the_warm_up_out():
+def test_the_slope_leaves_the_warm_up_out():
     at = np.arange(1000)
     assert soak.slope(at, np.minimum(at, 150)) == soak.Slope(0.0, 0.0)
 
 
-def test_slope_of_too_few_points_is_an_error():
+def test_the_slope_of_too_few_points_is_an_error():
     with pytest.raises(ValueError, match="2 points are too few"):
         soak.slope([1, 2], [1, 2])
 
 
-def test_learning_rate_goes_up_and_down():
+def test_the_learning_rate_goes_up_and_down():
     assert soak.cycle(0) == 1.0 == soak.cycle(soak.CYCLE)
     assert soak.cycle(soak.CYCLE // 2) == pytest.approx(0.3)
 
 
 @pytest.mark.slow
-def test_soak_that_is_ended_early_keeps_to_its_forecast_and_is_written_down(tmp_path):
+def test_a_soak_ended_early_keeps_to_its_forecast_and_is_written_down(tmp_path):
     def ended(step: int) -> None:
         if step == 1210:
             raise KeyboardInterrupt
@@ -54,7 +54,7 @@ def test_soak_that_is_ended_early_keeps_to_its_forecast_and_is_written_down(tmp_
     assert f"{found['norm_worst']:.2%}" in shown and "ended early" in shown and "Not run yet" in shown
 
 
-def test_weights_that_do_not_decay_and_memory_that_is_kept_are_noticed(monkeypatch, tmp_path):
+def test_weights_that_do_not_decay_and_leaked_memory_are_noticed(monkeypatch, tmp_path):
     def without_decay(theta, u, eta, gamma, step, products=None):
         theta.addcmul_(u, -gamma * step)
 
@@ -65,7 +65,7 @@ def test_weights_that_do_not_decay_and_memory_that_is_kept_are_noticed(monkeypat
         page.write(b"x" * 160_000)
         kept.append(page)
 
-    monkeypatch.setattr(buckets, "decay_and_step_", without_decay)
+    monkeypatch.setattr(batch, "decay_and_step_", without_decay)
     found = soak.soak_steps(1200, report=lambda text: None, after=leak)
     assert not found["checks"]["norm"] and not found["checks"]["memory"], found
     assert found["memory_bytes_per_1000_steps"] > 1000 * 160_000 / 2
@@ -99,14 +99,14 @@ def test_every_verdict_can_fail(verdict, wrong):
 
 
 @pytest.mark.slow
-def test_ten_thousand_steps():
+def test_ten_thousand_steps_keep_every_limit():
     found = soak.soak_steps(10_000, report=lambda text: None)
     assert found["checks"]["norm"] and found["checks"]["power iteration"], found
 
 
 @pytest.mark.slow
-def test_short_soak_of_the_training_command():
-    """Too short to judge its memory; but it trains, evaluates, saves and ends by a signal."""
+def test_a_short_soak_of_the_training_command_keeps_every_limit():
+    """It is too short to judge its memory, but it trains, evaluates, saves and ends by a signal."""
     found = soak.soak_training(1.0, report=lambda text: None)
     assert found["steps"] > found["evaluations"] > found["checkpoints"] > 0
     assert found["checks"]["evaluations and checkpoints"]

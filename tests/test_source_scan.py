@@ -1,4 +1,4 @@
-"""What the source may not contain: calls that run, unpickle or unpack what comes from elsewhere, by whatever name.
+"""What the source may not contain: calls that run, unpickle or unpack foreign input, by whatever name.
 
 Ruff does most of it: its S rules and the banned names in pyproject.toml. By hand is what it does not see.
 """
@@ -136,7 +136,7 @@ def test_rules_allow_what_is_safe(tmp_path):
 
 
 def python_of(text: str) -> str:
-    """The python blocks of a page, one below the other."""
+    """Return the Python blocks of a page, one below the other."""
     blocks = re.findall(r"^( *)``` ?(?:python|\{ \.python \})\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
     return "\n".join(
         re.sub(f"^{indent}", "", body, flags=re.MULTILINE) for indent, body in blocks if "--8<--" not in body
@@ -147,8 +147,8 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def test_source_contains_nothing_forbidden():
-    """`make lint` runs ruff on all of it; here is the rest."""
+def test_the_source_contains_nothing_forbidden():
+    """`make lint` runs ruff on all of it; this is the rest."""
     assert {name_of(path): said for path in FILES if (said := [*complaints(path.read_text(encoding="utf-8"))])} == {}
 
 
@@ -178,7 +178,7 @@ def test_pages_show_nothing_forbidden(tmp_path):
     assert [source for source in blocks.values() if [*complaints(source)]] == []
 
 
-def test_all_of_the_source_is_looked_at():
+def test_all_of_the_source_is_scanned():
     assert {path.relative_to(ROOT).parts[0] for path in FILES} == {"src", "examples", "benchmarks", "docs"}
     assert len(FILES) > 120
 

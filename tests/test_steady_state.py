@@ -46,7 +46,7 @@ class Settled(NamedTuple):
 
 @pytest.fixture(scope="module")
 def settled() -> dict[str, Settled]:
-    """All cases in one optimizer, one group each."""
+    """Simulate all cases in one optimizer, one group each."""
     generator = torch.Generator().manual_seed(0)
     groups = [
         {
@@ -82,22 +82,22 @@ def settled() -> dict[str, Settled]:
 
 
 @pytest.mark.parametrize("name", ["vector", "square", "1:4"])
-def test_exact_overlap_settles_on_the_asked_norm(settled: dict[str, Settled], name: str):
+def test_the_exact_overlap_settles_on_the_requested_norm(settled: dict[str, Settled], name: str):
     result = settled[name]
     assert result.error <= 0.005 * ASKED
     assert result.mean == pytest.approx(ASKED, rel=0.02)
 
 
-def test_linear_overlap_visibly_misses_on_a_square_matrix(settled: dict[str, Settled]):
-    """The paper's formula takes updates to overlap as their inputs do: too much decay, too small a norm."""
+def test_the_linear_overlap_visibly_misses_on_a_square_matrix(settled: dict[str, Settled]):
+    """The paper's formula takes updates to overlap as their inputs do, which gives too much decay and too small a norm."""
     result = settled["square, linear"]
     assert result.mean < 0.9 * ASKED - 3 * result.error
     assert settled["square"].mean - result.mean > 0.15 * ASKED
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_simulated_norm_is_the_forecast_one(settled: dict[str, Settled], name: str):
-    """The same numbers from theory.forecast, lag behind the moving lr included; also where the target is missed."""
+def test_the_simulated_norm_is_the_forecast_one(settled: dict[str, Settled], name: str):
+    """theory.forecast gives the same numbers, including the lag behind the moving lr, also where the target is missed."""
     case = CASES[name]
     kernel = theory.overlap(case.lmo, case.shape)
     lrs = [LR * ratio for ratio in map(sn.schedule.cosine(STEPS, final=0.1), range(STEPS))]

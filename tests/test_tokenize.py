@@ -30,7 +30,7 @@ def jsonl(path, texts=TEXTS):
 
 
 def stream(paths):
-    """The tokens of byte shards as bytes."""
+    """Return the tokens of byte shards as bytes."""
     tokens = np.concatenate([open_shard(path) for path in paths])
     return bytes(np.where(tokens == 256, 255, tokens).astype(np.uint8))
 
@@ -62,7 +62,7 @@ def test_all_three_formats_give_the_same_stream_validation_first(tmp_path):
         assert made.tokens == len(STREAM)
 
 
-def test_meta_json_tells_tokeniser_counts_and_checksums(tmp_path):
+def test_meta_json_names_the_tokeniser_counts_and_checksums(tmp_path):
     made = run([jsonl(tmp_path / "a.jsonl")], tmp_path / "out")
     meta = json.loads((tmp_path / "out" / "meta.json").read_text(encoding="utf-8"))
     assert (meta["tokenizer"], meta["vocab_size"], meta["end_of_text"]) == ("bytes", 257, 256)
@@ -77,13 +77,13 @@ def test_meta_json_tells_tokeniser_counts_and_checksums(tmp_path):
 
 
 @pytest.mark.parametrize(("held_out", "names"), [(10, ["val_000000", "train_000001"]), (0, ["train_000001"])])
-def test_validation_shard_has_a_size_of_its_own_or_is_left_out(tmp_path, held_out, names):
+def test_a_validation_shard_has_a_size_of_its_own_or_is_left_out(tmp_path, held_out, names):
     made = run([jsonl(tmp_path / "a.jsonl")], tmp_path / "out", shard_tokens=10**6, validation_tokens=held_out)
     assert [each.name for each in made.shards] == [f"text_{name}.bin" for name in names]
     assert made.shards[0].tokens == (held_out or len(STREAM))
 
 
-def test_nothing_left_to_train_on_is_an_error_that_leaves_no_file(tmp_path):
+def test_having_nothing_left_to_train_on_is_an_error_that_leaves_no_file(tmp_path):
     with pytest.raises(DataError, match=r"nothing left to train on; .*smaller validation_tokens"):
         run([jsonl(tmp_path / "a.jsonl")], tmp_path / "out", shard_tokens=1000)
     assert [path.name for path in (tmp_path / "out").iterdir()] == [".lock"]
@@ -98,7 +98,7 @@ def test_lines_are_cut_into_units_without_loss(tmp_path, monkeypatch, unit):
     assert stream(made.validation + made.train) == STREAM
 
 
-def test_output_does_not_depend_on_the_number_of_workers(tmp_path, monkeypatch):
+def test_the_output_does_not_depend_on_the_number_of_workers(tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "_UNIT_BYTES", 500)
     texts = [f"{number} " * (1 + number % 17) + "é" for number in range(300)]
     source = jsonl(tmp_path / "a.jsonl", texts)
@@ -131,7 +131,7 @@ def crashing(number, action):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
-def test_killed_at_every_step_in_turn_the_same_call_goes_on_and_ends_the_same(tmp_path, monkeypatch):
+def test_a_call_killed_at_every_step_in_turn_resumes_and_ends_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "_UNIT_BYTES", 40)
     source = jsonl(tmp_path / "a.jsonl")
     expected = contents(run([source], tmp_path / "unbroken", tokenizer="bpe", vocab_size=260).folder)
@@ -147,7 +147,7 @@ def test_killed_at_every_step_in_turn_the_same_call_goes_on_and_ends_the_same(tm
     assert number > 30
 
 
-def test_after_a_stop_finished_shards_are_not_made_again(tmp_path, monkeypatch):
+def test_finished_shards_are_not_made_again_after_a_stop(tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "_UNIT_BYTES", 20)
     source, seen = jsonl(tmp_path / "a.jsonl"), []
     encode = tokenize._encode_unit
@@ -166,7 +166,7 @@ def test_after_a_stop_finished_shards_are_not_made_again(tmp_path, monkeypatch):
     assert 0 not in seen[6:]
 
 
-def test_full_disk_while_a_shard_is_written_names_it_and_keeps_the_others(tmp_path, monkeypatch):
+def test_a_full_disk_while_a_shard_is_written_names_it_and_keeps_the_others(tmp_path, monkeypatch):
     source, synced = jsonl(tmp_path / "a.jsonl"), os.fsync
 
     def full(handle):
@@ -181,7 +181,7 @@ def test_full_disk_while_a_shard_is_written_names_it_and_keeps_the_others(tmp_pa
     assert left == ["progress.json", "text_train_000001.bin", "text_val_000000.bin"]
 
 
-def test_finished_folder_is_returned_and_not_touched_by_other_settings(tmp_path, monkeypatch):
+def test_a_finished_folder_is_returned_and_not_touched_by_other_settings(tmp_path, monkeypatch):
     source = jsonl(tmp_path / "a.jsonl")
     made = run([source], tmp_path / "out")
     before = contents(tmp_path / "out")
@@ -224,7 +224,7 @@ def test_unreadable_input_is_named_with_its_line(tmp_path, name, content, says):
     assert not list((tmp_path / "out").glob("*.bin"))
 
 
-def test_parquet_without_the_column_or_with_an_empty_cell_is_named(tmp_path):
+def test_a_parquet_file_without_the_column_or_with_an_empty_cell_is_named(tmp_path):
     table = pa.table({"n": [1, 2, 3], "body": ["a", "b", None]})
     parquet.write_table(table, source := tmp_path / "a.parquet", row_group_size=1)
     with pytest.raises(DataError, match=r"no column 'text' but n, body; pass text_key="):
@@ -235,7 +235,7 @@ def test_parquet_without_the_column_or_with_an_empty_cell_is_named(tmp_path):
         run([source], tmp_path / "out", text_key="body")
 
 
-def test_settings_that_cannot_work_say_why(tmp_path):
+def test_the_error_for_impossible_settings_says_why(tmp_path):
     source = jsonl(tmp_path / "a.jsonl")
     for options, says in (
         ({"shard_tokens": 0}, "shard_tokens=0"),
@@ -261,7 +261,7 @@ def bpe():
     return train_bpe(TEXTS * 20, 300)
 
 
-def test_trained_bpe_decodes_back_any_text_and_is_kept_with_the_shards(tmp_path, bpe):
+def test_a_trained_bpe_decodes_back_any_text_and_is_kept_with_the_shards(tmp_path, bpe):
     for text in [*TEXTS, "never seen: ñ \t\n 한국어", " lead and trail "]:
         tokens = bpe.encode([text])
         assert tokens[0] == bpe.end_of_text
@@ -277,20 +277,20 @@ def test_trained_bpe_decodes_back_any_text_and_is_kept_with_the_shards(tmp_path,
     assert [each.sha256 for each in again.shards] == [each.sha256 for each in made.shards]
 
 
-def test_document_that_spells_end_of_text_does_not_end(bpe):
+def test_a_document_that_spells_end_of_text_does_not_end(bpe):
     tokens = bpe.encode(["a <|endoftext|> b"])
     assert (tokens == bpe.end_of_text).sum() == 1
     assert bpe.decode(tokens[1:]) == "a <|endoftext|> b"
 
 
-def test_end_of_text_token_of_a_foreign_tokeniser_is_found_or_asked_for(tmp_path, bpe):
+def test_the_end_of_text_token_of_a_foreign_tokeniser_is_found_or_asked_for(tmp_path, bpe):
     (tmp_path / "t.json").write_text(bpe.definition.replace("<|endoftext|>", "<fin>"), encoding="utf-8")
     with pytest.raises(DataError, match="pass end_of_text="):
         make_encoder(tmp_path / "t.json")
     assert make_encoder(tmp_path / "t.json", end_of_text="<fin>").end_of_text == bpe.end_of_text
 
 
-def test_vocabulary_too_large_for_uint16_is_refused(tmp_path):
+def test_a_vocabulary_too_large_for_uint16_is_refused(tmp_path):
     from tokenizers import Tokenizer, models
 
     words = {f"w{number}": number for number in range(65536)} | {"</s>": 65536}
@@ -306,7 +306,7 @@ def test_gpt2_files_must_be_gpt2s(tmp_path):
         make_encoder(tmp_path)
 
 
-def test_embedded_text_is_held_out_by_whole_addresses():
+def test_the_embedded_text_is_held_out_by_whole_addresses():
     train, validation = split_addresses()
     assert {each.name for each in train} | {each.name for each in validation} == {
         each.name for each in read_addresses()
@@ -319,7 +319,7 @@ def test_embedded_text_is_held_out_by_whole_addresses():
         split_addresses(1)
 
 
-def test_embedded_shards_hold_the_split_are_cached_and_mended(tmp_path, monkeypatch):
+def test_embedded_shards_hold_the_split_and_are_cached_and_repaired(tmp_path, monkeypatch):
     train, validation = sotu_shards(tmp_path)
     for paths, addresses in zip((train, validation), split_addresses(), strict=True):
         assert stream(paths) == b"".join(b"\xff" + each.text.encode() for each in addresses)
@@ -336,7 +336,7 @@ def test_embedded_shards_hold_the_split_are_cached_and_mended(tmp_path, monkeypa
     assert train[0].read_bytes() == before
 
 
-def test_default_folder_is_in_the_cache(tmp_path, monkeypatch):
+def test_the_default_folder_is_in_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("STEADYNORM_CACHE", str(tmp_path))
     train, _ = sotu_shards()
     assert train[0] == tmp_path / "sotu-bytes" / "sotu_train_000001.bin"

@@ -1,4 +1,5 @@
-"""torch's own test matrix for optimizers, run on ours: docs/torch-harness.md says which test stands for which of torch's.
+"""torch's own test matrix for optimizers, run on ours: docs/torch-harness.md says which test stands for which of
+torch's.
 
 The tests have torch's names and check what torch's check, mostly more closely. Left out are tests that need a GPU and those
 whose claim is in the contract table (test_contract*.py). State dicts, groups and hooks are in test_torch_harness_state.py.
@@ -46,7 +47,7 @@ def test_every_own_optimizer_is_described():
 
 @every
 def test_errors(info: OptimizerInfo):
-    """torch's error inputs for all optimizers, in torch's words, and ours."""
+    """torch's error inputs for all optimizers raise torch's messages, and ours raise our own."""
     for each in info.optim_error_inputs_func(device="cpu", dtype=torch.float32):
         given = each.optimizer_error_input
         params = [nn.Parameter(torch.ones(3, 2))] if given.params is None else given.params
@@ -102,7 +103,7 @@ def test_param_group_with_lrscheduler_goes_right_direction(info: OptimizerInfo):
 
 @every_and_corrected
 def test_tensor_lr(info: OptimizerInfo):
-    """0-d and of one element; what it trains is what a float trains."""
+    """The tensor is 0-d or of one element; it trains as a float does."""
     for kwargs in all_inputs(info):
         if kwargs.get("foreach"):
             continue  # torch refuses a tensor lr there: in test_errors
@@ -157,7 +158,7 @@ def test_lr_follows_every_torch_scheduler(info: OptimizerInfo, scheduler: str):
 
 
 def compare(make: tuple[Callable[..., Any], Callable[..., Any]], dtype: torch.dtype, tolerance: float) -> None:
-    """Seven steps of two optimizers: gradients missing at one, a layer frozen for two, an empty parameter last."""
+    """Take seven steps of two optimizers: gradients missing at one, a layer frozen for two, an empty parameter last."""
     optimizers, models = [], []
     for each in make:
         model, x = model_of(dtype)
@@ -180,7 +181,7 @@ def compare(make: tuple[Callable[..., Any], Callable[..., Any]], dtype: torch.dt
 
 @every_and_corrected
 def test_foreach_matches_forloop(info: OptimizerInfo):
-    """Stacked (AdamC: foreach) against a parameter at a time."""
+    """Stacked parameters (AdamC: foreach) equal one parameter at a time."""
     for each in info.optim_inputs_func(device="cpu"):
         kwargs = each.kwargs
         if "foreach" in info.supported_impls:
@@ -198,7 +199,7 @@ def test_foreach_matches_forloop(info: OptimizerInfo):
 @with_impls
 @pytest.mark.parametrize("dtype", [FP64, torch.float32, torch.bfloat16])
 def test_fused_matches_forloop(info: OptimizerInfo, dtype: torch.dtype):
-    """Not in fp16, which AdamC refuses: 1e-8 is no fp16 number."""
+    """fp16 is left out: AdamC refuses it, since 1e-8 is not an fp16 number."""
     tolerance = {FP64: 1e-7, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
     for each in info.optim_inputs_func(device="cpu"):
         compare(
@@ -210,7 +211,7 @@ def test_fused_matches_forloop(info: OptimizerInfo, dtype: torch.dtype):
 
 @every_and_corrected
 def test_mixed_device_dtype(info: OptimizerInfo):
-    """The part that one device can show: dtypes mixed in a group train as each in a group of its own."""
+    """One device can show this part: dtypes mixed in a group train as they would in separate groups."""
     half = () if info.supported_impls else (torch.float16,)  # which AdamC refuses
     dtypes = (FP64, torch.float32, *half, torch.bfloat16)
 
@@ -238,7 +239,7 @@ def test_mixed_device_dtype(info: OptimizerInfo):
 @every
 @pytest.mark.parametrize("default", [FP64, torch.float16])
 def test_set_default_dtype_works_with_foreach(info: OptimizerInfo, default: torch.dtype):
-    """torch's default dtype is nobody's business: state and results are the same."""
+    """torch's default dtype does not matter: state and results are the same."""
     for kwargs in all_inputs(info):
         (plain, closure), (params, closure_too) = problem(), problem()
         reference = info.optim_cls(plain, **kwargs)
@@ -270,13 +271,13 @@ def test_fused_does_not_step_if_foundinf(info: OptimizerInfo):
 
 
 def without_decay(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Nor a target, which would be refused."""
+    """Return the settings without decay, and without a target, which would be refused."""
     return {key: value for key, value in kwargs.items() if key != "steady_norm_sq"} | {"weight_decay": 0.0}
 
 
 @every_and_corrected
 def test_param_groups_weight_decay(info: OptimizerInfo):
-    """Decay in one group alone: the other one trains as without."""
+    """Only one group decays, and the other trains as without decay."""
     for kwargs in all_inputs(info):
         (params, closure), (plain, closure_too) = problem(), problem()
         optimizer = info.optim_cls([{"params": params[:1]}, {"params": params[1:], "weight_decay": 0.0}], **kwargs)

@@ -1,15 +1,17 @@
-"""Training under torchrun on gloo: the same losses for any number of processes, checkpoints that fit all of them, a lost process."""
+"""Training under torchrun on gloo: the same losses for any number of processes, portable checkpoints, and a lost process."""
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -19,53 +21,16 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from steadynorm import records
 from steadynorm.lab.train import checkpoint
 
-TINY = [
-    "--task.model.layers",
-    "1",
-    "--task.model.width",
-    "16",
-    "--task.model.heads",
-    "2",
-    "--task.model.context",
-    "16",
-    "--task.length",
-    "16",
-    "--task.eval-tokens",
-    "640",
-    "--batch",
-    "4",
-    "--eval-every",
-    "6",
-    "--no-bf16",
-    "--no-tensorboard",
-]
-VIT = [
-    "--batch",
-    "8",
-    "--eval-every",
-    "6",
-    "--no-tensorboard",
-    "--task.dataset",
-    "folder",
-    "--task.model.image",
-    "16",
-    "--task.model.patch",
-    "8",
-    "--task.model.width",
-    "16",
-    "--task.model.depth",
-    "1",
-    "--task.model.heads",
-    "2",
-    "--task.model.mlp",
-    "32",
-    "--task.model.classes",
-    "2",
-    "--task.eval-images",
-    "16",
-    "--task.data",
-]
-ADAMW = ["--optim.name", "adamw", "--optim.lr", "0.003", "--optim.output-lr", "0.003"]
+TINY = shlex.split(
+    "--task.model.layers 1 --task.model.width 16 --task.model.heads 2 --task.model.context 16 --task.length 16 "
+    "--task.eval-tokens 640 --batch 4 --eval-every 6 --no-bf16 --no-tensorboard"
+)
+VIT = shlex.split(
+    "--batch 8 --eval-every 6 --no-tensorboard --task.dataset folder --task.model.image 16 --task.model.patch 8 "
+    "--task.model.width 16 --task.model.depth 1 --task.model.heads 2 --task.model.mlp 32 --task.model.classes 2 "
+    "--task.eval-images 16 --task.data"
+)
+ADAMW = shlex.split("--optim.name adamw --optim.lr 0.003 --optim.output-lr 0.003")
 MEASURED = ("loss", "weight_norm", "grad_norm", "spectral_norm", "sign_norm", "forecast_norm", "alignment", "lr")
 TIMEOUT = 900  # seconds, on a busy machine; a hang ends here
 
@@ -85,36 +50,17 @@ def command(
     recipe: str = "gpt",
     extra: Sequence[str] = (),
 ) -> list[str]:
-    train = [
-        "train",
-        recipe,
-        "--out",
-        str(out),
-        "--steps",
-        str(steps),
-        "--save-every",
-        str(save),
-        "--parallel",
-        mode,
-        *(TINY if recipe == "gpt" else ()),
-        *extra,
-    ]
+    train = ["train", recipe, "--out", str(out)]
+    train += shlex.split(f"--steps {steps} --save-every {save} --parallel {mode}")
+    train += [*(TINY if recipe == "gpt" else ()), *extra]
     if processes == 1:
         return [sys.executable, "-m", "steadynorm.cli", *train]
-    launcher = [
-        "--standalone",
-        "--nproc-per-node",
-        str(processes),
-        "--max-restarts",
-        str(restarts),
-        "--monitor-interval",
-        "0.2",
-    ]
-    return [sys.executable, "-m", "torch.distributed.run", *launcher, "-m", "steadynorm.cli", *train]
+    options = f"--standalone --nproc-per-node {processes} --max-restarts {restarts} --monitor-interval 0.2"
+    return [sys.executable, "-m", "torch.distributed.run", *shlex.split(options), "-m", "steadynorm.cli", *train]
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """The launcher and its processes, which are sessions of their own: nothing is left behind."""
+    """End the launcher and its processes, which are sessions of their own: nothing is left behind."""
     if process.poll() is None:
         for pid in (*children(process.pid), process.pid):
             os.kill(pid, signal.SIGKILL)
@@ -137,12 +83,15 @@ def run(out: Path, **how: Any) -> records.Run:
     return finished(command(out, **how), out)
 
 
-def finished(asked: list[str], out: Path) -> records.Run:
+def finished(
+    asked: list[str], out: Path, meanwhile: Callable[[subprocess.Popen[bytes]], object] = lambda process: None
+) -> records.Run:
     """The process group dies with its launcher."""
     process = subprocess.Popen(
         asked, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     )
     try:
+        meanwhile(process)
         said, _ = process.communicate(timeout=TIMEOUT)
         assert process.returncode == 0, said.decode()[-3000:]
     finally:
@@ -153,7 +102,9 @@ def finished(asked: list[str], out: Path) -> records.Run:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("alone") / "run"
-    run(out, processes=1)
+    words = command(out, processes=1)[3:]  # without `python -m steadynorm.cli`
+    log = out.with_suffix(".log")
+    assert forked.Command(words, log).wait() == 0, log.read_text(encoding="utf-8")
     return out
 
 
@@ -162,7 +113,7 @@ def losses(run: records.Run) -> np.ndarray:
 
 
 def assert_alike(run: records.Run, other: records.Run, but: Sequence[str] = ()) -> None:
-    """Losses, norms, forecast and alignment are those of the other, whatever each process has of the weights.
+    """Assert that losses, norms, forecast and alignment agree, whatever each process has of the weights.
 
     To 1 %: the polar iteration in bf16 makes more of the last digits.
     """
@@ -172,7 +123,7 @@ def assert_alike(run: records.Run, other: records.Run, but: Sequence[str] = ()) 
 
 
 def from_middle(source: Path, out: Path) -> Path:
-    """A run that has only the checkpoint of step 6 of another one."""
+    """Make a run that has only the checkpoint of step 6 of another one."""
     (out / "checkpoints").mkdir(parents=True)
     shutil.copytree(source / "checkpoints" / "step-000006", out / "checkpoints" / "step-000006")
     return out
@@ -187,7 +138,7 @@ def from_middle(source: Path, out: Path) -> Path:
         pytest.param("fsdp", 1, marks=pytest.mark.slow),
     ],
 )
-def test_two_processes_see_the_losses_of_one_and_each_can_go_on_from_the_other(
+def test_two_processes_see_the_losses_of_one_and_each_can_resume_from_the_other(
     mode: str, resumed: int, alone: Path, tmp_path: Path
 ):
     """From two processes to one, or from one to two, the second half of the run is the same."""
@@ -200,13 +151,13 @@ def test_two_processes_see_the_losses_of_one_and_each_can_go_on_from_the_other(
     np.testing.assert_allclose(losses(found), losses(single), rtol=1e-2)
 
 
-def test_run_of_one_process_goes_on_sharded_over_two(alone: Path, tmp_path: Path):
+def test_a_run_of_one_process_resumes_sharded_over_two(alone: Path, tmp_path: Path):
     found = run(from_middle(alone, tmp_path / "resumed"), processes=2, mode="fsdp")
     np.testing.assert_allclose(losses(found), losses(records.read(alone)), rtol=1e-2)
 
 
 @pytest.mark.slow
-def test_four_processes_and_every_change_of_layout(alone: Path, tmp_path: Path):
+def test_a_run_survives_every_change_of_layout_up_to_four_processes(alone: Path, tmp_path: Path):
     single = records.read(alone)
     for mode in ("ddp", "fsdp"):
         four = run(tmp_path / mode, processes=4, mode=mode)
@@ -219,8 +170,8 @@ def test_four_processes_and_every_change_of_layout(alone: Path, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_vit_recipe_over_two_processes(tmp_path: Path):
-    """On images of noise; the data each process reads is its share of the batch that one would read."""
+def test_the_vit_recipe_trains_over_two_processes(tmp_path: Path):
+    """Images are noise; each process reads its share of the batch that one process would read."""
     for split, count in (("train", 24), ("val", 8)):
         for k in range(2):
             (tmp_path / "images" / split / f"class{k}").mkdir(parents=True)
@@ -238,7 +189,7 @@ def test_vit_recipe_over_two_processes(tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
-def test_adamw_whose_state_is_whole_on_every_process(mode: str, tmp_path: Path):
+def test_adamw_resumes_with_its_state_whole_on_every_process(mode: str, tmp_path: Path):
     single = run(tmp_path / "one", processes=1, extra=ADAMW)
     two = run(tmp_path / "two", processes=2, mode=mode, extra=ADAMW)
     keys = ("loss", "weight_norm", "grad_norm", "forecast_norm")
@@ -249,29 +200,20 @@ def test_adamw_whose_state_is_whole_on_every_process(mode: str, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_process_killed_in_the_middle_is_restarted_and_the_run_ends_the_same(tmp_path: Path):
-    """kill -9 of one rank: torchrun starts all again, they go on from the last checkpoint."""
+def test_a_process_killed_in_the_middle_is_restarted_and_the_run_ends_the_same(tmp_path: Path):
+    """After kill -9 of one rank, torchrun starts all again, and they resume from the last checkpoint."""
     how: dict[str, Any] = {"processes": 2, "steps": 400, "save": 20}
-    run(tmp_path / "unbroken", **how)
     out = tmp_path / "killed"
-    process = subprocess.Popen(
-        command(out, restarts=1, **how),
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,  # pyright: ignore
-    )
-    try:
+
+    def kill_one(process: subprocess.Popen[bytes]) -> None:
         for _ in range(TIMEOUT * 20):
             if any(checkpoint.step_of(path) >= 40 for path in checkpoint.list_checkpoints(out / "checkpoints")):
                 break
             time.sleep(0.05)
         os.kill(children(process.pid)[-1], signal.SIGKILL)
-        said, _ = process.communicate(timeout=TIMEOUT)
-        assert process.returncode == 0, said.decode()[-3000:]
-    finally:
-        end(process)
-    one, two = (records.read(tmp_path / name) for name in ("unbroken", "killed"))
+
+    one = run(tmp_path / "unbroken", **how)
+    two = finished(command(out, restarts=1, **how), out, kill_one)
     np.testing.assert_array_equal(one.columns["loss"], two.columns["loss"])
     assert two.steps.tolist() == list(range(1, 401))
     one, two = (last_weights(tmp_path / name, tmp_path / f"{name}.pt") for name in ("unbroken", "killed"))
@@ -280,14 +222,14 @@ def test_process_killed_in_the_middle_is_restarted_and_the_run_ends_the_same(tmp
 
 
 def last_weights(out: Path, scratch: Path) -> dict[str, torch.Tensor]:
-    """Weights of the last checkpoint, whole."""
+    """Return the whole weights of the last checkpoint."""
     [*_, last] = checkpoint.list_checkpoints(out / "checkpoints")
     dcp_to_torch_save(last / checkpoint.SHARDS, scratch)
     return torch.load(scratch)["model"]
 
 
 @pytest.mark.slow
-def test_batch_that_cannot_be_shared_is_told_by_all(tmp_path: Path):
+def test_a_batch_that_cannot_be_shared_is_an_error_on_every_rank(tmp_path: Path):
     ended = subprocess.run(
         [*command(tmp_path / "run", processes=2), "--batch", "3"],
         env=environment(),

@@ -1,4 +1,4 @@
-"""What the training loop hands on: settings to optimizers, the random state to a resumed run, means over micro-batches."""
+"""What the training loop passes on: settings to optimizers, the random state to a resumed run, means over micro-batches."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,44 +8,44 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny_run import tiny_run, write_tokens
 from torch import nn
 
 from steadynorm import records
 from steadynorm.lab.data.augment import Evaluate
 from steadynorm.lab.data.images import InMemory
-from steadynorm.lab.data.shards import write_shard
-from steadynorm.lab.models import GPTConfig
 from steadynorm.lab.train import loop, tasks
-from steadynorm.lab.train.config import Config, Gpt, Optim, Schedule
+from steadynorm.lab.train.config import Config, Optim, Schedule
 from steadynorm.lab.train.optimizers import build
 from steadynorm.lab.train.parallel import Team
 from steadynorm.lab.train.run_state import Progress, RunParts, restore, store
 
 
-class NoData:
-    """A task whose data has a position and nothing else."""
+class Position:
+    """A loader that has a position and nothing else."""
 
     at = 0
 
-    def position(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, int]:
         return {"at": self.at}
 
-    def go_to(self, position: dict[str, int]) -> None:
+    def load_state_dict(self, position: dict[str, int]) -> None:
         self.at = position["at"]
 
 
-def test_resumed_run_draws_the_random_numbers_that_the_unbroken_one_draws(tmp_path: Path):
+def test_a_resumed_run_draws_the_random_numbers_that_the_unbroken_one_draws(tmp_path: Path):
     """Our models draw none while they train, but one with dropout would."""
-    task: Any = NoData()
-    parts, alone = RunParts(nn.Linear(2, 2), [], [], task), Team(0, 1, torch.device("cpu"))
+    loader, alone = Position(), Team(0, 1, torch.device("cpu"))
+    task: Any = SimpleNamespace(loader=loader)
+    parts = RunParts(nn.Linear(2, 2), [], [], task)
     torch.manual_seed(1)
-    task.at = 7
+    loader.at = 7
     store(tmp_path, parts, Progress(step=3), alone, keep=1)
     unbroken = torch.randn(4)
     torch.manual_seed(2)
-    task.at = 0
+    loader.at = 0
     progress = restore(tmp_path, parts, alone)
-    assert progress is not None and progress.step == 3 and task.at == 7
+    assert progress is not None and progress.step == 3 and loader.at == 7
     assert torch.equal(torch.randn(4), unbroken)
 
 
@@ -70,13 +70,7 @@ def test_lions_update_keeps_one_minus_alpha_and_its_buffer_beta2():
 
 def test_micro_batches_are_averaged(tmp_path: Path):
     """Loss and gradient: an optimizer that does not see the gradient's scale would not tell."""
-    generator = np.random.default_rng(0)
-    for name, count in (("a_val_000000.bin", 400), ("a_train_000001.bin", 800)):
-        write_shard(tmp_path / name, np.cumsum(generator.integers(1, 3, count)) % 60)
-    whole = Config(
-        task=Gpt(GPTConfig(layers=1, width=16, heads=2, vocab=64, context=16), tmp_path, length=16, eval_tokens=128),
-        out=tmp_path / "whole", steps=2, batch=4, optim=Optim("adamw", lr=1e-3), bf16=False, tensorboard=False,
-    )  # fmt: skip
+    whole = tiny(tmp_path, optim=Optim("adamw", lr=1e-3))
     runs = [whole, replace(whole, out=tmp_path / "parts", micro_batch=1)]
     for each in runs:
         loop.train(each, quiet=True)
@@ -86,17 +80,30 @@ def test_micro_batches_are_averaged(tmp_path: Path):
 
 
 def tiny(folder: Path, **changes: Any) -> Config:
-    generator = np.random.default_rng(0)
-    for name, count in (("a_val_000000.bin", 400), ("a_train_000001.bin", 800)):
-        write_shard(folder / name, np.cumsum(generator.integers(1, 3, count)) % 60)
-    return Config(
-        task=Gpt(GPTConfig(layers=1, width=16, heads=2, vocab=64, context=16), folder, length=16, eval_tokens=128),
-        out=folder / "run", batch=4, bf16=False, tensorboard=False, **{"steps": 2} | changes,
+    data = write_tokens(folder, validation=400, training=800)
+    return tiny_run(data, folder / "run", eval_tokens=128, **({"steps": 2, "schedule": Schedule()} | changes))
+
+
+def test_muonc_takes_the_settings_of_the_run():
+    settings = Optim(
+        "muonc", alpha=0.2, nesterov=True, lr=0.03, output_lr=0.05, weight_decay=0.3, output_weight_decay=0.0,
+        betas=(0.8, 0.97), polar_steps=4, hold="balance", balance_steps=7,
     )  # fmt: skip
+    [(muonc, _)] = build(model(), settings, Schedule(), 10)
+    groups = {group["name"]: group for group in muonc.param_groups}
+    hidden, output = groups["hidden"], groups["output"]
+    assert (hidden["lr"], hidden["momentum"], hidden["nesterov"], hidden["weight_decay"]) == (0.03, 0.8, True, 0.3)
+    assert (hidden["polar_steps"], hidden["hold"], hidden["balance_steps"]) == (4, "balance", 7)
+    assert (output["lr"], output["weight_decay"], output["corrected"], output["betas"]) == (
+        0.05,
+        0.0,
+        False,
+        (0.8, 0.97),
+    )
 
 
 def test_muons_two_optimizers_record_one_gradient_norm_clipped_or_not(tmp_path: Path):
-    """Clipping finds the norm of all: it must not be counted once for each optimizer."""
+    """Clipping computes the norm of all gradients, which must not be counted once per optimizer."""
     free = tiny(tmp_path, optim=Optim("muon", lr=0.02, output_lr=1e-3))
     clipped = replace(free, out=tmp_path / "clipped", clip=1e6)
     norms = []
@@ -107,13 +114,13 @@ def test_muons_two_optimizers_record_one_gradient_norm_clipped_or_not(tmp_path: 
 
 
 def test_muons_two_optimizers_record_their_norms_by_role(tmp_path: Path):
-    """Muon has the hidden matrices, AdamW the rest: the report compares measured and forecast norms by role."""
+    """Muon has the hidden matrices and AdamW the rest; the report compares measured and forecast norms by role."""
     made = tiny(tmp_path, optim=Optim("muon", lr=0.02, output_lr=1e-3))
     loop.train(made, quiet=True)
     run = records.read(made.out)
     roles = [key.partition("/")[2] for key in run.columns if key.startswith("weight_norm/")]
     assert {"hidden", "output"} <= set(roles)
-    for key, quantity in zip(records.SPLIT, ("norm", "forecast"), strict=True):
+    for key, quantity in (("weight_norm", "norm"), ("forecast_norm", "forecast")):
         by_role = sum(run.columns[f"{key}/{role}"] ** 2 for role in roles)
         assert np.sqrt(by_role) == pytest.approx(run.columns[key], rel=1e-6)
         hidden = [each[quantity] for each in run.layers.values() if np.isfinite(each["spectral"]).any()]
@@ -131,7 +138,7 @@ def test_norms_of_one_role_in_two_optimizers_combine_as_roots_of_sums_of_squares
 
 
 class Compiled(nn.Module):
-    """As torch.compile's module: it does not show what it wraps."""
+    """A module like torch.compile's, which does not show what it wraps."""
 
     def __init__(self, module: nn.Module):
         super().__init__()
@@ -141,7 +148,7 @@ class Compiled(nn.Module):
         return self._orig_mod(*arguments)
 
 
-def test_compiled_model_is_told_when_to_exchange_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_compiled_model_is_told_when_to_exchange_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     told: list[tuple[nn.Module, bool]] = []
     original = Team.accumulating
 
@@ -159,7 +166,7 @@ def test_compiled_model_is_told_when_to_exchange_gradients(tmp_path: Path, monke
 
 @pytest.mark.parametrize("asked, seen", [(None, 9), (7, 7), (100, 9)])
 def test_every_process_calls_the_model_for_every_validation_batch(asked: int | None, seen: int):
-    """FSDP2 gathers weights in the call: a process whose part of the last batch is empty must not leave it out."""
+    """FSDP2 gathers weights in the call, so a process whose part of the last batch is empty must still make it."""
     made: Any = object.__new__(tasks.VitTask)
     made.config = SimpleNamespace(batch=4, micro_batch=2)
     made.task = SimpleNamespace(eval_images=asked, workers=0)

@@ -1,4 +1,4 @@
-"""What the tests of torch's matrix share: for which optimizers and settings, and something small to train."""
+"""What the tests of torch's matrix share: optimizers and settings, and something small to train."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,7 +27,7 @@ every_and_corrected = pytest.mark.parametrize("info", chosen, ids=[info.name for
 
 
 def all_inputs(info: OptimizerInfo) -> Iterator[dict[str, Any]]:
-    """Keyword arguments of every setting, with and without foreach and fused where there are such."""
+    """Return the keyword arguments of every setting, with and without foreach and fused where they exist."""
     for each in _get_optim_inputs_including_global_cliquey_kwargs("cpu", torch.float32, info):
         if not (each.kwargs.get("foreach") and isinstance(each.kwargs.get("lr"), Tensor)):  # torch refuses that
             yield each.kwargs
@@ -36,7 +36,7 @@ def all_inputs(info: OptimizerInfo) -> Iterator[dict[str, Any]]:
 def problem(
     dtype: torch.dtype = torch.float32, *, contiguous: bool = True
 ) -> tuple[list[nn.Parameter], Callable[[], Tensor]]:
-    """Weight and bias, and a function that computes the loss and its gradients."""
+    """Return weight and bias, and a function that computes the loss and its gradients."""
     torch.manual_seed(0)
     if contiguous:
         params = [nn.Parameter(torch.randn(10, 5, dtype=dtype)), nn.Parameter(torch.randn(10, dtype=dtype))]
@@ -63,7 +63,7 @@ def train(optimizer: Any, closure: Callable[[], Tensor], steps: int = 3) -> None
 
 
 def assert_same_state(a: dict[str, Any], b: dict[str, Any], *, names: bool = True) -> None:
-    """State dicts are equal, to the bit and dtype; names=False: param_names may differ."""
+    """Assert that state dicts are equal to the bit and dtype; with names=False, param_names may differ."""
     assert a["state"].keys() == b["state"].keys()
     for key, values in a["state"].items():
         assert values.keys() == b["state"][key].keys()

@@ -1,4 +1,5 @@
-"""Our optimizers, described as torch describes its own: OptimizerInfo and OptimizerInput, for tests/test_torch_harness.py.
+"""Our optimizers, described as torch describes its own: OptimizerInfo and OptimizerInput, for
+tests/test_torch_harness.py.
 
 `impls`: AdamC is torch's AdamW inside, so it has torch's implementations; the others have one, which stacks parameters.
 """
@@ -52,8 +53,21 @@ INPUTS: dict[str, tuple[dict[str, Any], ...]] = {
     "LionC": ({"weight_decay": 0.0}, {"betas": (0.5, 0.9)}, {"steady_norm_sq": 0.5}),
     "SGDC": ({"weight_decay": 0.0}, {"nesterov": True}, {"trace": True, "alpha": 0.5, "lr": 1e-3}),
     "RenormalizedAdamW": ({"weight_decay": 0.0}, {"betas": (0.5, 0.9)}, {"eps": 1e-6}),
+    "MuonC": (
+        {"weight_decay": 0.0},
+        {"momentum": 0.5, "nesterov": False},
+        {"adjust_lr_fn": "match_rms_adamw", "lr": 1e-3},
+        {"betas": (0.5, 0.9), "adam_lr": 1e-3},
+        {"steady_norm_sq": 2.0},
+        {"momentum_dtype": "bfloat16"},
+        {"polar": "newton-schulz"},
+    ),
 }
-NEEDS = {"Scion": {"lmo": "by-shape"}, "ScionC": {"lmo": "by-shape"}}  # what a constructor must be told
+NEEDS = {
+    "Scion": {"lmo": "by-shape"},
+    "ScionC": {"lmo": "by-shape"},
+    "MuonC": {"adam_lr": LR},
+}  # what a constructor must be told
 ERRORS: dict[str, tuple[tuple[dict[str, Any], type[Exception], str], ...]] = {
     "Scion": (({"alpha": 0.0}, ValueError, r"alpha=0.0"), ({"lmo": "spectrum"}, ValueError, r"unknown lmo"), ({"lmo": None}, ValueError, r"no lmo"),
               ({"polar": "exact"}, ValueError, r"polar='exact'"), ({"blocks": 7}, ValueError, r"blocks=7"),
@@ -65,19 +79,22 @@ ERRORS: dict[str, tuple[tuple[dict[str, Any], type[Exception], str], ...]] = {
               ({"foreach": True, "fused": True}, RuntimeError, r"`fused` and `foreach` cannot be `True` together")),
     "LionC": (({"betas": (1.0, 0.0)}, ValueError, r"betas\[0\]=1.0"), ({"betas": (0.9,)}, ValueError, r"two numbers"), ({"steady_norm_sq": -1.0}, ValueError, r"steady_norm_sq=-1")),
     "SGDC": (({"alpha": 1.5}, ValueError, r"alpha=1.5"), ({"peak_lr": -1.0}, ValueError, r"peak_lr=-1")),
+    "MuonC": (({"betas": (1.0, 0.0)}, ValueError, r"betas\[0\]=1.0"), ({"momentum": 1.0}, ValueError, r"momentum=1.0 is outside"),
+              ({"adjust_lr_fn": "none"}, ValueError, r"adjust_lr_fn='none'"), ({"polar": "exact"}, ValueError, r"polar='exact'"),
+              ({"blocks": 7}, ValueError, r"blocks=7"), ({"momentum_dtype": "float8"}, ValueError, r"momentum_dtype")),
     "RenormalizedAdamW": (({"betas": (0.9, 1.0)}, ValueError, r"betas\[1\]=1.0"), ({"eps": -1.0}, ValueError, r"eps=-1"), ({"betas": (0.9,)}, ValueError, r"two numbers")),
 }  # fmt: skip
 ALL_ERRORS: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (
     ({"lr": -1.0}, ValueError, r"lr=-1|Invalid learning rate"),
     ({"lr": float("nan")}, ValueError, r"lr=nan|Invalid learning rate"),
     ({"weight_decay": -1.0}, ValueError, r"weight_decay=-1|Invalid weight_decay"),
-    ({"momentum": 0.9}, TypeError, r"has no momentum=.*alpha"),
     ({"learning_rate": 0.9}, TypeError, r"unexpected keyword argument 'learning_rate'"),
 )
+NO_MOMENTUM = ({"momentum": 0.9}, TypeError, r"has no momentum=.*alpha")  # MuonC has torch's word for it
 
 
 def inputs(name: str, device: Any = "cpu", dtype: Any = None) -> list[OptimizerInput]:
-    """Settings to run every test with."""
+    """Return the settings to run every test with."""
     found = []
     for kwargs in (*COMMON, *INPUTS[name]):
         fresh = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in kwargs.items()}
@@ -86,11 +103,12 @@ def inputs(name: str, device: Any = "cpu", dtype: Any = None) -> list[OptimizerI
 
 
 def error_inputs(name: str, device: Any = "cpu", dtype: Any = torch.float32) -> list[ErrorOptimizerInput]:
-    """torch's own for all optimizers, and ours."""
+    """Return torch's own error inputs for all optimizers, and ours."""
     found = get_error_inputs_for_all_optims(device, dtype)
     for each in found:
         each.optimizer_error_input.kwargs = NEEDS.get(name, {}) | each.optimizer_error_input.kwargs
-    for kwargs, kind, regex in (*ALL_ERRORS, *ERRORS[name]):
+    refused = () if name == "MuonC" else (NO_MOMENTUM,)
+    for kwargs, kind, regex in (*ALL_ERRORS, *refused, *ERRORS[name]):
         given = OptimizerInput(params=None, kwargs=NEEDS.get(name, {}) | kwargs, desc=str(kwargs))
         found.append(ErrorOptimizerInput(given, error_type=kind, error_regex=regex))
     one = torch.nn.Parameter(torch.ones(2, 2, dtype=dtype))
@@ -127,7 +145,30 @@ def info(cls: Callable[..., torch.optim.Optimizer]) -> OptimizerInfo:
     )
 
 
-OPTIM_DB = [info(getattr(sn, name)) for name in INPUTS if name != "CorrectedAdamW"]
+class MuonC(sn.MuonC):
+    """MuonC for plain parameters: two groups, matrices by Muon and the rest by Adam; a group of matrices only is Muon's."""
+
+    def __init__(self, params: Any, **kwargs: Any):
+        params = list(params) if not isinstance(params, torch.Tensor | dict) else params
+        if isinstance(params, list) and params and not isinstance(params[0], dict):
+            by_kind = [[entry for entry in params if _is_matrix(entry) is kind] for kind in (True, False)]
+            params = [{"params": entries} for entries in by_kind if entries]
+        super().__init__(params, **kwargs)
+
+    def add_param_group(self, param_group: Any) -> None:
+        if isinstance(param_group, dict) and "use_muon" not in param_group:
+            entries = param_group["params"]
+            entries = [entries] if isinstance(entries, torch.Tensor) else entries
+            param_group = {**param_group, "params": entries, "use_muon": all(map(_is_matrix, entries))}
+        super().add_param_group(param_group)
+
+
+def _is_matrix(entry: Any) -> bool:
+    return getattr(entry[1] if isinstance(entry, tuple) else entry, "ndim", 0) > 1
+
+
+CLASSES: dict[str, Any] = {"MuonC": MuonC}
+OPTIM_DB = [info(CLASSES.get(name) or getattr(sn, name)) for name in INPUTS if name != "CorrectedAdamW"]
 CORRECTED = info(CorrectedAdamW)
 
 # Every scheduler of torch, each below the lr that the optimizer was made with.

@@ -1,4 +1,4 @@
-"""Data and an unbroken run for all faults; after each test: that its kills hit."""
+"""Data and an unbroken run for all faults. After each test, check that its kills hit."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def unbroken(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Config:
-    """A run that nothing happened to."""
+    """Train a run that nothing interrupts."""
     made = config(data, tmp_path_factory.mktemp("unbroken") / "run")
     assert loop.train(made, quiet=True).finished
     return made
@@ -31,7 +31,10 @@ def unbroken(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 @pytest.fixture(autouse=True)
 def some_kills_hit() -> Iterator[None]:
-    """A kill that comes after the work is done tries nothing and is not counted; on a busy machine many do, but not all."""
+    """Check that kills hit.
+
+    One that comes after the work is done tests nothing and is not counted; on a busy machine many do, but not all.
+    """
     injecting.KILLS.update({True: 0, False: 0})
     yield
     hit, missed = injecting.KILLS[True], injecting.KILLS[False]
@@ -40,7 +43,7 @@ def some_kills_hit() -> Iterator[None]:
 
 @contextlib.contextmanager
 def mounted(folder: Path, size: str) -> Iterator[Path]:
-    """A real disk, where this user may mount one."""
+    """Mount a real disk, where this user may."""
     folder.mkdir()
     program = shutil.which("mount")
     command = [program or "", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
@@ -54,13 +57,13 @@ def mounted(folder: Path, size: str) -> Iterator[Path]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Of 100 KiB."""
+    """Mount a disk of 100 KiB."""
     with mounted(tmp_path / "disk", "100k") as folder:
         yield folder
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """Of 1 MiB: there is room for a run."""
+    """Mount a disk of 1 MiB, which has room for a run."""
     with mounted(tmp_path / "disk", "1m") as folder:
         yield folder

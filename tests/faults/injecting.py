@@ -1,4 +1,4 @@
-"""Faults, counted: processes killed at chosen instants, damaged bytes, disks without room, folders that refuse."""
+"""Faults, counted: processes killed at chosen instants, damaged bytes, full disks, folders that refuse."""
 
 import os
 import random
@@ -21,12 +21,12 @@ often = pytest.mark.parametrize("times", [12, pytest.param(150, marks=pytest.mar
 
 
 def injected(number: int = 1) -> None:
-    """Count faults; the terminal summary tells how many there were."""
+    """Count faults; the terminal summary prints how many there were."""
     FAULTS["injected"] += number
 
 
 def child(action: Action) -> int:
-    """Run this in a process of its own, whose id is given; 0 if it went well, 1 if it raised, which is printed."""
+    """Run an action in a child process and return its id. It exits with 0, or with 1 after printing the error."""
     if (pid := os.fork()) == 0:
         code = 1
         try:
@@ -40,12 +40,12 @@ def child(action: Action) -> int:
 
 
 def ended(pid: int) -> int:
-    """The exit code of a process, or minus the signal that ended it."""
+    """Return the exit code of a process, or minus the signal that ended it."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def outcome(action: Action) -> tuple[bool, str]:
-    """Whether an action in a process of its own went well, and what it returned, or the error it raised, as text."""
+    """Run an action in a child process; return whether it succeeded, and its result or its error as text."""
     read, write = os.pipe()
 
     def reply() -> None:
@@ -64,12 +64,12 @@ def outcome(action: Action) -> tuple[bool, str]:
 
 
 def answer(action: Action) -> str:
-    """The text of it alone."""
+    """Return only the text of the outcome."""
     return outcome(action)[1]
 
 
 class Lines:
-    """Calls `at(n)` before the n-th line of this package's code is executed."""
+    """Call `at(n)` before the n-th line of this package's code is executed."""
 
     def __init__(self, at: Callable[[int], object]):
         self.seen, self._at = 0, at
@@ -83,7 +83,7 @@ class Lines:
         return self._trace
 
     def run(self, action: Action) -> int:
-        """How many lines it took."""
+        """Run an action and return how many lines it took."""
         sys.settrace(self._trace)
         try:
             action()
@@ -93,12 +93,12 @@ class Lines:
 
 
 def lines_of(action: Action) -> int:
-    """How many of the package's lines an action executes."""
+    """Return how many of the package's lines an action executes."""
     return int(answer(lambda: Lines(lambda _: None).run(action)))
 
 
 def killed(pid: int) -> bool:
-    """Whether a process ended by a kill, which is counted then; False: it had done its work before."""
+    """Return whether a process was killed, and count the kill; False if it had finished before."""
     code = ended(pid)
     assert code in (0, -signal.SIGKILL)
     hit = code == -signal.SIGKILL
@@ -107,7 +107,7 @@ def killed(pid: int) -> bool:
 
 
 def killed_at_line(number: int, action: Action) -> bool:
-    """Run an action in a process that is killed (SIGKILL) before this line; False if it ended before."""
+    """Run an action in a process that is killed (SIGKILL) before this line; return False if it ended before."""
 
     def kill(line: int) -> None:
         if line == number:
@@ -119,7 +119,8 @@ def killed_at_line(number: int, action: Action) -> bool:
 
 
 def killed_after(seconds: float, action: Action) -> bool:
-    """Run an action in a process that is killed after so long, in the middle of whatever it does; False: it had ended.
+    """Run an action in a process that is killed after this many seconds, whatever it is doing; return False if it
+    had ended.
 
     On a busy machine many come too late: repeat until enough have hit, with shorter times after each that did not.
     """
@@ -130,13 +131,13 @@ def killed_after(seconds: float, action: Action) -> bool:
 
 
 def instants(times: int, last: int, seed: int) -> list[int]:
-    """Random lines, the last few always among them: there files take their names and leftovers are removed."""
+    """Return random lines, always including the last few: that is where files get their names and leftovers are removed."""
     generator = random.Random(seed)
     return sorted({generator.randrange(1, last + 1) for _ in range(times)} | {max(last - k, 1) for k in range(3)})
 
 
 def damages(content: bytes, seed: int, flips: int, cuts: int = 3) -> Iterator[tuple[str, bytes]]:
-    """The content cut at every kind of place, and with single bits flipped at random ones."""
+    """Yield the content cut at every kind of place, and with single bits flipped at random."""
     generator = random.Random(seed)
     size = len(content)
     places = {0, 1, min(8, size - 1), min(100, size - 1), size // 2, size - 1}
@@ -153,7 +154,7 @@ def damages(content: bytes, seed: int, flips: int, cuts: int = 3) -> Iterator[tu
 
 
 def with_small_files(size: int, action: Action) -> tuple[bool, str]:
-    """How an action goes where no file may grow beyond so many bytes: a full disk that needs no root."""
+    """Run an action where no file may grow beyond this many bytes: a full disk that needs no root."""
 
     def limited() -> object:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
@@ -164,7 +165,7 @@ def with_small_files(size: int, action: Action) -> tuple[bool, str]:
 
 
 def fill(folder: Path, room: int) -> Path:
-    """A file that leaves so many bytes of a disk; remove it, and there is room again."""
+    """Write a file that leaves this many bytes of a disk; removing it makes room again."""
     free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
     filler = folder / "filler"
     filler.write_bytes(b"x" * max(free - room, 0))
@@ -173,7 +174,7 @@ def fill(folder: Path, room: int) -> Path:
 
 
 def without_rights(folder: Path, action: Action) -> str:
-    """What an action says in a folder (then the working folder) that may be read but not written, root or not."""
+    """Return what an action says in a working folder that may be read but not written, even by root."""
 
     def powerless() -> object:
         os.chdir(folder)
@@ -195,7 +196,7 @@ def without_rights(folder: Path, action: Action) -> str:
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder, but locks."""
+    """Return every file below a folder except locks."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in sorted(folder.rglob("*"))

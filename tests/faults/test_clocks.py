@@ -1,4 +1,4 @@
-"""A clock that jumps, back or far ahead: training, records, locks and the time left do not depend on it."""
+"""Clocks that jump back or far ahead: training, records, locks and the time left do not depend on them."""
 
 import datetime as real
 import random
@@ -10,12 +10,12 @@ import pytest
 import torch
 from brittle import config, recorded, texts, tokens
 from injecting import files_in, injected
-from safetensors.torch import load_file
+from tiny_run import before_update, last_weights
 
 from steadynorm import progress, records
 from steadynorm.files import lock, write_json
 from steadynorm.lab.paper import pool
-from steadynorm.lab.train import checkpoint, loop
+from steadynorm.lab.train import loop
 from steadynorm.lab.train import progress_line as display
 from steadynorm.records import recorder
 
@@ -24,7 +24,7 @@ YEAR = 365 * 86400.0
 
 @pytest.fixture
 def wall_clock_jumps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """time.time and datetime.now go anywhere between 1970 and 2400 at each call; the list says where to."""
+    """Make time.time and datetime.now jump anywhere between 1970 and 2400 at each call; the list says where to."""
     generator, seen = random.Random(0), []
 
     def now() -> float:
@@ -49,26 +49,18 @@ def test_training_does_not_ask_the_wall_clock(
 ):
     data = tokens(texts(tmp_path), tmp_path / "shards").folder
     run, other = (config(data, tmp_path / name) for name in ("run", "other"))
-    original = loop.Trainer._update
 
-    def dies(self: loop.Trainer, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        if self.step == 7:
-            raise KeyboardInterrupt
-        return original(self, batch)
+    def die(_: loop.Trainer) -> None:
+        raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(loop.Trainer, "_update", dies)
-        with pytest.raises(KeyboardInterrupt):
-            loop.train(run, quiet=True)
+    with before_update(die, 7), pytest.raises(KeyboardInterrupt):
+        loop.train(run, quiet=True)
     created = records.read(run.out).created
     assert loop.train(run, quiet=True).finished
     assert wall_clock_jumps
     monkeypatch.undo()
     assert loop.train(other, quiet=True).finished
-    one, two = (
-        load_file(checkpoint.list_checkpoints(each.out / "checkpoints")[-1] / "model.safetensors")
-        for each in (run, other)
-    )
+    one, two = last_weights(run.out), last_weights(other.out)
     assert all(torch.equal(one[key], two[key]) for key in two)
     read = records.read(run.out)
     assert read.created == created  # of its beginning, whatever the clock says later
@@ -77,7 +69,7 @@ def test_training_does_not_ask_the_wall_clock(
     assert 0 < seconds[-1] < 600
 
 
-def test_records_locks_and_files_under_a_jumping_clock(tmp_path: Path, wall_clock_jumps: list[float]):
+def test_records_locks_and_files_survive_a_jumping_clock(tmp_path: Path, wall_clock_jumps: list[float]):
     with lock(tmp_path, busy="taken"):
         write_json(tmp_path / "a.json", {"a": 1})
     run = records.read(recorded(tmp_path / "run"))
@@ -89,7 +81,7 @@ def test_records_locks_and_files_under_a_jumping_clock(tmp_path: Path, wall_cloc
 
 
 def said_by_display(steps: list[tuple[int, float]], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a log says when the steps come at these times of the monotonic clock."""
+    """Return what a log says when the steps come at these times of the monotonic clock."""
     clock, said = [0.0], []
     monkeypatch.setattr(display.time, "monotonic", lambda: clock[0])
     shown = display.Display(1000, "run", quiet=False)
@@ -102,8 +94,8 @@ def said_by_display(steps: list[tuple[int, float]], monkeypatch: pytest.MonkeyPa
     return said
 
 
-def test_time_left_counts_from_the_first_step_seen(monkeypatch: pytest.MonkeyPatch):
-    """A resumed run: 500 steps were done before, and loading took 100 seconds; then a step takes one second."""
+def test_the_time_left_counts_from_the_first_step_seen(monkeypatch: pytest.MonkeyPatch):
+    """In a resumed run 500 steps were done before and loading took 100 seconds; then a step takes one second."""
     said = said_by_display([(520, 100.0), (530, 110.0), (540, 120.0), (560, 140.0)], monkeypatch)
     assert said[0] == "run: step 520/1000  loss 1"
     assert said[1] == "run: step 530/1000  loss 1  about 8 minutes left"  # as soon as it is known
@@ -112,7 +104,7 @@ def test_time_left_counts_from_the_first_step_seen(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("jump", [-1e9, -50.0, 0.0, 1e9])
-def test_clock_that_jumps_gives_no_senseless_time_left(monkeypatch: pytest.MonkeyPatch, jump: float):
+def test_a_clock_that_jumps_gives_no_senseless_time_left(monkeypatch: pytest.MonkeyPatch, jump: float):
     said = said_by_display([(20, 100.0), (40, 120.0), (60, 120.0 + jump), (1000, 140.0 + jump)], monkeypatch)
     assert said
     assert said[-1].startswith("run: step 1000/1000")
@@ -122,7 +114,7 @@ def test_clock_that_jumps_gives_no_senseless_time_left(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("jump", [-1e9, 0.0, 1e9])
-def test_pools_meter_under_a_jumping_clock(
+def test_the_pools_meter_survives_a_jumping_clock(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], jump: float
 ):
     clock = [1000.0]
@@ -139,8 +131,8 @@ def test_pools_meter_under_a_jumping_clock(
     assert "nan" not in said
 
 
-def test_progress_bar_under_a_jumping_clock(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """rich takes the speed from a clock; one that goes back must not stop the work."""
+def test_the_progress_bar_survives_a_jumping_clock(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """rich takes the speed from a clock; one that goes backwards must not stop the work."""
     generator = random.Random(1)
     monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
     monkeypatch.setattr("rich.console.monotonic", lambda: generator.uniform(-1e12, 1e12))

@@ -1,4 +1,7 @@
-"""Files cut short and bits flipped: told by name and with a remedy, or without consequence; never taken for data."""
+"""Files cut short and bits flipped: the error names the file and a remedy, or the damage is harmless.
+
+Damage is never taken for data.
+"""
 
 import json
 import shutil
@@ -12,8 +15,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from brittle import DATA, archive, config, recorded, texts, tokens
+from brittle import config, recorded, texts, tokens
 from injecting import damages, files_in, injected
+from tiny_set import TINY, archive, tiny_set
 
 from steadynorm import records
 from steadynorm.files import read_json, write_json
@@ -31,7 +35,10 @@ much = pytest.mark.parametrize("flips", [25, pytest.param(400, marks=pytest.mark
 def examine(
     path: Path, use: Callable[[], Any], errors: type[Exception], flips: int, names: str | None = None, seed: int = 0
 ) -> int:
-    """Damage a file in every way: `use` must raise an error that names it, or give what it gave before. How often it raised."""
+    """Damage a file in every way: `use` must raise an error that names it, or return what it returned before.
+
+    Return how often it raised.
+    """
     whole, expected, raised = path.read_bytes(), use(), 0
     for label, content in damages(whole, seed, flips):
         path.write_bytes(content)
@@ -64,14 +71,14 @@ def loaded(path: Path) -> Any:
 
 @much
 @pytest.mark.parametrize("name", ["model.safetensors", "state.pt", "manifest.json"])
-def test_damaged_checkpoint(tmp_path: Path, name: str, flips: int):
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path, name: str, flips: int):
     newest = saved(tmp_path)
     raised = examine(newest / name, lambda: loaded(newest), CheckpointError, flips, names="step-000002")
     assert raised >= flips if name != "manifest.json" else raised > flips // 2  # its spaces do not matter
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state.pt", "manifest.json"])
-def test_checkpoint_before_a_damaged_one_is_used(tmp_path: Path, name: str):
+def test_the_checkpoint_before_a_damaged_one_is_used(tmp_path: Path, name: str):
     newest = saved(tmp_path)
     content = (newest / name).read_bytes()
     for label, damaged in damages(content, seed=4, flips=12, cuts=0):
@@ -89,15 +96,15 @@ def test_checkpoint_before_a_damaged_one_is_used(tmp_path: Path, name: str):
 
 
 def harmless(path: Path, whole: bytes) -> bool:
-    """Whether JSON says the same as before: a space that became another."""
+    """Return whether JSON says the same as before, as when one kind of space became another."""
     try:
         return json.loads(path.read_bytes()) == json.loads(whole)
     except ValueError:
         return False
 
 
-def test_good_checkpoint_does_not_give_way_to_a_damaged_newer_one(tmp_path: Path):
-    """keep=1: the run came back to step 1, because 3 is damaged, and saved step 2."""
+def test_a_good_checkpoint_is_preferred_to_a_damaged_newer_one(tmp_path: Path):
+    """With keep=1 the run returned to step 1, because step 3 is damaged, and saved step 2."""
     state, model = {"step": 1}, {"w": torch.ones(3)}
     checkpoint.save(tmp_path, 1, state, model, keep=2)
     checkpoint.save(tmp_path, 3, {"step": 3}, model, keep=2)
@@ -108,7 +115,7 @@ def test_good_checkpoint_does_not_give_way_to_a_damaged_newer_one(tmp_path: Path
     assert checkpoint.load(tmp_path / "step-000002")[2] == {"step": 2}
 
 
-def test_damaged_checkpoint_of_many_processes(tmp_path: Path):
+def test_a_damaged_checkpoint_of_many_processes_is_named(tmp_path: Path):
     made = checkpoint.begin(tmp_path, 1, fresh=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch: there is one process only
@@ -140,13 +147,13 @@ def read_all(folder: Path, split: str = "train") -> list[Any]:
 
 @much
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_damaged_shard(folder: Path, split: str, flips: int):
+def test_a_damaged_shard_is_named(folder: Path, split: str, flips: int):
     path = shards.shard_paths(folder, split)[0]
     assert examine(path, lambda: read_all(folder, split), DataError, flips) >= flips
 
 
 @much
-def test_damaged_meta_json_or_tokenizer(folder: Path, flips: int):
+def test_a_damaged_meta_json_or_tokenizer_is_named(folder: Path, flips: int):
     def use() -> Any:
         made = shards.read_token_set(folder)
         made.check()
@@ -208,15 +215,15 @@ def as_read(path: Path) -> tuple[Any, ...]:
 
 
 def told(run: records.Run, count: int | None = None) -> tuple[Any, ...]:
-    """All of a run, or of its first records."""
+    """Return all of a run, or of its first records."""
     columns = {key: each[:count].tolist() for key, each in run.columns.items()}
     layers = {name: {key: each[:count].tolist() for key, each in layer.items()} for name, layer in run.layers.items()}
     return run.name, dict(run.config), run.created, run.steps[:count].tolist(), columns, layers
 
 
 @much
-def test_damaged_records(tmp_path: Path, flips: int):
-    """What is read is what was written; a torn end is dropped and counted; else the line is named."""
+def test_damaged_records_are_named(tmp_path: Path, flips: int):
+    """What is read is what was written; a torn end is dropped and counted; otherwise the line is named."""
     path = recorded(tmp_path, steps=8)
     whole, expected, raised = path.read_bytes(), records.read(path), 0
     header = whole.index(b"\n")
@@ -245,8 +252,8 @@ def test_damaged_records(tmp_path: Path, flips: int):
     path.write_bytes(whole)
 
 
-def test_records_cut_at_every_byte(tmp_path: Path):
-    """Of the last two lines: the whole ones are read, a torn one is counted."""
+def test_records_cut_at_any_byte_can_be_read(tmp_path: Path):
+    """Of the last two lines, the whole ones are read and a torn one is counted."""
     path = recorded(tmp_path, steps=3)
     whole, expected = path.read_bytes(), records.read(path)
     ends = [at for at, byte in enumerate(whole) if byte == 10]
@@ -258,8 +265,8 @@ def test_records_cut_at_every_byte(tmp_path: Path):
         assert (told(run), run.dropped) == (told(expected, count), int(at not in ends and at - 1 not in ends)), at
 
 
-def test_flipped_digit_is_detected(tmp_path: Path):
-    """Valid JSON, a plausible number: only a checksum can tell."""
+def test_a_flipped_digit_is_detected(tmp_path: Path):
+    """The result is valid JSON with a plausible number, so only a checksum can detect it."""
     path = recorded(tmp_path)
     whole = path.read_bytes()
     path.write_bytes(whole.replace(b'"loss": 0.25', b'"loss": 0.26'))
@@ -283,7 +290,7 @@ def test_records_of_earlier_versions_get_checksums_on_resume(tmp_path: Path):
     assert path.read_bytes() == sealed
 
 
-def test_run_whose_records_end_before_its_checkpoint_says_so(made: Path, tmp_path: Path):
+def test_a_run_whose_records_end_before_its_checkpoint_says_so(made: Path, tmp_path: Path):
     whole = config(made, tmp_path / "run", steps=6)
     loop.train(whole, quiet=True)
     path = whole.out / records.FILE
@@ -293,7 +300,7 @@ def test_run_whose_records_end_before_its_checkpoint_says_so(made: Path, tmp_pat
         loop.train(whole, quiet=True)
 
 
-def test_run_whose_last_line_is_damaged_is_not_finished(made: Path, tmp_path: Path):
+def test_a_run_whose_last_line_is_damaged_is_not_finished(made: Path, tmp_path: Path):
     whole = config(made, tmp_path / "run", steps=4)
     loop.train(whole, quiet=True)
     assert pool.finished(whole)
@@ -310,8 +317,8 @@ def test_run_whose_last_line_is_damaged_is_not_finished(made: Path, tmp_path: Pa
 
 @much
 @pytest.mark.parametrize("kind", ["tar.gz", "tar.xz", "tar.bz2", "zip"])
-def test_damaged_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, flips: int):
-    monkeypatch.setitem(DATA_SETS, "tiny", DATA)
+def test_a_damaged_archive_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, flips: int):
+    monkeypatch.setitem(DATA_SETS, "tiny", tiny_set())
     source, number = archive(tmp_path / f"set.{kind}"), iter(range(10**6))
 
     def use() -> dict[str, bytes]:
@@ -321,17 +328,17 @@ def test_damaged_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: 
         except DataError:
             assert files_in(out) == {}
             raise
-        return {name: found[name] for name in DATA.files()}
+        return {name: found[name] for name in TINY}
 
     assert examine(source, use, DataError, flips) > flips // 4  # some bits do not matter: times, owners
 
 
 @much
-def test_damaged_data_set_is_downloaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flips: int):
-    monkeypatch.setitem(DATA_SETS, "tiny", DATA)
+def test_a_damaged_data_set_is_downloaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flips: int):
+    monkeypatch.setitem(DATA_SETS, "tiny", tiny_set())
     out = get("tiny", tmp_path / "out", source=archive(tmp_path / "set.zip"))
     expected = files_in(out)
-    for name in DATA.files():
+    for name in TINY:
         for label, content in damages(expected[name], seed=2, flips=flips):
             (out / name).write_bytes(content)
             assert files_in(get("tiny", out, source=tmp_path / "set.zip")) == expected, label
@@ -351,7 +358,7 @@ def test_embedded_texts_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @much
-def test_damaged_summary(tmp_path: Path, flips: int):
+def test_a_damaged_summary_is_named(tmp_path: Path, flips: int):
     path = tmp_path / "summary.json"
     held = {"schema": runner.SCHEMA, "version": runner.VERSION, "experiment": "tiny", "numbers": {"a": [0.1, 2]}}
     write_json(path, held)
@@ -359,7 +366,7 @@ def test_damaged_summary(tmp_path: Path, flips: int):
 
 
 @much
-def test_damaged_configuration(made: Path, tmp_path: Path, flips: int):
+def test_a_damaged_configuration_is_named(made: Path, tmp_path: Path, flips: int):
     run = config(made, tmp_path / "run")
     run.out.mkdir()
     loop._keep_config(run)

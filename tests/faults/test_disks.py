@@ -1,4 +1,6 @@
-"""No room, no rights: the error names the file and the remedy, what was there stays, and with room again it goes on."""
+"""Full disks and missing rights: the error names the file and the remedy, existing files stay, and work resumes once
+there is room.
+"""
 
 import shutil
 from dataclasses import dataclass
@@ -7,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from brittle import DATA, A, B, archive, recorded, texts, tokens
+from brittle import recorded, texts, tokens
 from injecting import FULL, Action, files_in, fill, injected, outcome, with_small_files, without_rights
+from tiny_set import A, B, archive, tiny_set
 
 from steadynorm.cli import main
 from steadynorm.files import atomic_write, write_json
@@ -22,7 +25,7 @@ from steadynorm.report.page import rendering
 
 @dataclass(frozen=True)
 class Job:
-    """Something that writes into a folder; `before` puts there what must survive; `needs` bytes are more than there is."""
+    """An action that writes into a folder. `before` puts there what must survive; `needs` is more bytes than there are."""
 
     action: Action
     before: Action
@@ -36,7 +39,7 @@ def record(path: Path) -> None:
 
 
 def jobs(folder: Path, other: Path) -> dict[str, Job]:
-    """Everything that writes."""
+    """Return every job that writes."""
     model = {"w": torch.arange(3000.0)}
 
     def save(step: int, model: dict[str, torch.Tensor] = model) -> None:
@@ -73,7 +76,7 @@ NAMES = ("checkpoint", "state", "records", "shard", "json", "tokens", "data", "p
 @pytest.fixture(autouse=True)
 def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Inputs, where there is room."""
-    monkeypatch.setitem(DATA_SETS, "tiny", DATA)
+    monkeypatch.setitem(DATA_SETS, "tiny", tiny_set())
     monkeypatch.setattr(rendering, "_plotly", lambda: "")
     other = tmp_path / "other"
     other.mkdir()
@@ -84,7 +87,7 @@ def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def settled(folder: Path) -> dict[str, bytes]:
-    """Files that a later call will find: those that are whole."""
+    """Return the complete files, which a later call will find."""
     return {name: content for name, content in files_in(folder).items() if ".partial" not in name}
 
 
@@ -99,8 +102,8 @@ def check(said: str, job: Job, folder: Path, before: dict[str, bytes]) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_file_that_may_not_grow(tmp_path: Path, registered: Path, name: str):
-    """RLIMIT_FSIZE: the kernel refuses in the middle of a write, as a full disk does; no root is needed."""
+def test_a_file_that_may_not_grow_is_reported(tmp_path: Path, registered: Path, name: str):
+    """Under RLIMIT_FSIZE the kernel refuses in the middle of a write, as a full disk does; no root is needed."""
     expected, folder = tmp_path / "expected", tmp_path / "folder"
     for each in (expected, folder):
         each.mkdir()
@@ -122,8 +125,8 @@ def assert_same(name: str, folder: Path, expected: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("room", [0, 9000])
-def test_disk_that_is_full(tmp_path: Path, small_disk: Path, registered: Path, name: str, room: int):
-    """With a little room it is full in the middle of the work."""
+def test_a_full_disk_is_reported(tmp_path: Path, small_disk: Path, registered: Path, name: str, room: int):
+    """With a little room, the disk fills in the middle of the work."""
     job = jobs(small_disk, registered)[name]
     job.before()
     before = files_in(small_disk)
@@ -141,7 +144,7 @@ def test_disk_that_is_full(tmp_path: Path, small_disk: Path, registered: Path, n
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_folder_that_may_not_be_written(tmp_path: Path, registered: Path, name: str):
+def test_a_folder_that_may_not_be_written_is_reported(tmp_path: Path, registered: Path, name: str):
     folder = tmp_path / "folder"
     folder.mkdir()
     job = jobs(folder, registered)[name]
@@ -156,7 +159,7 @@ def test_folder_that_may_not_be_written(tmp_path: Path, registered: Path, name: 
 
 
 def test_data_in_a_read_only_folder_is_used_as_it_is(tmp_path: Path, registered: Path):
-    """A shared cache that others fill."""
+    """Others fill this shared cache."""
     folder = tmp_path / "cache"
     folder.mkdir()
     (folder / "a.bin").write_bytes(A)
@@ -164,7 +167,7 @@ def test_data_in_a_read_only_folder_is_used_as_it_is(tmp_path: Path, registered:
     assert without_rights(folder, lambda: get("tiny", Path())) == "."
 
 
-def test_command_line_says_it_in_one_line(
+def test_the_command_line_reports_it_in_one_line(
     tmp_path: Path, registered: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.delenv("STEADYNORM_TRACEBACK", raising=False)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from brittle import DATA, A, B, archive
 from injecting import (
     FULL,
     child,
@@ -28,6 +27,7 @@ from injecting import (
     outcome,
     with_small_files,
 )
+from tiny_set import TINY, A, B, answer_range, archive, tiny_set
 
 from steadynorm.lab.data import download as files
 from steadynorm.lab.data.datasets import DATA_SETS, Address, DataSet, get
@@ -38,7 +38,7 @@ SHA256 = hashlib.sha256(BIG).hexdigest()
 
 
 class Unreliable(http.server.BaseHTTPRequestHandler):
-    """/stall: sends a little, then waits for longer than anybody; /cut: up to a third; /slow: all, bit by bit; /archive."""
+    """Serve /stall: a little, then an endless wait; /cut: up to a third; /slow: everything, bit by bit; and /archive."""
 
     archive = b""
     early = Path()  # a byte is written there for every connection that ends before the file does
@@ -46,13 +46,7 @@ class Unreliable(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         content = self.archive if self.path == "/archive" else BIG
-        asked = self.headers.get("Range")
-        start = int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0
-        self.send_response(206 if start else 200)
-        self.send_header("Content-Length", str(len(content) - start))
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        self.end_headers()
+        start = answer_range(self, content, self.headers.get("Range"))
         end = (
             start + self.generator.randrange(1, len(content) // 3) if self.path in ("/cut", "/stall") else len(content)
         )
@@ -76,7 +70,10 @@ class Unreliable(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Its address; it runs in a process of its own, so that clients may be forked from this one, which has no threads."""
+    """Start the server and return its address.
+
+    It runs in its own process, so that this one has no threads and can fork clients.
+    """
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(files, "_PAUSE", 0.0)
     monkeypatch.setattr(files, "_BLOCK", 10_000)
@@ -95,7 +92,7 @@ def fetch(url: str, part: Path, **options: object) -> Path:
 
 
 @pytest.mark.parametrize("path", ["/cut", "/stall"])
-def test_server_that_cuts_or_stalls_gives_the_file_in_the_end(server: str, tmp_path: Path, path: str):
+def test_a_server_that_cuts_or_stalls_delivers_the_file_in_the_end(server: str, tmp_path: Path, path: str):
     how = {"timeout": 0.2, "retries": 10_000} if path == "/stall" else {}  # a busy machine stalls at times, too
     assert fetch(server + path, tmp_path / "big.part", **how).read_bytes() == BIG
     early = Unreliable.early.stat().st_size
@@ -104,7 +101,7 @@ def test_server_that_cuts_or_stalls_gives_the_file_in_the_end(server: str, tmp_p
 
 
 @pytest.mark.parametrize("times", [8, pytest.param(100, marks=pytest.mark.slow)])
-def test_client_killed_while_downloading(server: str, tmp_path: Path, times: int):
+def test_a_client_killed_while_downloading_resumes(server: str, tmp_path: Path, times: int):
     generator, part = random.Random(1), tmp_path / "big.part"
     start = time.perf_counter()
     fetch(server + "/slow", tmp_path / "timed.part").unlink()
@@ -125,7 +122,7 @@ def test_client_killed_while_downloading(server: str, tmp_path: Path, times: int
 
 
 @pytest.mark.parametrize("flips", [5, pytest.param(60, marks=pytest.mark.slow)])
-def test_damaged_part_is_never_taken_for_the_file(server: str, tmp_path: Path, flips: int):
+def test_a_damaged_part_is_never_taken_for_the_file(server: str, tmp_path: Path, flips: int):
     part = tmp_path / "big.part"
     for label, content in damages(BIG[:700_000], seed=2, flips=flips):
         part.write_bytes(content)
@@ -136,7 +133,9 @@ def test_damaged_part_is_never_taken_for_the_file(server: str, tmp_path: Path, f
 
 
 @pytest.mark.parametrize("times", [10, pytest.param(120, marks=pytest.mark.slow)])
-def test_getting_a_data_set_from_its_address(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int):
+def test_a_data_set_is_downloaded_from_its_address(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+):
     content = Unreliable.archive
     monkeypatch.setitem(DATA_SETS, "tiny", from_server(server, content))
     expected = files_in(get("tiny", tmp_path / "unbroken", progress=False))
@@ -146,17 +145,17 @@ def test_getting_a_data_set_from_its_address(server: str, tmp_path: Path, monkey
         out = tmp_path / f"out{k}"
         killed_at_line(generator.randrange(1, last), partial(get, "tiny", out, progress=False))
         assert files_in(get("tiny", out, progress=False)).keys() == expected.keys()
-        assert all((out / name).read_bytes() == expected[name] for name in DATA.files())
+        assert all((out / name).read_bytes() == expected[name] for name in TINY)
 
 
 def from_server(server: str, content: bytes) -> DataSet:
-    """A data set at this address."""
+    """Return a data set at this address."""
     origin = Address({"set.tar.gz": (f"{server}/archive", len(content), hashlib.sha256(content).hexdigest())})
-    return DataSet(DATA.files, (origin,), DATA.remedy)
+    return tiny_set(origin)
 
 
-def test_disk_that_is_full_while_downloading(server: str, small_disk: Path):
-    """In the middle of the file: nothing of it is left, what was there is."""
+def test_a_disk_that_fills_while_downloading_is_reported(server: str, small_disk: Path):
+    """In the middle of the file: nothing of it is left, and what was there before remains."""
     (small_disk / "mine").write_bytes(b"mine" * 100)
     filler = fill(small_disk, 60_000)
     well, said = outcome(partial(fetch, server + "/slow", small_disk / "big.part"))
@@ -167,8 +166,10 @@ def test_disk_that_is_full_while_downloading(server: str, small_disk: Path):
 
 
 @pytest.mark.parametrize("size", [10, 100, 6000])
-def test_data_set_that_does_not_fit(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int):
-    """The download does not, or what is unpacked of it; with room it is got from the same address."""
+def test_a_data_set_that_does_not_fit_on_the_disk_is_refused(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+):
+    """Either the download or its unpacked files do not fit; with room, the same address works."""
     content = Unreliable.archive
     assert 100 < len(content) < 6000 < len(A)
     monkeypatch.setitem(DATA_SETS, "tiny", from_server(server, content))
@@ -182,12 +183,12 @@ def test_data_set_that_does_not_fit(server: str, tmp_path: Path, monkeypatch: py
     assert (found["a.bin"], found["b.bin"]) == (A, B)
 
 
-def test_server_with_another_file_is_refused_and_nothing_is_left(
+def test_a_server_with_another_file_is_refused_and_nothing_is_left(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     content = Unreliable.archive
     origin = Address({"set.tar.gz": (f"{server}/archive", len(content), "0" * 64)})
-    monkeypatch.setitem(DATA_SETS, "tiny", DataSet(DATA.files, (origin,), DATA.remedy))
+    monkeypatch.setitem(DATA_SETS, "tiny", tiny_set(origin))
     injected()
     with pytest.raises(DataError, match=r"/archive: sha256 .*damaged or another one[\s\S]*Bring a\.bin"):
         get("tiny", tmp_path / "out", progress=False)

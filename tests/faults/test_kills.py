@@ -1,4 +1,4 @@
-"""kill -9 at any instant: the next start goes on, ends the same, and leaves nothing behind."""
+"""kill -9 at any instant: the next start resumes, ends the same, and leaves nothing behind."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ from steadynorm.report.page import rendering
 
 
 def save_all(folder: Path, last: int = 4) -> None:
-    """Go on from the newest checkpoint and save every step up to the last, as a run does."""
+    """Resume from the newest checkpoint and save every step up to the last, as a run does."""
     checkpoint.tidy(folder)
     saved = checkpoint.latest(folder)
     for step in range(1 if saved is None else saved[2]["step"] + 1, last + 1):
@@ -39,7 +39,7 @@ def save_all(folder: Path, last: int = 4) -> None:
 
 
 def assert_right(saved: checkpoint.Saved) -> None:
-    """Weights and state of one and the same step."""
+    """Assert that weights and state belong to the same step."""
     path, model, state = saved
     assert model is not None
     step = checkpoint.step_of(path)
@@ -50,7 +50,7 @@ def assert_right(saved: checkpoint.Saved) -> None:
 
 
 @often
-def test_saving_a_checkpoint(tmp_path: Path, times: int):
+def test_saving_a_checkpoint_survives_a_kill_at_any_line(tmp_path: Path, times: int):
     save_all(tmp_path / "unbroken")
     last = lines_of(partial(save_all, tmp_path / "counted"))
     for number in instants(times, last, seed=1):
@@ -70,8 +70,8 @@ def test_saving_a_checkpoint(tmp_path: Path, times: int):
 
 
 @often
-def test_saving_a_checkpoint_at_any_time(tmp_path: Path, times: int):
-    """In the middle of a write, too: by the clock, not by the line."""
+def test_saving_a_checkpoint_survives_a_kill_at_any_time(tmp_path: Path, times: int):
+    """The clock decides, not the line, so a kill can also come in the middle of a write."""
     start = time.perf_counter()
     save_all(tmp_path / "unbroken")
     length, generator, folder = time.perf_counter() - start, random.Random(2), tmp_path / "run"
@@ -88,7 +88,7 @@ def test_saving_a_checkpoint_at_any_time(tmp_path: Path, times: int):
     assert len(list(folder.iterdir())) == 2
 
 
-def test_kill_while_an_old_checkpoint_is_removed_leaves_none_that_looks_whole(tmp_path: Path):
+def test_a_kill_while_an_old_checkpoint_is_removed_leaves_none_that_looks_whole(tmp_path: Path):
     save_all(tmp_path, 2)
 
     def half(path: Path, **_: object) -> None:
@@ -113,7 +113,7 @@ def test_kill_while_an_old_checkpoint_is_removed_leaves_none_that_looks_whole(tm
 
 
 def left_of(made: Config) -> float:
-    """The part of a run that is still to be trained."""
+    """Return the fraction of a run that is still to be trained."""
     saved = checkpoint.list_checkpoints(made.out / "checkpoints")
     return 1 - checkpoint.step_of(saved[-1]) / made.steps if saved else 1.0
 
@@ -121,7 +121,7 @@ def left_of(made: Config) -> float:
 def break_often(
     fresh: Callable[[int], Config], kill: Callable[[float, Action], bool], expected: Config, times: int
 ) -> int:
-    """Kill runs that are under way, each up to three times, until so many kills have hit; each ends as the unbroken one.
+    """Kill runs, each up to three times, until `times` kills have hit; each run must end like the unbroken one.
 
     `kill` is given the part of a run to let pass: never more than there is left. Returned: how often there was a
     checkpoint to go on from, and something left to do.
@@ -141,7 +141,7 @@ def break_often(
 
 
 @pytest.mark.parametrize("times", [6, pytest.param(60, marks=pytest.mark.slow)])
-def test_training(tmp_path: Path, data: Path, unbroken: Config, times: int):
+def test_training_survives_a_kill_at_any_line(tmp_path: Path, data: Path, unbroken: Config, times: int):
     last = lines_of(partial(loop.train, config(data, tmp_path / "counted"), quiet=True))
     halfway = break_often(
         lambda number: config(data, tmp_path / f"run{number}" / "run"),
@@ -153,7 +153,7 @@ def test_training(tmp_path: Path, data: Path, unbroken: Config, times: int):
 
 
 @pytest.mark.parametrize("times", [4, pytest.param(40, marks=pytest.mark.slow)])
-def test_training_at_any_time(tmp_path: Path, data: Path, unbroken: Config, times: int):
+def test_training_survives_a_kill_at_any_time(tmp_path: Path, data: Path, unbroken: Config, times: int):
     start = time.perf_counter()
     assert loop.train(config(data, tmp_path / "timed"), quiet=True).finished
     length = time.perf_counter() - start
@@ -167,10 +167,10 @@ def test_training_at_any_time(tmp_path: Path, data: Path, unbroken: Config, time
     break_often(lambda number: config(data, tmp_path / f"run{number}" / "run"), kill, unbroken, times)
 
 
-def test_records_are_on_the_disk_before_the_checkpoint_that_goes_on_from_them(
+def test_records_are_on_disk_before_the_checkpoint_that_resumes_from_them(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A power cut loses what was not synced: a checkpoint ahead of its records would leave a gap in them for good."""
+    """A power cut loses what was not synced: a checkpoint ahead of its records would leave a permanent gap."""
     made, synced = config(data, tmp_path / "run", steps=6), []
     sync, save = os.fsync, checkpoint.save
 
@@ -189,7 +189,7 @@ def test_records_are_on_the_disk_before_the_checkpoint_that_goes_on_from_them(
     assert synced == [3, 6]
 
 
-def test_what_a_kill_left_is_removed_when_a_finished_run_is_started_again(tmp_path: Path, data: Path):
+def test_leftovers_of_a_kill_are_removed_when_a_finished_run_is_started_again(tmp_path: Path, data: Path):
     made = config(data, tmp_path / "run", steps=3)
     loop.train(made, quiet=True)
     left = made.out / "checkpoints" / ".step-000002.tmp"
@@ -205,12 +205,12 @@ def test_what_a_kill_left_is_removed_when_a_finished_run_is_started_again(tmp_pa
 
 @pytest.fixture
 def light(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page without the 4 MB of plotly, which has nothing to do with kills."""
+    """Write pages without the 4 MB of plotly, which has nothing to do with kills."""
     monkeypatch.setattr(rendering, "_plotly", lambda: "")
 
 
 @often
-def test_reporting(tmp_path: Path, light: None, times: int):
+def test_reporting_survives_a_kill(tmp_path: Path, light: None, times: int):
     run = recorded(tmp_path / "run")
     (tmp_path / "out").mkdir()
     page = tmp_path / "out" / "report.html"
@@ -231,7 +231,9 @@ def experiment(context: Context) -> Outcome:
 
 
 @often
-def test_summary_and_page_of_an_experiment(tmp_path: Path, light: None, monkeypatch: pytest.MonkeyPatch, times: int):
+def test_the_summary_and_page_of_an_experiment_survive_a_kill(
+    tmp_path: Path, light: None, monkeypatch: pytest.MonkeyPatch, times: int
+):
     monkeypatch.setattr(runner, "commit", lambda: None)
     tiny = Experiment("tiny", "Tiny", "nothing", experiment, {"desk": 1.0, "paper": 1.0})
 
@@ -251,8 +253,8 @@ def test_summary_and_page_of_an_experiment(tmp_path: Path, light: None, monkeypa
 
 
 @often
-def test_kept_records_of_an_experiment(tmp_path: Path, times: int):
-    """Half of a run would pass for one that ended early: its verdicts would rest on nothing."""
+def test_the_kept_records_of_an_experiment_survive_a_kill(tmp_path: Path, times: int):
+    """Half of a run would pass for one that ended early, and its verdicts would rest on nothing."""
     run = records.read(recorded(tmp_path / "run", steps=30))
     slim_records.keep(run, tmp_path / "unbroken" / records.FILE, "slim", ["loss"])
     expected = files_in(tmp_path / "unbroken")

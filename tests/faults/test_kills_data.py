@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from brittle import DATA, archive, texts, tokens
+from brittle import texts, tokens
 from injecting import child, ended, files_in, injected, instants, killed, killed_at_line, lines_of, often, outcome
+from tiny_set import archive, tiny_set
 
 from steadynorm.lab.data import documents, shard_writer
 from steadynorm.lab.data.datasets import DATA_SETS, get
@@ -19,8 +20,8 @@ from steadynorm.lab.data.shards import Tokens
 
 
 @often
-def test_tokenising(tmp_path: Path, times: int):
-    """Killed, and killed again on the rest of the way."""
+def test_a_killed_tokenising_run_resumes(tmp_path: Path, times: int):
+    """The run is killed, and killed again while it resumes."""
     source, generator = texts(tmp_path), random.Random(5)
     expected = files_in(tokens(source, tmp_path / "unbroken").folder)
     last = lines_of(partial(tokens, source, tmp_path / "counted"))
@@ -35,7 +36,7 @@ def test_tokenising(tmp_path: Path, times: int):
 
 
 def victims(monkeypatch: pytest.MonkeyPatch, note: Path, unit: int, whole: bool) -> None:
-    """Before this unit's tokens are taken: kill one of the tokenising processes, or the one that leads them."""
+    """Before this unit's tokens are taken, kill one of the tokenising processes, or the one that leads them."""
     add, seen = shard_writer.ShardWriter.add, []
 
     def fatal(self: shard_writer.ShardWriter, found: Tokens, count: int) -> None:
@@ -59,7 +60,9 @@ def in_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow  # processes are spawned: seconds
-def test_one_of_the_tokenising_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_units: Path):
+def test_the_death_of_one_tokenising_process_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_units: Path
+):
     expected = files_in(tokens(in_units, tmp_path / "unbroken").folder)
     out, note = tmp_path / "out", tmp_path / "note"
     with monkeypatch.context() as patch:
@@ -78,8 +81,10 @@ def test_one_of_the_tokenising_processes(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 @pytest.mark.parametrize("unit", [1, 3, 9])
-def test_tokenising_with_many_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_units: Path, unit: int):
-    """None of them outlives the one that leads; another number of them goes on."""
+def test_a_killed_tokenising_run_of_many_processes_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_units: Path, unit: int
+):
+    """No worker outlives its leader, and a different number of workers can resume."""
     expected = files_in(tokens(in_units, tmp_path / "unbroken").folder)
     out, note = tmp_path / "out", tmp_path / "note"
     with monkeypatch.context() as patch:
@@ -103,8 +108,8 @@ def running(process: Path) -> bool:
 
 
 @often
-def test_getting_data_from_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int):
-    monkeypatch.setitem(DATA_SETS, "tiny", DATA)
+def test_getting_data_from_an_archive_survives_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int):
+    monkeypatch.setitem(DATA_SETS, "tiny", tiny_set())
     source = archive(tmp_path / "set.tar.gz")
     expected = files_in(get("tiny", tmp_path / "unbroken", source=source))
     last = lines_of(partial(get, "tiny", tmp_path / "counted", source=source))

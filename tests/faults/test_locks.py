@@ -1,4 +1,4 @@
-"""Two processes in one folder: the second is told which the first is, or waits for it; a dead one is in nobody's way."""
+"""Two processes in one folder: the second learns which process is first, or waits for it; a dead process blocks nobody."""
 
 import os
 import re
@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from brittle import DATA, archive, config, texts, tokens
+from brittle import config, texts, tokens
 from injecting import answer, child, ended, files_in, injected
+from tiny_set import archive, tiny_set
 
 from steadynorm.files import BusyError, atomic_write, lock
 from steadynorm.lab.data.datasets import DATA_SETS, get
@@ -23,7 +24,7 @@ from steadynorm.report.page import rendering
 
 @contextmanager
 def holder(folder: Path, name: str = ".lock") -> Iterator[int]:
-    """Another process that works in this folder until it is killed; gives its id."""
+    """Start another process that works in this folder until it is killed; return its id."""
     folder.mkdir(parents=True, exist_ok=True)
     ready, begun = os.pipe()
 
@@ -50,7 +51,7 @@ def carry(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["train", "paper run"])
-def test_second_is_refused_and_told_which_process_is_first(
+def test_a_second_process_is_refused_and_told_which_process_is_first(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ):
     monkeypatch.setattr(rendering, "_plotly", lambda: "")
@@ -68,7 +69,7 @@ def test_second_is_refused_and_told_which_process_is_first(
     assert (folder / ".lock").read_text(encoding="utf-8").split()[0] == str(os.getpid())
 
 
-def test_run_of_the_pool_is_left_to_the_command_that_trains_it(tmp_path: Path):
+def test_a_run_of_the_pool_is_left_to_the_command_that_trains_it(tmp_path: Path):
     with holder(tmp_path / "run"):
         assert pool._claim(tmp_path / "run") is None
     with holder(tmp_path / "run", ".claim"):
@@ -79,11 +80,11 @@ def test_run_of_the_pool_is_left_to_the_command_that_trains_it(tmp_path: Path):
 
 
 @pytest.mark.parametrize("command", ["tokenise", "data get"])
-def test_who_can_use_what_the_first_makes_waits_and_says_for_whom(
+def test_a_process_that_can_use_the_firsts_result_waits_and_says_for_whom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ):
     """The holder is killed while another waits: that one takes over."""
-    monkeypatch.setitem(DATA_SETS, "tiny", DATA)
+    monkeypatch.setitem(DATA_SETS, "tiny", tiny_set())
     source, folder = texts(tmp_path), tmp_path / "out"
     archive(tmp_path / "set.zip")
     actions: dict[str, Callable[[], object]] = {
@@ -111,7 +112,7 @@ def test_who_can_use_what_the_first_makes_waits_and_says_for_whom(
     assert files_in(folder)
 
 
-def test_lock_names_its_host_where_that_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_lock_names_its_host_where_that_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with holder(tmp_path) as pid:
         monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
         with pytest.raises(BusyError, match=rf"taken \(it is process {pid} on .+\)"), lock(tmp_path, busy="taken"):
@@ -119,8 +120,8 @@ def test_lock_names_its_host_where_that_is_another(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"\xff\xfe", b"999999999 host\n", b"1" * 10_000])
-def test_what_a_lock_file_holds_decides_nothing(tmp_path: Path, content: bytes):
-    """The kernel's lock does: a stale or damaged file is no obstacle, an empty one no invitation."""
+def test_the_content_of_a_lock_file_decides_nothing(tmp_path: Path, content: bytes):
+    """Only the kernel's lock counts: a stale or damaged file does not block, and an empty one does not admit."""
     (tmp_path / ".lock").write_bytes(content)
     injected()
     with lock(tmp_path, busy="taken"):
@@ -134,7 +135,7 @@ def enter(folder: Path) -> None:
         pass
 
 
-def test_lock_that_is_a_link_is_not_followed(tmp_path: Path):
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path):
     (tmp_path / "precious").write_text("mine", encoding="utf-8")
     (tmp_path / ".lock").symlink_to(tmp_path / "precious")
     injected()
@@ -143,7 +144,7 @@ def test_lock_that_is_a_link_is_not_followed(tmp_path: Path):
     assert (tmp_path / "precious").read_text(encoding="utf-8") == "mine"
 
 
-def test_leftovers_of_the_dead_are_removed_and_the_files_of_the_living_are_not(tmp_path: Path):
+def test_leftovers_of_dead_processes_are_removed_and_files_of_live_ones_are_kept(tmp_path: Path):
     target, (ready, begun) = tmp_path / "a.json", os.pipe()
 
     def write(content: bytes) -> None:

@@ -1,4 +1,6 @@
-"""Training where the disk is full, may not be written, or is somebody else's too: told, and the run goes on later."""
+"""Training where the disk is full, read-only or shared with another process: the error says so, and the run can
+resume later.
+"""
 
 import os
 import signal
@@ -7,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 from brittle import assert_same_run, config
 from injecting import (
     FULL,
@@ -21,6 +22,7 @@ from injecting import (
     with_small_files,
     without_rights,
 )
+from tiny_run import before_update
 
 from steadynorm.files import make_folder
 from steadynorm.lab.train import checkpoint, loop
@@ -29,26 +31,16 @@ from steadynorm.lab.train.config import Config
 
 def die_at(step: int, made: Config) -> None:
     """A run that is killed before this update."""
-    original = loop.Trainer._update
-
-    def dies(self: loop.Trainer, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        if self.step == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return original(self, batch)
-
-    def train() -> None:
-        loop.Trainer._update = dies
-        loop.train(made, quiet=True)
-
-    assert killed(child(train))
+    with before_update(lambda _: os.kill(os.getpid(), signal.SIGKILL), step):
+        assert killed(child(partial(loop.train, made, quiet=True)))
 
 
 # A full disk
 
 
 @pytest.mark.parametrize("room", [2000, 20_000])
-def test_files_that_may_not_grow(tmp_path: Path, data: Path, unbroken: Config, room: int):
-    """Whatever it was writing: with room again the run ends as if nothing had been."""
+def test_a_run_whose_files_may_not_grow_says_so(tmp_path: Path, data: Path, unbroken: Config, room: int):
+    """Whatever was being written, with room again the run ends as if nothing had happened."""
     run = config(data, tmp_path / "run")
     well, said = with_small_files(room, lambda: loop.train(run, quiet=True))
     assert not well
@@ -59,8 +51,10 @@ def test_files_that_may_not_grow(tmp_path: Path, data: Path, unbroken: Config, r
 
 
 @pytest.mark.parametrize(("room", "whole"), [(4096, 0), (60_000, 0), (140_000, 1), (240_000, 2)])
-def test_disk_that_is_full(disk: Path, data: Path, unbroken: Config, room: int, whole: int):
-    """A real one: before anything is saved, at the first checkpoint, at the next, at one after; those before stay whole."""
+def test_a_full_disk_is_reported(disk: Path, data: Path, unbroken: Config, room: int, whole: int):
+    """A real disk fills before anything is saved, at the first checkpoint, at the next, and at a later one; earlier
+    checkpoints stay whole.
+    """
     run = config(data, disk / "run")
     filler = fill(disk, room)
     well, said = outcome(lambda: loop.train(run, quiet=True))
@@ -81,7 +75,7 @@ def test_disk_that_is_full(disk: Path, data: Path, unbroken: Config, room: int, 
 # A folder that may not be written
 
 
-def test_where_nothing_may_be_written_or_a_file_is_in_the_way(tmp_path: Path, data: Path):
+def test_a_run_says_so_where_it_may_not_write_or_a_file_is_in_the_way(tmp_path: Path, data: Path):
     folder = tmp_path / "runs"
     folder.mkdir()
     said = without_rights(folder, lambda: loop.train(config(data, Path("run")), quiet=True))
@@ -96,7 +90,7 @@ def test_where_nothing_may_be_written_or_a_file_is_in_the_way(tmp_path: Path, da
     assert (folder / "run").read_text(encoding="utf-8") == "mine"
 
 
-def test_run_whose_folder_may_not_be_written_any_more(tmp_path: Path, data: Path, unbroken: Config):
+def test_a_run_whose_folder_may_not_be_written_any_more(tmp_path: Path, data: Path, unbroken: Config):
     run = config(data, tmp_path / "runs" / "run")
     run.out.parent.mkdir()
     die_at(8, run)
@@ -108,8 +102,8 @@ def test_run_whose_folder_may_not_be_written_any_more(tmp_path: Path, data: Path
     assert_same_run(run.out, unbroken.out)
 
 
-def test_run_on_a_disk_that_became_read_only(disk: Path, data: Path, unbroken: Config):
-    """As the system makes it after an error, also for root."""
+def test_a_run_on_a_disk_that_became_read_only(disk: Path, data: Path, unbroken: Config):
+    """The system remounts a disk read-only after an error, and then root cannot write either."""
     run = config(data, disk / "run")
     die_at(5, run)
     before = files_in(run.out)
@@ -130,22 +124,17 @@ def test_run_on_a_disk_that_became_read_only(disk: Path, data: Path, unbroken: C
 # Two at once
 
 
-def test_second_one_while_the_first_trains(tmp_path: Path, data: Path, unbroken: Config):
-    """It is refused at any time of the first, which does not notice."""
+def test_a_second_process_is_refused_while_the_first_trains(tmp_path: Path, data: Path, unbroken: Config):
+    """It is refused at any time, and the first does not notice."""
     run = config(data, tmp_path / "run")
-    original, (reached, tell), (hear, go) = loop.Trainer._update, os.pipe(), os.pipe()
+    (reached, tell), (hear, go) = os.pipe(), os.pipe()
 
-    def waits(self: loop.Trainer, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        if self.step in (0, 7):
-            os.write(tell, b"x")
-            os.read(hear, 1)
-        return original(self, batch)
+    def wait(_: loop.Trainer) -> None:
+        os.write(tell, b"x")
+        os.read(hear, 1)
 
-    def first() -> None:
-        loop.Trainer._update = waits
-        loop.train(run, quiet=True)
-
-    pid = child(first)
+    with before_update(wait, 0, 7):
+        pid = child(partial(loop.train, run, quiet=True))
     for _ in range(2):
         assert os.read(reached, 1) == b"x"
         before = files_in(run.out)
@@ -162,7 +151,7 @@ def test_second_one_while_the_first_trains(tmp_path: Path, data: Path, unbroken:
         os.close(handle)
 
 
-def test_many_started_at_the_same_time(tmp_path: Path, data: Path, unbroken: Config):
+def test_at_least_one_of_many_runs_started_at_once_trains(tmp_path: Path, data: Path, unbroken: Config):
     run = config(data, tmp_path / "run")
     injected()
     codes = [ended(pid) for pid in [child(partial(loop.train, run, quiet=True)) for _ in range(3)]]

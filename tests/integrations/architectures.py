@@ -18,6 +18,16 @@ TEXT: dict[str, Any] = {
     "pad_token_id": 0,
 }
 GROUPED = {**TEXT, "num_key_value_heads": 2, "head_dim": 4}
+GPT2: dict[str, Any] = {
+    "vocab_size": 32,
+    "n_embd": 16,
+    "n_layer": 1,
+    "n_head": 4,
+    "n_positions": 8,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "add_cross_attention": True,
+}
 IMAGE: dict[str, Any] = {
     "hidden_size": 16,
     "intermediate_size": 40,
@@ -30,7 +40,7 @@ IMAGE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """make: a new model. options: what `param_groups` must be told. output: names of the output weights it finds."""
+    """make: a new model. options: arguments that `param_groups` needs. output: names of the output weights it finds."""
 
     make: Callable[[], nn.Module]
     output: tuple[str, ...]
@@ -57,7 +67,7 @@ def timm(name: str, **settings: Any) -> Callable[[], nn.Module]:
 
 
 class Attention(nn.Module):
-    """Over the pixels, as diffusion U-Nets have it at their lowest resolution."""
+    """Attend over the pixels, as diffusion U-Nets do at their lowest resolution."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -93,18 +103,7 @@ class UNet(nn.Module):
 
 ARCHITECTURES: dict[str, Architecture] = {
     "gpt2": Architecture(
-        hugging_face(
-            "GPT2LMHeadModel",
-            "GPT2Config",
-            vocab_size=32,
-            n_embd=16,
-            n_layer=1,
-            n_head=4,
-            n_positions=8,
-            bos_token_id=0,
-            eos_token_id=0,
-            add_cross_attention=True,
-        ),
+        hugging_face("GPT2LMHeadModel", "GPT2Config", **GPT2),
         ("transformer.wte.weight",),
     ),
     "llama": Architecture(hugging_face("LlamaForCausalLM", "LlamaConfig", **GROUPED), ("lm_head.weight",)),
@@ -115,6 +114,29 @@ ARCHITECTURES: dict[str, Architecture] = {
         ("model.embed_tokens.weight",),
     ),
     "phi3": Architecture(hugging_face("Phi3ForCausalLM", "Phi3Config", **GROUPED), ("lm_head.weight",)),
+    "llama-heads": Architecture(
+        hugging_face("LlamaForCausalLM", "LlamaConfig", **GROUPED), ("lm_head.weight",), options={"heads": True}
+    ),
+    "mistral-heads": Architecture(
+        hugging_face("MistralForCausalLM", "MistralConfig", **GROUPED), ("lm_head.weight",), options={"heads": True}
+    ),
+    "qwen2-heads": Architecture(
+        hugging_face("Qwen2ForCausalLM", "Qwen2Config", **GROUPED), ("lm_head.weight",), options={"heads": True}
+    ),
+    "qwen3-heads": Architecture(  # heads wider than the model: 4 of 8 from a width of 16
+        hugging_face("Qwen3ForCausalLM", "Qwen3Config", **{**GROUPED, "head_dim": 8}),
+        ("lm_head.weight",),
+        options={"heads": True},
+    ),
+    "phi3-heads": Architecture(
+        hugging_face("Phi3ForCausalLM", "Phi3Config", **GROUPED), ("lm_head.weight",), options={"heads": True}
+    ),
+    "gpt2-heads": Architecture(
+        hugging_face("GPT2LMHeadModel", "GPT2Config", **GPT2), ("transformer.wte.weight",), options={"heads": True}
+    ),
+    "gpt-neox-heads": Architecture(
+        hugging_face("GPTNeoXForCausalLM", "GPTNeoXConfig", **TEXT), ("lm_head.weight",), options={"heads": True}
+    ),
     "gpt-neox": Architecture(hugging_face("GPTNeoXForCausalLM", "GPTNeoXConfig", **TEXT), ("lm_head.weight",)),
     "bert-masked": Architecture(
         hugging_face("BertForMaskedLM", "BertConfig", **TEXT, max_position_embeddings=8),
@@ -188,6 +210,12 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "timm-convnext": Architecture(
         timm("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 16, 16, 16)), ("head.fc.weight",), "timm"
+    ),
+    "timm-vit-heads": Architecture(
+        timm("vit_tiny_patch16_224", img_size=32, embed_dim=16, depth=1, num_heads=4),
+        ("head.weight",),
+        "timm",
+        {"heads": True},
     ),
     "timm-vit": Architecture(
         timm("vit_tiny_patch16_224", img_size=32, embed_dim=16, depth=1, num_heads=4), ("head.weight",), "timm"

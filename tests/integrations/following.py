@@ -25,7 +25,7 @@ MAKERS: dict[str, Callable[[nn.Module], Optimizer]] = {
 
 @dataclass
 class Steps:
-    """lr and decay of every group at each optimizer step, and what the decay did to a parameter without gradient."""
+    """Record lr and decay of every group at each optimizer step, and what the decay did to a parameter without gradient."""
 
     optimizer: Optimizer
     rows: list[list[tuple[float, float]]] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Steps:
         return [row[group][0] for row in self.rows]
 
     def check(self, ratios: list[float]) -> None:
-        """Every group's lr is its peak times the scheduler's ratio, and its decay the theory's for that lr."""
+        """Check that every group's lr is its peak times the scheduler's ratio, and its decay the theory's for that lr."""
         assert len(self.rows) == len(ratios)
         for k, group in enumerate(self.optimizer.param_groups):
             peak = float(group["initial_lr"])
@@ -56,7 +56,7 @@ class Steps:
 
 
 class AppliedDecay:
-    """The decay that each step of an AdamW really applied to each parameter, read off its weights and moments:
+    """Read the decay that each AdamW step really applied to each parameter off its weights and moments:
 
     theta' = (1 - lr lambda) theta - lr m / (sqrt(v) + eps)
     """
@@ -85,7 +85,7 @@ class AppliedDecay:
         self.rows.append(([float(group["lr"]) for group in self.optimizer.param_groups], found))
 
     def check(self, expected: Callable[[int], dict[Tensor, float]], first: int, last: int) -> None:
-        """Every step from `first` to before `last` applied these decays; a step with lr 0 applies none."""
+        """Check that every step from `first` to before `last` applied these decays; a step with lr 0 applies none."""
         assert len(self.rows) == last - first
         for step, (_, found) in enumerate(self.rows, start=first):
             for p, decay in expected(step).items() if found else ():
@@ -93,7 +93,7 @@ class AppliedDecay:
 
 
 def expected_decay(optimizer: Optimizer, group: dict[str, Any], peak: float, lr: float) -> float:
-    """(2 - a)/(2 a C^2) lr for ScionC, base lr/peak for the Adam family; the output layer's is constant."""
+    """Return (2 - a)/(2 a C^2) lr for ScionC and base lr/peak for the Adam family; the output layer's decay is constant."""
     if isinstance(optimizer, sn.ScionC):
         if group["name"] == "output":
             return LR * (2 - ALPHA) / (2 * ALPHA * TARGET) * LR / peak
@@ -103,7 +103,7 @@ def expected_decay(optimizer: Optimizer, group: dict[str, Any], peak: float, lr:
 
 
 def warmup_linear(step: int, warmup: int, total: int) -> float:
-    """What Hugging Face's linear schedule is at an optimizer step, counted from 0."""
+    """Return Hugging Face's linear schedule at an optimizer step, counted from 0."""
     return step / max(1, warmup) if step < warmup else max(0.0, (total - step) / max(1, total - warmup))
 
 
@@ -118,7 +118,7 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
-    """Bit for bit."""
+    """Assert equality bit for bit."""
     assert one.keys() == other.keys()
     differing = [name for name in one if not torch.equal(one[name], other[name])]
     assert not differing, f"{len(differing)} of {len(one)} differ, first {differing[0]}"

@@ -1,4 +1,7 @@
-"""A library that a test module needs: missing, the module is skipped; under `make test-integrations` it fails."""
+"""Import libraries that a test module needs.
+
+A missing one skips the module; under `make test-integrations` it fails.
+"""
 
 import importlib.util
 import os
@@ -7,7 +10,7 @@ import pytest
 
 
 def library(name: str) -> None:
-    """Called before the module imports the library."""
+    """Import a library, before the module does."""
     if importlib.util.find_spec(name) is not None:
         return
     if os.environ.get("STEADYNORM_REQUIRE_INTEGRATIONS"):

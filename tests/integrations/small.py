@@ -1,11 +1,11 @@
-"""A model and data for loops that bring none: a classifier with a named output layer, and batches by number."""
+"""A model and data for loops that bring none: a classifier with a named output layer, and numbered batches."""
 
 import torch
 from torch import Tensor, nn
 
 
 class Net(nn.Module):
-    """Convolution, norm, hidden layer, output."""
+    """A convolution, a norm, a hidden layer and an output layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ def net(seed: int = 0) -> Net:
 
 
 def batch(step: int, size: int = 8) -> tuple[Tensor, Tensor]:
-    """The same for the same number."""
+    """Return the batch of this number, always the same."""
     generator = torch.Generator().manual_seed(step)
     return torch.randn(size, 1, 4, 4, generator=generator), torch.randint(0, 5, (size,), generator=generator)
 

@@ -25,7 +25,7 @@ TOTAL = 8
 
 
 class Run:
-    """A loop as Accelerate's users write it."""
+    """A loop as users of Accelerate write it."""
 
     def __init__(self, name: str, *, accumulate: int = 1, monitored: bool = False, one_cycle: bool = False):
         self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
@@ -62,7 +62,7 @@ def cosine(step: int) -> float:
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("name", MAKERS)
-def test_lr_and_decay_follow_its_scheduler(name: str, accumulate: int):
+def test_the_lr_and_the_decay_follow_its_scheduler(name: str, accumulate: int):
     run = Run(name, accumulate=accumulate)
     run.train(0, TOTAL)
     run.steps.check([cosine(step) for step in range(TOTAL)])
@@ -70,7 +70,7 @@ def test_lr_and_decay_follow_its_scheduler(name: str, accumulate: int):
 
 @pytest.mark.parametrize("name", ["AdamC", "correct(AdamW)"])
 def test_one_cycle_counts_from_its_peak(name: str):
-    """OneCycleLR lowers lr to 1/25 of the peak and puts `max_lr` into the groups: the peak is that."""
+    """OneCycleLR lowers lr to 1/25 of the peak and puts `max_lr` into the groups, which is the peak."""
     run = Run(name, one_cycle=True)
     run.train(0, TOTAL)
     for group in run.raw.param_groups:
@@ -85,7 +85,7 @@ def test_one_cycle_counts_from_its_peak(name: str):
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_resumed_from_its_checkpoint_it_ends_as_if_unbroken(tmp_path: Path, name: str):
+def test_a_run_resumed_from_its_checkpoint_ends_like_an_unbroken_one(tmp_path: Path, name: str):
     whole = Run(name, monitored=True)
     whole.train(0, TOTAL)
     stopped = Run(name, monitored=True)
@@ -125,8 +125,8 @@ def one_process():
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_trains_the_sharded_parameters_that_its_fsdp2_puts_into_the_groups(one_process: Any, name: str):
-    """The steps of `Accelerator._prepare_fsdp2`: placeholders, fully_shard, then the switch."""
+def test_we_train_the_sharded_parameters_that_its_fsdp2_puts_into_the_groups(one_process: Any, name: str):
+    """Take the steps of `Accelerator._prepare_fsdp2`: placeholders, fully_shard, then the switch."""
     plain, model = net(), net()
     optimizer, reference = MAKERS[name](model), MAKERS[name](plain)
     names = {id(p): key for key, p in model.named_parameters()}

@@ -1,4 +1,4 @@
-"""`param_groups` on real architectures, against tables in tests/golden that were read through by a person.
+"""`param_groups` on real architectures, against tables in tests/golden that a person has read through.
 
 To make them anew after a change that is meant: STEADYNORM_WRITE_GOLDEN=1 pytest tests/integrations/test_architectures.py
 """
@@ -35,7 +35,7 @@ def groups_of(name: str, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_table_of_a_real_architecture(name: str):
+def test_the_table_of_a_real_architecture_is_the_golden_one(name: str):
     table = sn.explain(groups_of(name), full=True) + "\n"
     path = GOLDEN / f"{name}.txt"
     if os.environ.get("STEADYNORM_WRITE_GOLDEN"):
@@ -52,19 +52,19 @@ def test_every_golden_table_belongs_to_an_architecture():
 @pytest.mark.parametrize("kind", ["scion", "adam"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_parameter_is_in_exactly_one_group(name: str, kind: str):
-    """model.parameters() lists a tied weight once, so ties are in here."""
+    """model.parameters() lists a tied weight once, so this covers ties."""
     grouped = [id(p) for group in groups_of(name, kind=kind) for _, p in group["params"]]
     assert sorted(grouped) == sorted(id(p) for p in model_of(name).parameters())
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_output_layer_is_found_and_nothing_else_has_constant_decay(name: str):
+def test_the_output_layer_is_found_and_nothing_else_has_constant_decay(name: str):
     constant = [each for group in groups_of(name) if group["weight_decay"] is not None for each, _ in group["params"]]
     assert tuple(constant) == ARCHITECTURES[name].output
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_step_of_scionc_changes_every_parameter_and_no_shape(name: str):
+def test_a_step_of_scionc_changes_every_parameter_and_no_shape(name: str):
     model = ARCHITECTURES[name].make()
     optimizer = sn.ScionC(sn.param_groups(model, **ARCHITECTURES[name].options))
     before = {each: p.detach().clone() for each, p in model.named_parameters()}
@@ -85,7 +85,10 @@ def step_of(weights: dict[str, torch.Tensor], grads: dict[str, torch.Tensor], gr
 
 
 def test_gpt2_moves_as_if_its_layers_were_linear():
-    """Conv1D stores d_in x d_out; q, k, v are columns. Turned to Linears and apart, the same gradients do the same."""
+    """Conv1D stores d_in x d_out, with q, k, v as columns.
+
+    Split and turned into Linears, the same gradients do the same.
+    """
     model = ARCHITECTURES["gpt2"].make()
     named = dict(model.named_parameters())
     grads = {each: torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) for each, p in named.items()}

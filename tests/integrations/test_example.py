@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "huggingface_trainer.py"
 
 
 @pytest.mark.filterwarnings("ignore:.*pin_memory.*no accelerator:UserWarning")
-def test_hugging_face_example_trains_and_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_hugging_face_example_trains_and_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), "8", str(tmp_path)])
     runpy.run_path(str(SCRIPT), run_name="__main__")
     run = records.read(tmp_path / "monitor")

@@ -78,7 +78,7 @@ def trainer_of(
 
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("schedule", RATIOS)
-def test_its_scheduler_drives_lr_and_decay_follows(tmp_path: Path, name: str, schedule: str):
+def test_its_scheduler_drives_the_lr_and_the_decay_follows(tmp_path: Path, name: str, schedule: str):
     trainer = trainer_of(tmp_path, name, lr_scheduler_type=schedule, save_strategy="no")
     steps = Steps(trainer.optimizer)
     before = weights(trainer.model)
@@ -89,7 +89,7 @@ def test_its_scheduler_drives_lr_and_decay_follows(tmp_path: Path, name: str, sc
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_resumed_from_its_checkpoint_it_ends_as_if_unbroken(tmp_path: Path, name: str):
+def test_a_run_resumed_from_its_checkpoint_ends_like_an_unbroken_one(tmp_path: Path, name: str):
     whole = trainer_of(tmp_path / "whole", name)
     whole.train()
     resumed = trainer_of(tmp_path / "whole", name)
@@ -99,8 +99,8 @@ def test_resumed_from_its_checkpoint_it_ends_as_if_unbroken(tmp_path: Path, name
     steps.check(RATIOS["linear"][5:])  # peak and base came from the checkpoint, not from the decayed values
 
 
-def test_resumed_with_another_lr_it_keeps_the_peak_of_the_checkpoint(tmp_path: Path):
-    """timm's AdamC takes its peak from the constructor, so this would change the target silently."""
+def test_a_run_resumed_with_another_lr_keeps_the_peak_of_the_checkpoint(tmp_path: Path):
+    """timm's AdamC takes its peak from the constructor, which would change the target silently."""
     whole = trainer_of(tmp_path, "AdamC")
     whole.train()
     resumed = trainer_of(tmp_path, "AdamC")
@@ -111,22 +111,22 @@ def test_resumed_with_another_lr_it_keeps_the_peak_of_the_checkpoint(tmp_path: P
 
 
 def its_own_adamw(folder: Path, **settings: Any) -> Trainer:
-    """A Trainer that is left to make its optimizer."""
+    """Return a Trainer that makes its own optimizer."""
     made = trainer_of(folder, learning_rate=LR, weight_decay=DECAY, **settings)
     made.optimizer = None
     return made
 
 
 def decays_of(trainer: Trainer, ratio: float) -> dict[torch.Tensor, float]:
-    """The output layer keeps its decay, a matrix's follows the lr, a gain has none."""
+    """Check that the output layer keeps its decay, a matrix's follows the lr, and a gain has none."""
     block = trainer.model.transformer.h[0]
     output = trainer.model.get_output_embeddings().weight
     return {output: DECAY, block.mlp.c_fc.weight: DECAY * ratio, block.ln_1.weight: 0.0}
 
 
 @pytest.mark.parametrize("schedule", RATIOS)
-def test_its_own_adamw_is_corrected_and_keeps_lr_and_the_list_without_decay(tmp_path: Path, schedule: str):
-    """The first recipe of docs/integrations.md."""
+def test_its_own_adamw_is_corrected_and_keeps_its_lr_and_its_list_without_decay(tmp_path: Path, schedule: str):
+    """This is the first recipe of docs/integrations.md."""
     trainer = its_own_adamw(tmp_path, lr_scheduler_type=schedule, save_strategy="no")
     trainer.create_optimizer()
     before = [{**group, "params": list(group["params"])} for group in trainer.optimizer.param_groups]
@@ -142,7 +142,7 @@ def test_its_own_adamw_is_corrected_and_keeps_lr_and_the_list_without_decay(tmp_
     assert [lrs for lrs, _ in applied.rows] == [pytest.approx([LR * ratio] * 2) for ratio in RATIOS[schedule]]
 
 
-def test_correction_with_skip_joins_an_adamw_run_of_200_steps(tmp_path: Path):
+def test_a_correction_with_skip_joins_an_adamw_run_of_200_steps(tmp_path: Path):
     settings = {"max_steps": 200, "warmup_steps": 20, "save_steps": 100, "logging_steps": 100}
     its_own_adamw(tmp_path, **settings).train()
     joined = its_own_adamw(tmp_path, **settings)
@@ -154,7 +154,7 @@ def test_correction_with_skip_joins_an_adamw_run_of_200_steps(tmp_path: Path):
     assert {int(state["step"]) for state in optimizer.state.values()} == {200}  # it went on, with its moments
 
 
-def test_gradient_accumulation_is_one_step_of_ours(tmp_path: Path):
+def test_accumulated_gradients_make_one_step_of_ours(tmp_path: Path):
     """Two halves of a batch give what the batch gives: a normalised update sees only the sum."""
     at_once = trainer_of(tmp_path / "a", save_strategy="no", per_device_train_batch_size=8)
     in_two = trainer_of(
@@ -180,7 +180,7 @@ def test_bf16_autocast_trains(tmp_path: Path):
     assert all(value.isfinite().all() for value in weights(trainer.model).values())
 
 
-def test_mixture_of_experts_trains(tmp_path: Path):
+def test_a_mixture_of_experts_trains(tmp_path: Path):
     trainer = trainer_of(tmp_path, model="mixtral", save_strategy="no")
     before = weights(trainer.model)
     trainer.train()
@@ -195,7 +195,7 @@ def of(folder: Path, **settings: Any) -> MonitorCallback:
     return MonitorCallback(to_folder(folder), **settings)
 
 
-def test_callback_records_every_step_and_changes_nothing(tmp_path: Path):
+def test_the_callback_records_every_step_and_changes_nothing(tmp_path: Path):
     plain = trainer_of(tmp_path / "plain", save_strategy="no")
     plain.train()
     watched = trainer_of(tmp_path / "watched", callbacks=[of(tmp_path / "run")], save_strategy="no")
@@ -215,7 +215,7 @@ def test_callback_records_every_step_and_changes_nothing(tmp_path: Path):
     assert math.isnan(run.columns["forecast_norm"][-1])  # rows of the tables that no token used wait in their own time
 
 
-def test_callback_goes_on_after_resuming_as_if_unbroken(tmp_path: Path):
+def test_the_callback_resumes_as_if_the_run_were_unbroken(tmp_path: Path):
     whole = trainer_of(tmp_path / "whole", callbacks=[of(tmp_path / "a")])
     whole.train()
     assert (tmp_path / "whole" / "checkpoint-5" / STATE).exists()
@@ -244,13 +244,13 @@ def StopAfter(step: int) -> Any:  # noqa: N802
     return Stop()
 
 
-def test_sink_that_is_none_is_told_at_once():
+def test_something_that_is_not_a_sink_is_refused_at_once():
     with pytest.raises(TypeError, match=r"'runs/a' is no function of a list of records; use steadynorm.records.sinks"):
         MonitorCallback("runs/a")
 
 
-def test_two_lines_are_enough(tmp_path: Path):
-    """As in the README: the model's own roles, Trainer's default schedule."""
+def test_two_lines_of_code_are_enough(tmp_path: Path):
+    """As in the README: the model's own roles and Trainer's default schedule."""
     model = ARCHITECTURES["llama"].make()
     args = TrainingArguments(
         output_dir=str(tmp_path), max_steps=3, report_to="none", use_cpu=True, disable_tqdm=True, save_strategy="no"

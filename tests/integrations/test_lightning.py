@@ -37,7 +37,7 @@ logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 
 class Loader:
-    """Batches by number; stateful, as Lightning asks of a loader to resume in the middle of an epoch."""
+    """Load batches by number. It is stateful, as Lightning requires to resume in the middle of an epoch."""
 
     def __init__(self) -> None:
         self.next = 0
@@ -98,15 +98,15 @@ def trainer_of(folder: Path, *callbacks: Any, steps: int = TOTAL, **settings: An
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("name", MAKERS)
-def test_lr_and_decay_follow_its_scheduler(tmp_path: Path, name: str, accumulate: int):
+def test_the_lr_and_the_decay_follow_its_scheduler(tmp_path: Path, name: str, accumulate: int):
     module = Module(name)
     trainer_of(tmp_path, accumulate_grad_batches=accumulate).fit(module, Loader())
     module.steps.check([ratio(step) for step in range(TOTAL)])
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_resumed_from_its_checkpoint_it_ends_as_if_unbroken(tmp_path: Path, name: str):
-    """With the callback: its records go on, too."""
+def test_a_run_resumed_from_its_checkpoint_ends_like_an_unbroken_one(tmp_path: Path, name: str):
+    """The callback's records also continue."""
     whole = Module(name)
     trainer_of(tmp_path, MonitorCallback(to_folder(tmp_path / "a"))).fit(whole, Loader())
     stopped = Module(name)
@@ -123,8 +123,8 @@ def test_resumed_from_its_checkpoint_it_ends_as_if_unbroken(tmp_path: Path, name
     assert two.columns["weight_norm"].tolist() == pytest.approx(one.columns["weight_norm"].tolist(), rel=1e-6)
 
 
-def test_correction_with_skip_joins_an_adamw_run_of_200_steps(tmp_path: Path):
-    """Saved by Lightning at step 100, in the middle of an epoch."""
+def test_a_correction_with_skip_joins_an_adamw_run_of_200_steps(tmp_path: Path):
+    """Lightning saves at step 100, in the middle of an epoch."""
 
     def long_ratio(step: int) -> float:
         return (step + 1) / 20 if step < 20 else 1 - (step - 19) / 200
@@ -148,8 +148,8 @@ def test_correction_with_skip_joins_an_adamw_run_of_200_steps(tmp_path: Path):
     assert {int(state["step"]) for state in module.optimizer.state.values()} == {200}
 
 
-def test_callback_goes_on_from_a_checkpoint_made_in_the_middle(tmp_path: Path):
-    """By a checkpoint callback, while the monitor runs: the forecast goes on as if unbroken."""
+def test_the_callback_resumes_from_a_checkpoint_made_in_the_middle(tmp_path: Path):
+    """A checkpoint callback saves while the monitor runs, and the forecast continues as if unbroken."""
     from lightning.pytorch.callbacks import ModelCheckpoint
 
     def watched(run: str) -> Trainer:

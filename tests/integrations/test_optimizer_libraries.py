@@ -24,7 +24,7 @@ def matrix() -> torch.nn.Parameter:
 
 
 def shrinks(optimizer: Optimizer, *params: torch.nn.Parameter) -> list[float]:
-    """Of a step on zero gradients: nothing but the decay moves the weights."""
+    """Return the shrink in a step on zero gradients, where only the decay moves the weights."""
     for p in params:
         torch.nn.init.ones_(p)
         p.grad = torch.zeros_like(p)
@@ -65,7 +65,7 @@ def test_their_flags_are_read(name: str, flags: dict[str, bool], reason: str) ->
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_shrink_goes_with_the_square_of_the_lr(name: str) -> None:
+def test_the_shrink_goes_with_the_square_of_the_lr(name: str) -> None:
     p = matrix()
     optimizer = sn.correct(MAKERS[name](p), decoupled=True)
     optimizer.param_groups[0]["lr"] = LR / 10
@@ -73,7 +73,7 @@ def test_shrink_goes_with_the_square_of_the_lr(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_skipped_parameter_shrinks_with_the_lr_itself_and_their_counters_count(name: str) -> None:
+def test_a_skipped_parameter_shrinks_with_the_lr_itself_and_their_counters_count(name: str) -> None:
     params = [matrix(), matrix()]
     optimizer = sn.correct(MAKERS[name](*params), skip=params[1], decoupled=True)
     optimizer.param_groups[0]["lr"] = LR / 10

@@ -1,4 +1,4 @@
-"""Where records go: TensorBoard's files, Weights & Biases offline, a folder for the report; read back from there."""
+"""Where records go: TensorBoard's files, Weights & Biases offline, and a folder for the report; each is read back."""
 
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ def test_tensorboard_holds_every_number_of_every_step(tmp_path: Path, taken: lis
 
 
 def test_wandb_offline_has_its_own_step(tmp_path: Path, taken: list[dict[str, Any]]):
-    """A trainer that logs at later steps in between does not make W&B drop ours."""
+    """A trainer that logs at later steps in between does not make W&B drop our records."""
     import wandb
 
     with wandb.init(mode="offline", dir=str(tmp_path), project="steadynorm") as run:
@@ -62,12 +62,12 @@ def test_wandb_offline_has_its_own_step(tmp_path: Path, taken: list[dict[str, An
     assert list(tmp_path.rglob("*.wandb"))
 
 
-def test_wandb_without_a_run_is_told(taken: list[dict[str, Any]]):
+def test_wandb_without_a_run_is_an_error(taken: list[dict[str, Any]]):
     with pytest.raises(RuntimeError, match=r"no current run; call wandb\.init\(\)"):
         to_wandb()(taken)
 
 
-def test_folder_becomes_a_report(tmp_path: Path, taken: list[dict[str, Any]]):
+def test_a_folder_becomes_a_report(tmp_path: Path, taken: list[dict[str, Any]]):
     from steadynorm.report.content import report
 
     sink = to_folder(tmp_path / "run", config={"optimizer": "ScionC"})
@@ -80,7 +80,7 @@ def test_folder_becomes_a_report(tmp_path: Path, taken: list[dict[str, Any]]):
     assert "hidden.weight" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
-def test_folder_of_another_configuration_is_refused(tmp_path: Path, taken: list[dict[str, Any]]):
+def test_a_folder_of_another_configuration_is_refused(tmp_path: Path, taken: list[dict[str, Any]]):
     to_folder(tmp_path, config={"lr": 0.1})(taken[:2])
     with pytest.raises(records.RecordError, match=r"lr \(0\.1 -> 0\.2\)"):
         to_folder(tmp_path, config={"lr": 0.2})(taken[2:])

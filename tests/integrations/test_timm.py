@@ -44,7 +44,7 @@ def make(name: str, model: nn.Module) -> Any:
 
 
 class Run:
-    """The order of timm's train.py: step, then step_update of the scheduler with the number of updates."""
+    """Step in the order of timm's train.py: step, then step_update of the scheduler with the number of updates."""
 
     def __init__(self, name: str):
         self.model = vit()
@@ -71,14 +71,14 @@ def ratio(step: int) -> float:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_lr_and_decay_follow_its_scheduler(name: str):
+def test_the_lr_and_the_decay_follow_its_scheduler(name: str):
     run = Run(name)
     run.train(0, TOTAL)
     run.steps.check([ratio(step) for step in range(TOTAL)])
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_resumed_from_its_checkpoint_it_ends_as_if_unbroken(tmp_path: Path, name: str):
+def test_a_run_resumed_from_its_checkpoint_ends_like_an_unbroken_one(tmp_path: Path, name: str):
     from timm.models import resume_checkpoint
 
     whole, stopped, resumed = Run(name), Run(name), Run(name)
@@ -93,8 +93,8 @@ def test_resumed_from_its_checkpoint_it_ends_as_if_unbroken(tmp_path: Path, name
 
 
 @pytest.mark.parametrize("opt", [name for name in NAMES if "scion" not in name])
-def test_by_name_with_its_own_groups(opt: str):
-    """timm's groups: decay on matrices, none on vectors."""
+def test_our_optimizers_can_be_made_by_name_with_timms_own_groups(opt: str):
+    """timm's groups have decay on matrices and none on vectors."""
     model = vit()
     optimizer = create_optimizer_v2(model, opt=opt, lr=1e-3, weight_decay=0.1)
     assert type(optimizer) is NAMES[opt]
@@ -103,7 +103,9 @@ def test_by_name_with_its_own_groups(opt: str):
 
 
 def test_layer_decay_keeps_a_peak_for_each_group():
-    """timm's scheduler multiplies a group's lr by its lr_scale: at its peak each decays as asked, at half by half."""
+    """timm's scheduler multiplies a group's lr by its lr_scale: each group decays as requested at its peak, and by
+    half at half.
+    """
     model = vit()
     optimizer = create_optimizer_v2(model, opt="steadyadamc", lr=1e-3, weight_decay=0.1, layer_decay=0.5)
     assert len({group["lr_scale"] for group in optimizer.param_groups}) > 2
@@ -122,6 +124,6 @@ def test_scionc_without_roles_is_refused_with_the_remedy():
         create_optimizer_v2(vit(), opt="steadyscionc", lr=0.01)
 
 
-def test_lr_that_the_groups_override_is_refused():
+def test_an_lr_that_the_groups_override_is_refused():
     with pytest.raises(ValueError, match=r"lr=0\.5 would not be used.*param_group_fn=partial"):
         create_optimizer_v2(vit(), opt="steadyscionc", lr=0.5, param_group_fn=sn.param_groups)

@@ -14,7 +14,7 @@ pytestmark = [
 ]
 
 
-def test_torchtitan_loop_resumes_from_dcp_as_if_unbroken(tmp_path: Path):
+def test_a_torchtitan_loop_resumes_from_dcp_as_if_unbroken(tmp_path: Path):
     for report in worker.run(2, "titan_jobs:titan", tmp_path):
         for name in MAKERS:
             assert report[f"{name}: differing"] == []

@@ -1,4 +1,5 @@
-"""torch's own tools around a step: a compiled training step, accumulation, GradScaler with clipping, EMA and SWA weights.
+"""torch's own tools around a step: a compiled training step, accumulation, GradScaler with clipping, EMA and SWA
+weights.
 
 Each stops, resumes from what torch saves, and ends with the weights of an unbroken run.
 """
@@ -21,7 +22,7 @@ TOTAL, STOP = 8, 5
 
 
 class Run:
-    """Model, optimizer, scheduler; a subclass says what a step is and what else is saved."""
+    """Hold a model, an optimizer and a scheduler; a subclass says what a step is and what else is saved."""
 
     def __init__(self, name: str = "ScionC"):
         self.model = net()
@@ -60,7 +61,7 @@ def ratio(step: int) -> float:
 
 
 def check_resuming(make: Any) -> tuple[Any, Any]:
-    """Unbroken against stopped and resumed; returns both."""
+    """Compare an unbroken run with one that was stopped and resumed; return both."""
     whole, stopped, resumed = make(), make(), make()
     whole.train(0, TOTAL)
     stopped.train(0, STOP)
@@ -74,7 +75,7 @@ def check_resuming(make: Any) -> tuple[Any, Any]:
 
 
 class AdamWRun(Run):
-    """An AdamW of 200 steps, with a scheduler that has a lambda per group."""
+    """An AdamW run of 200 steps, with a scheduler that has a lambda per group."""
 
     def __init__(self, **options: Any):
         self.model = net()
@@ -90,7 +91,7 @@ def long_ratio(step: int) -> float:
 
 @pytest.mark.parametrize("implementation", [{}, {"foreach": True}, {"fused": True}], ids=str)
 @pytest.mark.parametrize("order", ["corrected, then loaded", "loaded, then corrected"])
-def test_correction_with_skip_joins_an_adamw_run_of_200_steps(order: str, implementation: dict[str, bool]):
+def test_a_correction_with_skip_joins_an_adamw_run_of_200_steps(order: str, implementation: dict[str, bool]):
     plain, joined = AdamWRun(**implementation), AdamWRun(**implementation)
     plain.train(0, 100)
     head, hidden, conv = joined.model.head.weight, joined.model.hidden.weight, joined.model.conv.weight
@@ -123,7 +124,7 @@ class Accumulating(Run):
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_accumulated_gradients(name: str):
+def test_accumulated_gradients_make_one_step(name: str):
     whole, _ = check_resuming(lambda: Accumulating(name))
     whole.steps.check([ratio(t) for t in range(TOTAL)])
 
@@ -132,7 +133,7 @@ def test_accumulated_gradients(name: str):
 
 
 class Scaled(Run):
-    """Scaled loss, unscaled for clipping; at step 2 the loss overflows and the scaler leaves the step out."""
+    """Scale the loss and unscale for clipping; at step 2 the loss overflows and the scaler skips the step."""
 
     overflow = 2
 
@@ -153,14 +154,14 @@ class Scaled(Run):
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_grad_scaler_with_clipping(name: str):
+def test_a_grad_scaler_works_with_clipping(name: str):
     whole, resumed = check_resuming(lambda: Scaled(name))
     assert whole.scaler.get_scale() == resumed.scaler.get_scale() != 2.0**10
     taken = [ratio(t) for t in range(TOTAL) if t != Scaled.overflow]
     whole.steps.check(taken)  # a step left out has no decay either
 
 
-def test_scale_does_not_change_the_weights():
+def test_the_scale_does_not_change_the_weights():
     scaled, plain = Scaled(), Run()
     scaled.overflow = -1
     for run in (scaled, plain):
@@ -190,8 +191,8 @@ class Averaged(Run):
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_ema_of_weights(name: str):
-    """The average follows its formula, and training does not notice it."""
+def test_an_ema_of_the_weights_follows_them(name: str):
+    """The average follows its formula and does not affect training."""
     whole, resumed = check_resuming(lambda: Averaged(name))
     assert_same(weights(whole.ema), weights(resumed.ema))
     plain, mean = Run(name), {}
@@ -204,8 +205,8 @@ def test_ema_of_weights(name: str):
         torch.testing.assert_close(value, whole.ema.module.state_dict()[key])
 
 
-def test_swa_takes_over_the_lr_and_decay_follows():
-    """SWALR anneals to its own lr, here above the schedule's last value: still below the peak, so no question."""
+def test_swa_takes_over_the_lr_and_the_decay_follows():
+    """SWALR anneals to its own lr, here above the schedule's last value but below the peak, so nothing is ambiguous."""
     run = Run("AdamC")
     run.train(0, STOP)
     swa = SWALR(run.optimizer, swa_lr=LR / 2, anneal_epochs=2, anneal_strategy="linear")
@@ -224,7 +225,7 @@ def test_swa_takes_over_the_lr_and_decay_follows():
 
 
 class Compiled(Run):
-    """Forward, backward and the optimizer's step in one compiled function."""
+    """Compile forward, backward and the optimizer's step into one function."""
 
     def __init__(self, name: str = "ScionC"):
         super().__init__(name)
@@ -246,8 +247,8 @@ class Compiled(Run):
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # dynamo looks
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MAKERS)
-def test_compiled_training_step(name: str):
-    """Takes the steps of the plain one while lr changes, without compiling again."""
+def test_a_compiled_training_step_trains(name: str):
+    """It takes the steps of the plain one while lr changes, without compiling again."""
     torch._dynamo.reset()
     run, plain = Compiled(name), Run(name)
     run.train(0, 3)

@@ -41,7 +41,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Odd sizes, so that shards are uneven."""
+    """A transformer of odd sizes, so that shards are uneven."""
 
     def __init__(self, width: int = 12):
         super().__init__()
@@ -126,7 +126,10 @@ class Run:
 
 
 def titan(folder: Path) -> dict[str, Any]:
-    """Each optimizer: unbroken, and stopped and resumed from DCP; lr and decay at every step. What fails raises."""
+    """Run each optimizer unbroken, and stopped and resumed from DCP, checking lr and decay at every step.
+
+    Failures raise.
+    """
     report: dict[str, Any] = {}
     for name, make in MAKERS.items():
         whole, stopped, resumed = Run(make), Run(make), Run(make)

@@ -1,4 +1,4 @@
-"""How near to its formula an update has to come: by polar method, and by dtype."""
+"""Tolerances of updates against their formulas, by polar method and by dtype."""
 
 import torch
 from strategies import Drawn
@@ -23,6 +23,6 @@ def full_rank(shape: tuple[int, ...], seed: int) -> Tensor:
 
 
 def conditioned(shape: tuple[int, ...], seed: int) -> Tensor:
-    """No singular value below 1/50 of the largest."""
+    """Return whether no singular value is below 1/50 of the largest."""
     u, s, vh = torch.linalg.svd(full_rank(shape, seed), full_matrices=False)
     return (u * s.clamp(min=0.02 * s.max().item()).unsqueeze(-2)) @ vh

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Layer:
-    """One parameter to be made, and its gradients."""
+    """One parameter to make, and its gradients."""
 
     weight: Drawn
     grad_kind: str
@@ -64,7 +64,7 @@ class Model:
 
 
 def with_dtype(of: st.SearchStrategy[Recipe]) -> st.SearchStrategy[tuple[Recipe, torch.dtype]]:
-    """An optimizer and the dtype of its parameters: AdamC, whose moments have it too, not float16."""
+    """Draw an optimizer and the dtype of its parameters. AdamC, whose moments have that dtype, does not get float16."""
     return of.flatmap(
         lambda recipe: st.tuples(st.just(recipe), st.sampled_from(WIDE if recipe.name.startswith("AdamC") else DTYPES))
     )

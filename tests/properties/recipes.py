@@ -1,4 +1,4 @@
-"""Own optimizers in random settings, each with its slow fp64 twin (tests/twins_optim.py)."""
+"""Our own optimizers in random settings, each with its slow fp64 twin (tests/twins_optim.py)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +15,9 @@ from steadynorm import lmo as lmos
 from steadynorm import theory
 from steadynorm.theory.updates import UPDATES
 
-OWN = {entry.name: entry for entry in REGISTRY if entry.own}
+RESCALED = ("AdamC balance", "AdamC fixed")  # hooks hold these: their twins are in test_hold_foreign.py
+MUON = ("MuonC", "MuonC balance", "MuonC rest")  # takes matrices only, or groups of its own: test_muon.py has its twins
+OWN = {entry.name: entry for entry in REGISTRY if entry.own and entry.name not in (*RESCALED, *MUON)}
 NORMALISED = [name for name, entry in OWN.items() if entry.normalised]
 
 alphas = log_floats(0.05, 1.0)
@@ -26,7 +28,7 @@ targets = log_floats(0.8, 4.0)  # of the mean square; reachable at the lrs that 
 
 @dataclass(frozen=True)
 class Recipe:
-    """An entry of the contract's registry with settings of its own; prints as what it is."""
+    """An entry of the contract's registry with its own settings; it prints as what it is."""
 
     name: str
     settings: dict[str, Any] = field(default_factory=dict)
@@ -36,7 +38,7 @@ class Recipe:
         return OWN[self.name]
 
     def __call__(self, params: Any, **overrides: Any) -> Any:
-        """The optimizer; a list of groups keeps them, anything else is grouped by the lmo and blocks that fit."""
+        """Return the optimizer. A list of groups is kept; anything else is grouped by the lmo and blocks that fit."""
         settings = {"lr": LR} | self.settings | overrides
         if settings.pop("tensor_lr", False):
             settings["lr"] = torch.tensor(settings["lr"], dtype=torch.float64)
@@ -64,7 +66,7 @@ class Recipe:
     def twin(
         self, theta: Tensor, g: Callable[[int, Tensor], Tensor], lrs: list[float], momenta: list[Any]
     ) -> list[Tensor]:
-        """[theta_1, ...], all in fp64; momenta: alpha or betas of every step."""
+        """Return [theta_1, ...] in fp64; `momenta` holds alpha or betas of every step."""
         s, name = self.settings, self.name.split()[0]
         sign = -1.0 if s.get("maximize") else 1.0
         args = (theta, lambda t, at: sign * g(t, at), lrs)
@@ -79,6 +81,8 @@ class Recipe:
                 C2=[s.get("steady_norm_sq", 0.0)] * len(lrs),
                 nesterov=s["nesterov"],
                 exact=self.name == "ScionC exact",
+                hold=self.name.split()[1] if self.entry.held else "decay",
+                cautious=self.name == "ScionC cautious",
                 keep=torch.float64 if s["momentum_dtype"] is None else torch.bfloat16,
             )
         if name == "RenormalizedAdamW":
@@ -100,9 +104,12 @@ class Recipe:
         return twins.sgdc(*args, momenta, peak, decay, start=s["alpha"], decays=constant, **how)
 
 
-def fitting(shape: tuple[int, ...], name: str, blocks: int) -> tuple[str, int]:
-    """The lmo and blocks to use for a shape: those wanted if they fit, else the lmo by shape, else one block."""
+def fitting(shape: tuple[int, ...], name: str, blocks: Any) -> tuple[str, Any]:
+    """Return the lmo and blocks for a shape: those requested if they fit, else the lmo by shape, else one block."""
     lmo = lmos.get("by-shape" if name not in UPDATES or len(shape) < UPDATES[name].view.least_ndim else name, shape)
+    if blocks == "unequal":  # the first third of the outputs, then what is left
+        length = shape[lmo.view.block_dims["outputs"]] if shape else 1
+        blocks = (length // 3, length - length // 3) if length > 2 else 1
     try:
         lmo.check(shape, blocks)
     except ValueError:
@@ -114,14 +121,19 @@ def fitting(shape: tuple[int, ...], name: str, blocks: int) -> tuple[str, int]:
 def recipes(
     draw: Any, names: Any = tuple(OWN), *, polar: tuple[str, ...] = ("express", "newton-schulz", "svd")
 ) -> Recipe:
-    """An own optimizer, and settings that it takes for any shape."""
+    """Draw one of our optimizers, and settings that it takes for any shape."""
     name = draw(st.sampled_from(list(names)))
-    s: dict[str, Any] = {"lr": draw(log_floats(1e-3, 0.2)), "maximize": draw(st.booleans())}
+    lrs = log_floats(1e-3, 0.02 if "cautious" in name else 0.2)  # masked decay cannot balance large steps
+    s: dict[str, Any] = {"lr": draw(lrs), "maximize": draw(st.booleans())}
     if OWN[name].tensor_lr:
         s["tensor_lr"] = draw(st.booleans())
     if name.startswith("Scion"):
         wanted = st.sampled_from(["by-shape", "by-shape", *sorted(lmos.LMOS)])
-        s |= {"alpha": draw(alphas), "lmo": draw(wanted), "blocks": draw(st.sampled_from([1, 1, 2, 3]))}
+        s |= {
+            "alpha": draw(alphas),
+            "lmo": draw(wanted),
+            "blocks": draw(st.sampled_from([1, 1, 2, 3, "unequal", ("inputs", 2)])),
+        }
         known = [
             method for method in polar if name != "ScionC exact" or method != "newton-schulz"
         ]  # the twin's U^2 is exact
@@ -147,7 +159,7 @@ def recipes(
 
 
 def set_lr(group: dict[str, Any], lr: float) -> None:
-    """As a scheduler does: a tensor in place."""
+    """Set the lr as a scheduler does: a tensor in place."""
     if isinstance(group["lr"], Tensor):
         group["lr"].fill_(lr)
     else:

@@ -1,4 +1,4 @@
-"""Random shapes, values, scales and layouts of tensors, for all the properties.
+"""Random shapes, values, scales and layouts of tensors, for all properties.
 
 Tensors come from a seed and a few choices: as quick to make as torch.randn, and still with the cases that numbers drawn one
 by one would have (zeros, equal entries, missing rank, one entry, mixed magnitudes).
@@ -37,7 +37,7 @@ wide = st.sampled_from(WIDE)
 
 
 def values(shape: tuple[int, ...], kind: str, seed: int) -> Tensor:
-    """fp64 entries of size about 1 or less."""
+    """Return fp64 entries of size about 1 or less."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=generator, dtype=torch.float64)
     if kind == "zeros":
@@ -59,7 +59,7 @@ def values(shape: tuple[int, ...], kind: str, seed: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A tensor to be made: prints as what it is, so that a failing example can be read."""
+    """A tensor to make; it prints as what it is, so that a failing example can be read."""
 
     shape: tuple[int, ...]
     kind: str
@@ -67,7 +67,7 @@ class Drawn:
     exponent: int = 0
 
     def make(self, dtype: torch.dtype = torch.float64, *, also: int = 0) -> Tensor:
-        """also: another one of the same kind, for every number."""
+        """Make the tensor, or with `also` another one of the same kind for every number."""
         low, high = FP16_EXPONENTS if dtype == torch.float16 else (-300, 300)
         exponent = min(max(self.exponent, low), high)
         return (values(self.shape, self.kind, self.seed + also) * 10.0**exponent).to(dtype)
@@ -80,7 +80,7 @@ def tensors(
 
 
 def laid_out(x: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    """x's values in another memory layout, and all the memory it lies in (a strided view leaves gaps)."""
+    """Return x's values in another memory layout, and all the memory it lies in (a strided view leaves gaps)."""
     if layout == "transposed" and x.ndim >= 2:
         base = x.mT.contiguous()
         return base.mT, base
@@ -95,18 +95,18 @@ def laid_out(x: Tensor, layout: str) -> tuple[Tensor, Tensor]:
 
 
 def shapes_for(lmo: str) -> st.SearchStrategy[tuple[int, ...]]:
-    """Shapes that an lmo takes."""
+    """Draw shapes that an lmo takes."""
     if lmo == "bias":
         return st.one_of(vectors, matrices)
     return kernels if UPDATES[lmo].view.least_ndim > 2 else st.one_of(matrices, stacks)
 
 
 def orthogonal(n: int, seed: int) -> Tensor:
-    """A random rotation or reflection, fp64."""
+    """Return a random rotation or reflection in fp64."""
     generator = torch.Generator().manual_seed(seed)
     return torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64)).Q
 
 
 def log_floats(low: float, high: float) -> st.SearchStrategy[float]:
-    """Floats spread over orders of magnitude."""
+    """Draw floats spread over orders of magnitude."""
     return st.floats(math.log(low), math.log(high)).map(lambda x: min(max(math.exp(x), low), high))

@@ -28,12 +28,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*far below the guessed peak_lr:
 
 
 def slack(dtype: torch.dtype) -> float:
-    """Relative, of the arithmetic; the weights' own rounding comes on top."""
+    """Return the relative slack of the arithmetic; the weights' own rounding comes on top."""
     return 1e-9 if dtype == FP64 else 1e-4
 
 
 def rounding(name: str, p: torch.Tensor) -> float:
-    """The lmo's norm of the largest possible error of rounding every weight."""
+    """Return the lmo's norm of the largest possible rounding error of all weights."""
     kept = torch.finfo(p.dtype)
     return kept.eps * LMOS[name].norm(p.detach().abs().double() + kept.tiny).item()
 
@@ -52,8 +52,8 @@ def rounding(name: str, p: torch.Tensor) -> float:
     decay=st.floats(0, 5),
     alpha=log_floats(0.05, 1.0),
 )
-def test_scion_iterates_are_bounded(name, data, dtype, corrected, polar, peak, schedule, kind, decay, alpha):
-    """In the norm of their lmo U = 1, or what the polar factor's largest singular value can be, whatever the gradient.
+def test_the_iterates_of_scion_are_bounded(name, data, dtype, corrected, polar, peak, schedule, kind, decay, alpha):
+    """In the norm of their lmo U is 1, or the largest singular value of the polar factor, whatever the gradient.
 
     And gamma_t u has that norm from below, too, wherever there is momentum: the update is made, and with its own lr.
     """
@@ -92,8 +92,11 @@ def test_scion_iterates_are_bounded(name, data, dtype, corrected, polar, peak, s
     betas=st.tuples(st.floats(0, 0.99), st.floats(0.5, 0.999)),
     name=st.sampled_from(["LionC", "AdamC", "correct(AdamW)"]),
 )
-def test_elements_of_lion_and_adam_are_bounded(given, exponent, dtype, decay, lr, schedule, betas, name):
-    """Lion: U = 1. Adam: by Cauchy and Schwarz, U^2 = (1 - b2^t)/(1 - b2) ((1-b1)/(1-b1^t))^2 sum_k (b1^2/b2)^k."""
+def test_the_elements_of_lion_and_adam_are_bounded(given, exponent, dtype, decay, lr, schedule, betas, name):
+    """Lion has U = 1.
+
+    Adam has, by Cauchy and Schwarz, U^2 = (1 - b2^t)/(1 - b2) ((1-b1)/(1-b1^t))^2 sum_k (b1^2/b2)^k.
+    """
     if name != "LionC" and dtype == torch.bfloat16:
         dtype = torch.float32  # torch keeps Adam's moments in bf16 then: no bound to speak of
     p = nn.Parameter(given.make(dtype))
@@ -128,8 +131,8 @@ def test_elements_of_lion_and_adam_are_bounded(given, exponent, dtype, decay, lr
     dtype=dtypes,
     schedule=ratios,
 )
-def test_elements_of_sgd_are_bounded_by_their_gradients(recipe, given, exponent, dtype, schedule):
-    """U = max |g|, an average's largest; the trace sums up to 1/alpha of them."""
+def test_the_elements_of_sgd_are_bounded_by_their_gradients(recipe, given, exponent, dtype, schedule):
+    """An average has U = max |g|; the trace sums up to 1/alpha of them."""
     p, s = nn.Parameter(given.make(dtype)), recipe.settings
     optimizer, most = recipe([p]), 0.0
     for t, ratio in enumerate(schedule):
@@ -162,8 +165,8 @@ MUON = {"most": 1.27, "least": 0.6}  # singular values of torch's Newton-Schulz 
     schedule=ratios,
     momentum=st.floats(0.5, 0.99),
 )
-def test_iterates_of_corrected_muon_are_bounded(shape, seed, weight, exponent, decay, peak, schedule, momentum):
-    """In the spectral norm, with the decay that correct() writes: lambda_t = lambda gamma_t / gamma_peak."""
+def test_the_iterates_of_corrected_muon_are_bounded(shape, seed, weight, exponent, decay, peak, schedule, momentum):
+    """The bound holds in the spectral norm, with the decay that correct() writes: lambda_t = lambda gamma_t / gamma_peak."""
     p = nn.Parameter(Drawn(shape, "normal", seed, weight).make(torch.float32))
     optimizer = sn.correct(torch.optim.Muon([p], lr=peak, weight_decay=decay, momentum=momentum, eps=1e-30))
     g = (conditioned(shape, seed + 1) * 10.0**exponent).float()
@@ -193,8 +196,8 @@ def test_iterates_of_corrected_muon_are_bounded(shape, seed, weight, exponent, d
     exponent=st.integers(-10, 10),
     schedule=ratios,
 )
-def test_step_has_the_length_and_the_direction_of_its_formula(recipe, shape, seed, dtype, weight, exponent, schedule):
-    """|theta_t - (1 - eta_t) theta_{t-1}| = gamma_t U, down a gradient that stays and has no weak direction."""
+def test_a_step_has_the_length_and_the_direction_of_its_formula(recipe, shape, seed, dtype, weight, exponent, schedule):
+    """|theta_t - (1 - eta_t) theta_{t-1}| = gamma_t U, down a constant gradient without a weak direction."""
     recipe = Recipe(recipe.name, {k: 1 if k == "blocks" else v for k, v in recipe.settings.items()})
     p, s = nn.Parameter(Drawn(shape, "normal", seed, weight).make(dtype)), recipe.settings
     optimizer = recipe([p])

@@ -1,4 +1,4 @@
-"""Matrices large enough for what small ones never reach: the Gram form, products by blocks, cuts by rows."""
+"""Matrices large enough for code that small ones never reach: the Gram form, products by blocks, cuts by rows."""
 
 import math
 
@@ -28,8 +28,8 @@ def made(shape: tuple[int, ...], kind: str, seed: int, dtype: torch.dtype) -> to
 
 
 @prop(fast=12, slow=600, shape=large, kind=kinds, seed=seeds, dtype=low_precision, method=fast_methods)
-def test_large_polar_factor_is_bounded_and_as_steep_as_can_be(shape, kind, seed, dtype, method):
-    """Its singular values from above, from below where x has no weak ones, and <x, u> by the dual norm of x."""
+def test_a_large_polar_factor_is_bounded_and_as_steep_as_can_be(shape, kind, seed, dtype, method):
+    """Bound its singular values from above, and from below where x has no weak ones, and <x, u> by the dual norm of x."""
     x = made(shape, kind, seed, dtype)
     y = Polar(method)(x).double()
     found = torch.linalg.svdvals(y)
@@ -42,14 +42,14 @@ def test_large_polar_factor_is_bounded_and_as_steep_as_can_be(shape, kind, seed,
 
 
 @prop(fast=6, slow=300, shape=large, seed=seeds, power=powers, dtype=low_precision)
-def test_scale_of_a_large_matrix_changes_nothing(shape, seed, power, dtype):
+def test_the_scale_of_a_large_matrix_changes_nothing(shape, seed, power, dtype):
     x = made(shape, "normal", seed, dtype)
     assert torch.equal(Polar()(x * 2.0**power), Polar()(x))
 
 
 @prop(fast=4, slow=150, shape=large, seed=seeds)
 def test_turning_a_large_matrix_turns_its_polar_factor(shape, seed):
-    """Transposed, and rotated on both sides, in fp64; none of its directions weak."""
+    """Transpose and rotate on both sides, in fp64; no direction is weak."""
     x = conditioned(shape, seed)
     q, p = orthogonal(shape[-2], seed), orthogonal(shape[-1], seed + 1)
     u = Polar()(x)
@@ -60,8 +60,8 @@ def test_turning_a_large_matrix_turns_its_polar_factor(shape, seed):
 @prop(
     fast=4, slow=150, shape=large, seed=seeds, dtype=low_precision, layout=st.sampled_from(["transposed", "contiguous"])
 )
-def test_large_step_has_the_length_of_its_formula(shape, seed, dtype, layout):
-    """ScionC by the default polar factor, two parameters in a stack: |theta_1 - (1 - eta) theta_0| = gamma U."""
+def test_a_large_step_has_the_length_of_its_formula(shape, seed, dtype, layout):
+    """ScionC with the default polar factor, on two stacked parameters: |theta_1 - (1 - eta) theta_0| = gamma U."""
     layer = Layer(Drawn(shape, "normal", seed, -2), "normal", 0, layout)
     model = Model([layer, layer], dtype)
     before = {name: p.detach().double().clone() for name, p in model.params.items()}
@@ -81,8 +81,8 @@ CUT = (buckets.MAX_ELEMENTS_CPU // 256 + 3, 256)  # three rows more than a piece
 
 @pytest.mark.parametrize("name", ["Scion", "LionC", "SGDC", "RenormalizedAdamW", "AdamC"])
 @prop(fast=1, slow=12, data=st.data(), seed=seeds, lmo=st.sampled_from(["sign", "embedding", "row", "bias", "column"]))
-def test_what_is_too_large_for_a_piece_is_what_it_is_in_one(name, data, seed, lmo):
-    """One parameter of more elements than a piece, and the same in a piece that has room for it."""
+def test_a_parameter_too_large_for_one_piece_moves_as_it_would_in_one(name, data, seed, lmo):
+    """Compare one parameter with more elements than a piece to the same in a piece that has room for it."""
     recipe = data.draw(recipes([name]))
     settings = {"lmo": lmo, "blocks": 1} if name == "Scion" else {}
     layer = Layer(Drawn(CUT, "normal", seed), "normal", 0)

@@ -1,4 +1,6 @@
-"""Lmos and polar factors: as steep as can be, finite, scale-free, equivariant, in the unit ball, whatever the input."""
+"""Lmos and polar factors are as steep as possible, finite, scale-free, equivariant and in the unit ball, whatever
+the input.
+"""
 
 import math
 
@@ -35,12 +37,12 @@ EXACT = Polar("svd")
 
 
 def any_input(exponent: st.SearchStrategy[int] = exponents) -> st.SearchStrategy[tuple[str, Drawn]]:
-    """An lmo and a tensor that it takes."""
+    """Draw an lmo and a tensor that it takes."""
     return names.flatmap(lambda name: st.tuples(st.just(name), tensors(shapes_for(name), exponent=exponent)))
 
 
 @prop(fast=150, drawn=any_input(), dtype=dtypes, layout=st.sampled_from(["contiguous", "transposed", "strided"]))
-def test_update_is_finite_of_x_s_shape_and_in_the_unit_ball(drawn, dtype, layout):
+def test_an_update_is_finite_keeps_the_shape_and_lies_in_the_unit_ball(drawn, dtype, layout):
     """|u| <= 1 in the lmo's own norm, |u|^2 <= U^2, zero where x is zero; x itself is left alone."""
     name, given = drawn
     plain = given.make(dtype)
@@ -56,8 +58,8 @@ def test_update_is_finite_of_x_s_shape_and_in_the_unit_ball(drawn, dtype, layout
 
 
 @prop(fast=150, slow=FEWER, drawn=any_input(), dtype=dtypes)
-def test_fast_update_is_finite_and_nearly_in_the_unit_ball(drawn, dtype):
-    """The default polar factor, in bf16 where that is fast."""
+def test_a_fast_update_is_finite_and_nearly_in_the_unit_ball(drawn, dtype):
+    """This is the default polar factor, in bf16 where that is fast."""
     name, given = drawn
     u = get(name).update(given.make(dtype))
     assert u.isfinite().all()
@@ -65,8 +67,8 @@ def test_fast_update_is_finite_and_nearly_in_the_unit_ball(drawn, dtype):
 
 
 @prop(fast=150, slow=SLOW // 2, drawn=any_input(), dtype=dtypes, method=st.sampled_from(METHODS))
-def test_update_is_nearly_as_steep_as_any_of_the_unit_ball(drawn, dtype, method):
-    """<x, u> is the dual norm of x, as the slow twin has it; a fast polar factor's is a share of that."""
+def test_an_update_is_nearly_as_steep_as_any_point_of_the_unit_ball(drawn, dtype, method):
+    """<x, u> is the dual norm of x, as in the slow twin; a fast polar factor reaches a share of that."""
     name, given = drawn
     x = given.make(dtype)
     scaled = x.double() / max(x.double().abs().max().item(), 1e-300)
@@ -76,8 +78,8 @@ def test_update_is_nearly_as_steep_as_any_of_the_unit_ball(drawn, dtype, method)
 
 
 @prop(fast=100, drawn=any_input(st.just(0)), power=powers, dtype=wide)
-def test_scale_of_x_changes_nothing(drawn, power, dtype):
-    """By a power of two not one bit; any other scale is tested by the unit ball above."""
+def test_the_scale_of_x_changes_nothing(drawn, power, dtype):
+    """A power of two changes no bit; the unit ball above tests any other scale."""
     name, given = drawn
     x = given.make(dtype)
     scaled = (x.double() * 2.0**power).to(dtype)
@@ -85,7 +87,7 @@ def test_scale_of_x_changes_nothing(drawn, power, dtype):
 
 
 @prop(fast=60, slow=FEWER, drawn=any_input(), dtype=dtypes)
-def test_sign_of_x_is_the_sign_of_the_update(drawn, dtype):
+def test_the_sign_of_x_is_the_sign_of_the_update(drawn, dtype):
     name, given = drawn
     x = given.make(dtype)
     torch.testing.assert_close(get(name).update(-x), -get(name).update(x), rtol=0, atol=EPS[dtype])
@@ -93,7 +95,7 @@ def test_sign_of_x_is_the_sign_of_the_update(drawn, dtype):
 
 @prop(fast=60, slow=FEWER, drawn=any_input(), other=seeds)
 def test_no_point_of_the_unit_ball_is_steeper(drawn, other):
-    """<x, u> = max <x, w> over |w| <= 1: that is the definition."""
+    """<x, u> = max <x, w> over |w| <= 1, which is the definition."""
     name, given = drawn
     x = given.make()
     w = Drawn(given.shape, "normal", other).make()
@@ -163,7 +165,7 @@ def test_permuting_rows_and_columns_permutes_the_update(name, given, seed):
 
 @pytest.mark.parametrize("method", METHODS)
 @prop(fast=40, slow=SLOW // len(METHODS), given=tensors(st.one_of(matrices, stacks)))
-def test_transpose_of_a_matrix_has_the_transposed_polar_factor(method, given):
+def test_the_transpose_of_a_matrix_has_the_transposed_polar_factor(method, given):
     x = given.make()
     torch.testing.assert_close(Polar(method)(x.mT.contiguous()), Polar(method)(x).mT, rtol=0, atol=1e-6)
 
@@ -173,7 +175,7 @@ low_precision = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 
 @pytest.mark.parametrize("method", METHODS)
 @prop(fast=40, slow=FEWER, shape=matrices, seed=seeds, exponent=exponents, dtype=low_precision)
-def test_transpose_has_the_transposed_factor_in_low_precision_too(method, shape, seed, exponent, dtype):
+def test_the_transpose_has_the_transposed_factor_also_in_low_precision(method, shape, seed, exponent, dtype):
     """Sides that differ are iterated the same way round. A square is not: what bf16 rounds away is lifted with a weak
     direction, by up to twice the error of the polynomials."""
     x = (conditioned(shape, seed) * 10.0 ** (0 if dtype == torch.float16 else exponent)).to(dtype)
@@ -186,8 +188,8 @@ def test_transpose_has_the_transposed_factor_in_low_precision_too(method, shape,
 
 @pytest.mark.parametrize("method", METHODS)
 @prop(fast=40, slow=FEWER, shape=matrices, seed=seeds, exponent=exponents, dtype=dtypes)
-def test_singular_values_of_a_polar_factor_are_one(method, shape, seed, exponent, dtype):
-    """As far as its polynomials reach, from below and from above; and its directions are those of x."""
+def test_the_singular_values_of_a_polar_factor_are_one(method, shape, seed, exponent, dtype):
+    """They are one as far as its polynomials reach, from below and from above, and its directions are those of x."""
     x = (conditioned(shape, seed) * 10.0 ** (0 if dtype == torch.float16 else exponent)).to(dtype)
     y = Polar(method)(x).double()
     values = torch.linalg.svdvals(y)
@@ -199,8 +201,8 @@ def test_singular_values_of_a_polar_factor_are_one(method, shape, seed, exponent
 
 @pytest.mark.parametrize("method", METHODS)
 @prop(fast=40, slow=FEWER, given=tensors(st.one_of(matrices, stacks)), dtype=dtypes, steps=st.integers(1, 9))
-def test_polar_factor_is_finite_and_bounded(method, given, dtype, steps):
-    """No singular value above the bound, none below zero: <x, polar(x)> >= 0."""
+def test_a_polar_factor_is_finite_and_bounded(method, given, dtype, steps):
+    """No singular value is above the bound and none is below zero: <x, polar(x)> >= 0."""
     x = given.make(dtype)
     y = Polar(method, steps)(x).double()
     assert y.isfinite().all()
@@ -224,6 +226,22 @@ def test_blocks_and_shapes_that_do_not_fit_are_refused_and_others_work(shape, na
     assert lmo.norm(u, blocks=blocks).item() == pytest.approx(1, rel=1e-6)
     assert u.square().sum().item() == pytest.approx(lmo.update_norm_sq(shape, blocks=blocks), rel=1e-6)
     assert math.isfinite(lmo.operations(shape, blocks=blocks))
+
+
+@prop(
+    fast=60, slow=FEWER, shape=st.one_of(matrices, stacks), side=st.sampled_from(["outputs", "inputs"]), data=st.data()
+)
+def test_blocks_of_any_sizes_move_as_matrices_of_their_own(shape, side, data):
+    """Cut into any sizes along either side, each block moves by its own lmo; those of inputs share the norm."""
+    dim = -2 if side == "outputs" else -1
+    ends = sorted(data.draw(st.sets(st.integers(1, shape[dim]), max_size=4)) | {shape[dim]})
+    sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    x, lmo = Drawn(shape, "normal", data.draw(seeds)).make(), get("spectral")
+    shares = [size / shape[dim] if side == "inputs" else 1.0 for size in sizes]
+    parts = [lmo.update(part, polar=EXACT) * share for part, share in zip(x.split(sizes, dim), shares, strict=True)]
+    u = lmo.update(x, blocks=(side, sizes), polar=EXACT)
+    torch.testing.assert_close(u, torch.cat(parts, dim), rtol=1e-6, atol=1e-9)
+    assert u.square().sum().item() == pytest.approx(lmo.update_norm_sq(shape, blocks=(side, sizes)), rel=1e-6)
 
 
 def test_every_dtype_and_lmo_is_drawn():

@@ -1,4 +1,4 @@
-"""Every own optimizer on random models: finite, bounded, and the same whatever order, grouping, layout or scale."""
+"""Our own optimizers on random models: finite, bounded, and independent of order, grouping, layout and scale."""
 
 import contextlib
 import math
@@ -25,7 +25,7 @@ FAST_POLAR = ("express", "newton-schulz")  # the exact one has no unique answer 
 
 
 def refused(recipe: Recipe, model: Model) -> bool:
-    """A view with gaps, which torch's fused kernel cannot step: an error that says so, and the memory as it was."""
+    """Return whether a view with gaps, which torch's fused kernel cannot step, is refused and its memory untouched."""
     gaps = [name for name, p in model.params.items() if 1 < p.numel() < model.memory[name].numel()]
     if recipe.name != "AdamC fused" or not gaps:
         return False
@@ -36,8 +36,8 @@ def refused(recipe: Recipe, model: Model) -> bool:
 
 @pytest.mark.parametrize("name", OWN)
 @prop(fast=20, slow=SLOW // len(OWN), data=st.data(), drawn=layers(layout=LAYOUTS), lr=lrs)
-def test_finite_in_finite_out(name, data, drawn, lr):
-    """Weights and state, at any scale, shape and layout; nothing between the elements of a view is written.
+def test_finite_inputs_give_finite_weights(name, data, drawn, lr):
+    """Weights and state are finite at any scale, shape and layout; nothing between the elements of a view is written.
 
     What AdamC documents: a gradient whose sum of squares overflows is skipped and counted, and nothing else is.
     """
@@ -68,7 +68,7 @@ def test_finite_in_finite_out(name, data, drawn, lr):
     which=st.integers(0, 3),
     value=st.sampled_from([math.nan, math.inf]),
 )
-def test_gradient_that_is_not_finite_touches_its_own_parameter_only(of, drawn, which, value):
+def test_a_gradient_that_is_not_finite_touches_its_own_parameter_only(of, drawn, which, value):
     (entry, dtype), hit = of, f"p{which % len(drawn)}"
     assume(math.prod(drawn[which % len(drawn)].weight.shape))
     model, alone = Model(drawn, dtype), Model(drawn, dtype)
@@ -99,8 +99,8 @@ def assert_close_states(a: dict, b: dict, tolerance: float) -> None:
 
 
 @prop(fast=80, slow=SLOW // 4, entry=recipes(NORMALISED), drawn=layers(exponent=usual), dtype=wide, power=powers)
-def test_scale_of_the_gradient_changes_nothing_for_normalised_updates(entry, drawn, dtype, power):
-    """By a power of two: not one bit."""
+def test_the_scale_of_the_gradient_changes_nothing_for_normalised_updates(entry, drawn, dtype, power):
+    """A power of two changes no bit."""
     model, scaled = Model(drawn, dtype), Model(drawn, dtype)
     optimizer, other = entry(model.params), entry(scaled.params)
     for t in range(3):
@@ -112,7 +112,7 @@ def test_scale_of_the_gradient_changes_nothing_for_normalised_updates(entry, dra
 
 @contextlib.contextmanager
 def running(elements: int, threads: int):
-    """Pieces of so many elements, on so many threads."""
+    """Run with pieces of this many elements on this many threads."""
     before = buckets.MAX_ELEMENTS_CPU, torch.get_num_threads()
     buckets.MAX_ELEMENTS_CPU = elements
     torch.set_num_threads(threads)
@@ -132,8 +132,8 @@ def running(elements: int, threads: int):
     elements=st.sampled_from([1, 7, 64, buckets.MAX_ELEMENTS_CPU]),
     threads=st.sampled_from([1, 2]),
 )
-def test_order_grouping_and_batching_change_nothing(entry, drawn, seed, elements, threads):
-    """All in one group; permuted, in pieces of any size and on any number of threads; each in a group of its own."""
+def test_the_order_grouping_and_batching_of_parameters_change_nothing(entry, drawn, seed, elements, threads):
+    """Compare one group of all, permuted, in pieces of any size and on any number of threads, with one group each."""
     repeated = [*drawn, *drawn[:2]]  # equal shapes, so that there is something to stack
     one, turned, apart = (Model(repeated, FP64) for _ in range(3))
     order = torch.randperm(len(repeated), generator=torch.Generator().manual_seed(seed)).tolist()
@@ -221,7 +221,7 @@ BAD = {
 
 
 @prop(fast=80, slow=FEWER, entry=recipes(), drawn=layers(most=3, exponent=usual), data=st.data())
-def test_what_a_group_may_not_be_set_to_is_refused_before_anything_is_written(entry, drawn, data):
+def test_an_invalid_group_setting_is_refused_before_anything_is_written(entry, drawn, data):
     assume(all(math.prod(layer.weight.shape) for layer in drawn))
     model = Model(drawn, torch.float32)
     optimizer = entry(model.params)
@@ -246,8 +246,8 @@ RELATIVE = [name for name, entry in OWN.items() if entry.follows == 1e-12 and no
 
 
 @prop(fast=80, slow=FEWER, recipe=recipes(RELATIVE), drawn=layers(most=2, exponent=usual), ratio=st.floats(0, 1))
-def test_corrected_decay_is_proportional_to_the_lr(recipe, drawn, ratio):
-    """lambda_t / gamma_t is what it was at the peak; where the correction is off lambda is what it was."""
+def test_the_corrected_decay_is_proportional_to_the_lr(recipe, drawn, ratio):
+    """lambda_t / gamma_t stays what it was at the peak; without the correction lambda stays what it was."""
     s = recipe.settings | {"steady_norm_sq": None} if "steady_norm_sq" in recipe.settings else recipe.settings
     model = Model(drawn, torch.float32)
     optimizer = Recipe(recipe.name, s)(model.params)
@@ -265,7 +265,7 @@ def test_corrected_decay_is_proportional_to_the_lr(recipe, drawn, ratio):
     drawn=layers(most=2, exponent=usual),
     ratio=st.floats(0, 1),
 )
-def test_scion_s_corrected_decay_is_the_paper_s(recipe, drawn, ratio):
+def test_scions_corrected_decay_is_the_papers(recipe, drawn, ratio):
     model = Model(drawn, torch.float32)
     optimizer, s = recipe(model.params), recipe.settings
     for group in optimizer.param_groups:
@@ -276,6 +276,6 @@ def test_scion_s_corrected_decay_is_the_paper_s(recipe, drawn, ratio):
 
 
 def test_layers_print_as_what_they_are():
-    """A failing example has to say enough to make it again."""
+    """A failing example must say enough to reproduce it."""
     layer = Layer(Drawn((2, 3), "normal", 5, -1), "mixed", 3, "strided")
     assert eval(repr(layer)) == layer

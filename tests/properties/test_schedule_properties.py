@@ -1,4 +1,6 @@
-"""Schedules: between their ends, in one piece at the joins, one way where they should go one way; and what they write."""
+"""Schedules stay between their ends, are continuous at the joins and monotone where they should be; the scheduler
+writes them.
+"""
 
 import pickle
 
@@ -33,7 +35,7 @@ kinds = st.sampled_from(["linear", "cosine"])
 
 @st.composite
 def trapezoids(draw: st.DrawFn):
-    """(schedule, total, warmup, decay, final) of any part lengths that fit."""
+    """Draw (schedule, total, warmup, decay, final) of any part lengths that fit."""
     total = draw(totals)
     warmup = draw(st.integers(0, total))
     decay = draw(st.integers(0, total - warmup))
@@ -42,7 +44,7 @@ def trapezoids(draw: st.DrawFn):
 
 
 @prop(fast=200, drawn=trapezoids(), step=steps)
-def test_ratio_is_between_its_ends_and_reaches_them(drawn, step):
+def test_the_ratio_is_between_its_ends_and_reaches_them(drawn, step):
     ratio, total, warmup, decay, final = drawn
     assert 0 <= ratio(step) <= 1 + 1e-12
     assert ratio(step) >= (final if step >= warmup else 1 / max(warmup, 1)) * (1 - 1e-12)
@@ -52,8 +54,8 @@ def test_ratio_is_between_its_ends_and_reaches_them(drawn, step):
 
 
 @prop(fast=200, drawn=trapezoids(), step=steps)
-def test_ratio_rises_in_warmup_falls_in_decay_and_never_jumps(drawn, step):
-    """One step changes it by no more than a warmup's step or the steepest of its decay: pi/2 of the mean slope."""
+def test_the_ratio_rises_in_warmup_falls_in_decay_and_never_jumps(drawn, step):
+    """One step changes it by at most a warmup's step or the steepest of its decay, pi/2 of the mean slope."""
     ratio, _, warmup, decay, final = drawn
     now, after = ratio(step), ratio(step + 1)
     if step + 1 < warmup:
@@ -104,7 +106,7 @@ def matched(draw: st.DrawFn) -> MatchedMomentum:
 
 @prop(fast=200, plan=matched(), step=steps)
 def test_matched_momentum_keeps_the_product_on_its_schedule(plan, step):
-    """gamma G^power = ratio times its start, alpha between its ends, and only one of the two moves at a time."""
+    """gamma G^power = ratio times its start, alpha stays between its ends, and only one of the two moves at a time."""
     alpha, lr = plan.at(step)
     assert plan.alpha_0 <= alpha <= plan.alpha_max
     assert 0 <= lr <= 1 + 1e-9
@@ -139,8 +141,8 @@ lr_pairs = st.tuples(log_floats(1e-4, 0.05), log_floats(1e-4, 0.05))
 
 
 @prop(fast=40, slow=FEWER, lrs=lr_pairs, total=st.integers(1, 20), taken=st.integers(0, 25), start=alphas)
-def test_scheduler_writes_its_functions_and_resumes_anywhere(lrs, total, taken, start):
-    """After any number of steps the groups hold f(step); a new one that loads the state writes the same."""
+def test_the_scheduler_writes_its_functions_and_resumes_anywhere(lrs, total, taken, start):
+    """After any number of steps the groups hold f(step); a new scheduler that loads the state writes the same."""
     plan = {"scale": {"lr": cosine(total)}, "value": {"alpha": linear_alpha(start, 1.0, total)}}
     optimizer = two_groups(lrs)
     scheduler = Scheduler(optimizer, **plan)
@@ -162,7 +164,7 @@ def test_scheduler_writes_its_functions_and_resumes_anywhere(lrs, total, taken, 
 @prop(
     fast=40, slow=FEWER, lrs=lr_pairs, bad=st.sampled_from([float("nan"), float("inf"), -1.0]), when=st.integers(1, 5)
 )
-def test_value_that_makes_no_sense_is_refused_and_nothing_is_written(lrs, bad, when):
+def test_a_senseless_value_is_refused_and_nothing_is_written(lrs, bad, when):
     optimizer = two_groups(lrs)
     scheduler = Scheduler(
         optimizer, scale={"lr": cosine(10)}, value={"alpha": lambda step: bad if step == when else 0.5}
@@ -178,7 +180,7 @@ def test_value_that_makes_no_sense_is_refused_and_nothing_is_written(lrs, bad, w
 
 
 @prop(fast=60, total=st.integers(-3, 40), decay=st.integers(-3, 40), warmup=st.integers(-3, 40), final=st.floats(-1, 2))
-def test_parts_that_do_not_fit_are_refused(total, decay, warmup, final):
+def test_schedule_parts_that_do_not_fit_are_refused(total, decay, warmup, final):
     fits = total >= 1 and decay >= 0 and warmup >= 0 and decay + warmup <= total and 0 <= final <= 1
     assume(not fits)
     with pytest.raises(ValueError, match=r"total|decay|warmup|final"):

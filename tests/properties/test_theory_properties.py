@@ -34,7 +34,7 @@ factors = log_floats(0.1, 10.0)
 
 
 @prop(fast=200, kernel=kernels, r=correlations, s=correlations)
-def test_kernel_is_odd_rising_convex_and_never_above_linear(kernel, r, s):
+def test_a_kernel_is_odd_rising_convex_and_never_above_linear(kernel, r, s):
     """f(0) = 0, f(1) = 1, f(-r) = -f(r), 0 <= f(r) <= r for r >= 0: updates overlap less than their inputs."""
     f, g = kernel(r), kernel(s)
     assert kernel(0.0) == 0
@@ -48,7 +48,7 @@ def test_kernel_is_odd_rising_convex_and_never_above_linear(kernel, r, s):
 
 
 @prop(fast=200, kernel=kernels, alpha=alphas, other=alphas, nesterov=nesterovs, eta=st.floats(0, 1))
-def test_gain_is_at_least_one_falls_with_alpha_and_is_at_most_the_linear_one(kernel, alpha, other, nesterov, eta):
+def test_the_gain_is_at_least_one_falls_with_alpha_and_is_at_most_the_linear_one(kernel, alpha, other, nesterov, eta):
     gain = kernel.gain(alpha, nesterov=nesterov, eta=eta)
     low, high = sorted((alpha, other))
     assert 1 <= gain <= KERNELS[0].gain(alpha, nesterov=nesterov, eta=eta) * (1 + 1e-9)
@@ -58,7 +58,7 @@ def test_gain_is_at_least_one_falls_with_alpha_and_is_at_most_the_linear_one(ker
 
 
 @prop(fast=100, alpha=alphas, nesterov=nesterovs)
-def test_paper_s_gain_is_the_linear_kernel_s(alpha, nesterov):
+def test_the_papers_gain_is_that_of_the_linear_kernel(alpha, nesterov):
     gain = theory.momentum_gain(alpha, nesterov=nesterov)
     assert gain == pytest.approx(KERNELS[0].gain(alpha, nesterov=nesterov), rel=1e-9)
     assert gain <= theory.momentum_gain(alpha) * (1 + 1e-12)  # Nesterov leans on the new gradient
@@ -73,7 +73,7 @@ def test_paper_s_gain_is_the_linear_kernel_s(alpha, nesterov):
     two=st.floats(0, 0.99),
     var=log_floats(1e-6, 1e3),
 )
-def test_moments_of_a_filter_are_correlations_and_settle(kind, one, two, var):
+def test_the_moments_of_a_filter_are_correlations_and_settle(kind, one, two, var):
     made = {
         "ema": lambda: theory.ema(1 - one),
         "nesterov": lambda: theory.ema(1 - one, nesterov=True),
@@ -94,8 +94,11 @@ def test_moments_of_a_filter_are_correlations_and_settle(kind, one, two, var):
 
 
 @prop(fast=150, lr=lrs, decay=decays, alpha=alphas, nesterov=nesterovs, factor=factors, kernel=kernels)
-def test_steady_norm_scales_with_lr_over_decay(lr, decay, alpha, nesterov, factor, kernel):
-    """In the limit R^2 = gamma G / (2 lambda): linear in lr, inverse in decay. Exactly: R^2/gamma^2 depends on eta alone."""
+def test_the_steady_norm_scales_with_lr_over_decay(lr, decay, alpha, nesterov, factor, kernel):
+    """In the limit R^2 = gamma G / (2 lambda): linear in lr, inverse in decay.
+
+    Exactly, R^2/gamma^2 depends only on eta.
+    """
     how = {"nesterov": nesterov, "overlap": kernel}
     assume(lr * decay * factor <= 1 and lr * factor * decay / factor <= 1)
     limit = theory.steady_norm_sq(lr, decay, alpha, limit=True, **how)
@@ -115,8 +118,8 @@ def test_steady_norm_scales_with_lr_over_decay(lr, decay, alpha, nesterov, facto
     nesterov=nesterovs,
     kernel=kernels,
 )
-def test_steady_norm_tends_to_its_limit(lr, decay, alpha, nesterov, kernel):
-    """eta here is 1e-5 at most, far below alpha."""
+def test_the_steady_norm_tends_to_its_limit(lr, decay, alpha, nesterov, kernel):
+    """Here eta is at most 1e-5, far below alpha."""
     exact, limit = (
         theory.steady_norm_sq(lr, decay, alpha, nesterov=nesterov, overlap=kernel, limit=limit)
         for limit in (False, True)
@@ -125,7 +128,7 @@ def test_steady_norm_tends_to_its_limit(lr, decay, alpha, nesterov, kernel):
 
 
 @prop(fast=150, lr=lrs, alpha=alphas, nesterov=nesterovs, kernel=kernels, above=log_floats(1.001, 1e6))
-def test_decay_for_a_target_inverts_the_steady_norm(lr, alpha, nesterov, kernel, above):
+def test_the_decay_for_a_target_inverts_the_steady_norm(lr, alpha, nesterov, kernel, above):
     target = above * lr * lr
     decay = theory.weight_decay_for(target, lr, alpha, nesterov=nesterov, overlap=kernel)
     assert 0 < lr * decay <= 1 + 1e-9
@@ -139,27 +142,27 @@ def test_decay_for_a_target_inverts_the_steady_norm(lr, alpha, nesterov, kernel,
 
 
 @prop(fast=100, lr=lrs, alpha=alphas, kernel=kernels, below=st.floats(1e-6, 0.999))
-def test_target_below_one_update_is_refused(lr, alpha, kernel, below):
+def test_a_target_below_one_update_is_refused(lr, alpha, kernel, below):
     with pytest.raises(ValueError, match="unreachable"):
         theory.weight_decay_for(below * lr * lr, lr, alpha, overlap=kernel)
 
 
 @prop(fast=100, lr=lrs, beta1=betas, beta2=betas, above=log_floats(1.001, 1e5))
-def test_lion_s_decay_inverts_lion_s_steady_norm(lr, beta1, beta2, above):
+def test_lions_decay_inverts_lions_steady_norm(lr, beta1, beta2, above):
     target = above * lr * lr
     decay = theory.lion_weight_decay_for(target, lr, beta1, beta2)
     assert theory.lion_steady_norm_sq(lr, min(decay, 1 / lr), beta1, beta2) == pytest.approx(target, rel=1e-6)
 
 
 @prop(fast=100, lr=lrs, target=log_floats(1e-6, 1e3), beta1=betas)
-def test_adam_s_decay_inverts_adam_s_mean_square(lr, target, beta1):
+def test_adams_decay_inverts_adams_mean_square(lr, target, beta1):
     decay = theory.adam_weight_decay_for(target, lr)
     assume(lr * decay <= 1)
     assert theory.adam_mean_square(lr, decay, beta1, limit=True) == pytest.approx(target)
 
 
 @prop(fast=100, lr=lrs, decay=decays, factor=log_floats(1.0, 10.0))
-def test_half_life_halves_and_falls_with_decay(lr, decay, factor):
+def test_the_half_life_halves_and_falls_with_decay(lr, decay, factor):
     steps = theory.half_life(lr, decay)
     assert math.exp(steps * math.log1p(-lr * decay)) == pytest.approx(0.5, rel=1e-6)
     if lr * decay * factor <= 1:
@@ -179,8 +182,8 @@ def test_half_life_halves_and_falls_with_decay(lr, decay, factor):
     kernel=kernels,
     start=log_floats(1e-3, 1e3),
 )
-def test_forecast_at_constant_settings_converges_to_the_steady_norm(lr, decay, alpha, nesterov, kernel, start):
-    """From any start; (1 - eta)^(2 T) of it is left."""
+def test_the_forecast_at_constant_settings_converges_to_the_steady_norm(lr, decay, alpha, nesterov, kernel, start):
+    """It converges from any start, of which (1 - eta)^(2 T) is left."""
     total = int(12 / (lr * decay)) + int(30 / alpha)
     norms = theory.forecast(np.full(total, lr), decay, alpha, nesterov=nesterov, overlap=kernel, start=start)
     steady = theory.steady_norm_sq(lr, decay, alpha, nesterov=nesterov, overlap=kernel)
@@ -199,8 +202,10 @@ def test_forecast_at_constant_settings_converges_to_the_steady_norm(lr, decay, a
     factor=factors,
     seed=st.integers(0, 1000),
 )
-def test_forecast_is_scale_free_positive_and_below_the_linear_one(lr, decay, alpha, nesterov, kernel, factor, seed):
-    """lr and decay scaled against each other scale the norm; less overlap, less norm; alignment is a cosine, never positive."""
+def test_the_forecast_is_scale_free_positive_and_below_the_linear_one(lr, decay, alpha, nesterov, kernel, factor, seed):
+    """Scaling lr and decay against each other scales the norm; less overlap gives less norm; alignment is a cosine,
+    never positive.
+    """
     schedule = lr * np.random.default_rng(seed).uniform(0.1, 1.0, 60)
     how = {"nesterov": nesterov, "overlap": kernel}
     norms = theory.forecast(schedule, decay, alpha, **how)
@@ -223,7 +228,7 @@ def test_forecast_is_scale_free_positive_and_below_the_linear_one(lr, decay, alp
     beta1=st.floats(0, 0.95),
     beta2=st.floats(0, 0.95),
 )
-def test_forecasts_of_lion_adam_and_sgd_converge_too(lr, decay, beta1, beta2):
+def test_forecasts_of_lion_adam_and_sgd_also_converge(lr, decay, beta1, beta2):
     total = int(12 / (lr * decay)) + 400
     constant = np.full(total, lr)
     lion = theory.forecast_lion(constant, decay, beta1, beta2)[-1]
@@ -244,7 +249,7 @@ def test_forecasts_of_lion_adam_and_sgd_converge_too(lr, decay, beta1, beta2):
     name=st.sampled_from(["lr", "decay", "alpha"]),
     value=st.sampled_from([math.nan, math.inf, -math.inf, -0.5]),
 )
-def test_numbers_that_make_no_sense_are_refused(name, value):
+def test_senseless_numbers_are_refused(name, value):
     given = {"lr": 0.1, "decay": 0.1, "alpha": 0.1} | {name: value}
     lr, decay, alpha = given["lr"], given["decay"], given["alpha"]
     with pytest.raises(ValueError, match=r"lr|weight_decay|alpha"):

@@ -1,4 +1,4 @@
-"""Every own optimizer in random settings equals its fp64 twin, and moves as far as its formula says.
+"""Our own optimizers in random settings equal their fp64 twins, and move as far as their formulas say.
 
 What an invariance cannot see: no update, a wrong sign, a factor.
 """
@@ -20,7 +20,7 @@ some_shapes = st.lists(st.one_of(vectors, matrices, stacks, kernels), min_size=1
 
 @st.composite
 def runs(draw, recipe: Recipe) -> list[tuple[float, object]]:
-    """(lr over its peak, momentum) of one to four steps; the first at the peak, where most is seen."""
+    """Draw (lr over its peak, momentum) of one to four steps; the first is at the peak, where most is visible."""
     momenta = {"alpha": alphas, "betas": betas}["alpha" if "alpha" in recipe.settings else "betas"]
     fixed = recipe.name.startswith(("AdamC", "Renormalized"))  # torch's Adam divides by powers of today's betas
     start = recipe.settings.get("alpha", recipe.settings.get("betas"))
@@ -35,7 +35,7 @@ def gradients(
 
 
 def train(recipe: Recipe, starts: list[Tensor], grads: list[list[Tensor]], run: list) -> list[list[Tensor]]:
-    """Weights after every step, of each parameter; all in one optimizer."""
+    """Return the weights of each parameter after every step, all in one optimizer."""
     params = [nn.Parameter(start.clone()) for start in starts]
     optimizer, out = recipe(params), [[] for _ in params]
     for t, (ratio, momentum) in enumerate(run):
@@ -62,7 +62,9 @@ def train(recipe: Recipe, starts: list[Tensor], grads: list[list[Tensor]], run: 
     exponent=st.integers(-3, 2),
 )
 def test_every_optimizer_equals_its_twin(of, data, shapes, seed, kind, weight, exponent):
-    """Up to rounding, and to what a gradient a hundred roundings away would change: a sign, a weak singular value."""
+    """They agree up to rounding, and up to what a gradient a hundred roundings away would change: a sign, a weak
+    singular value.
+    """
     recipe, dtype = of
     run = data.draw(runs(recipe))
     lrs, momenta = [recipe.settings["lr"] * ratio for ratio, _ in run], [momentum for _, momentum in run]

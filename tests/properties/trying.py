@@ -1,4 +1,4 @@
-"""How many examples each property is tried on, and how many were.
+"""Choose how many examples each property is tried on, and count them.
 
 Two profiles. "fast", the default: the same examples every time, for every commit. "slow" (HYPOTHESIS_PROFILE=slow, `make
 test-all`), where an example's time says how many there are:
@@ -38,12 +38,12 @@ settings.register_profile("slow", max_examples=SLOW, **_COMMON)  # --hypothesis-
 
 
 def budget(fast: int, slow: int) -> settings:
-    """The settings of one property in the profile that was chosen."""
+    """Return the settings of one property in the chosen profile."""
     return settings(settings.get_profile(PROFILE), max_examples=slow if PROFILE == "slow" else fast)
 
 
 def prop(fast: int = 60, slow: int = SLOW, **strategies: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """@given(**strategies), with a budget for either profile, counted."""
+    """Apply @given(**strategies), with a budget for either profile, and count examples."""
 
     def wrap(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)
