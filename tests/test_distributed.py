@@ -68,9 +68,9 @@ def reports(tmp_path_factory):
     return Reports(tmp_path_factory.mktemp("processes"))
 
 
-def assert_follows(errors):
+def assert_follows(errors, exact=1e-10):
     for (job, name, rank), error in errors.items():
-        assert error < (1e-10 if name.startswith("fp64") else 1e-3), (job, name, rank, error)
+        assert error < (exact if name.startswith("fp64") else 1e-3), (job, name, rank, error)
 
 
 @pytest.mark.parametrize(("job", "cases"), [("four", 14 * 4), ("two", 33 * 2)], ids=["four", "two"])
@@ -152,7 +152,8 @@ def test_bad_input_raises_the_same_clear_error_on_all_ranks(reports):
 @pytest.mark.parametrize("world", [2, 4])
 def test_every_optimizer_works_in_every_layout(world, tmp_path):
     for rank, report in enumerate(worker.run(world, "every_layout", tmp_path, seconds=600)):
-        assert_follows({("every_layout", name, rank): error for name, error in report["layouts"].items()})
+        errors = {("every_layout", name, rank): error for name, error in report["layouts"].items()}
+        assert_follows(errors, exact=1e-9)  # 30 steps enlarge what rounding does in 5
 
 
 def test_a_job_that_hangs_is_ended_and_leaves_no_process(tmp_path):
