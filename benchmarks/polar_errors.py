@@ -58,7 +58,7 @@ class TensorCoreProducts(TorchDispatchMode):
 def emulated_factor(x: Tensor, dtype: torch.dtype, steps: int) -> Tensor:
     """Return the polar factor of a matrix as the accelerator path computes it in this working dtype, in fp32."""
     with TensorCoreProducts():
-        factors = find_factors(x.unsqueeze(0), Polar(steps=steps).quintics, dtype, published=False, scale=1.0)
+        factors = find_factors([x.unsqueeze(0)], Polar(steps=steps).quintics, dtype, published=False, scale=1.0)
     return factors.squeeze(0).float()
 
 

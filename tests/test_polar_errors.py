@@ -38,7 +38,7 @@ def test_wide_products_are_left_as_they_are():
 def test_an_emulated_factor_is_about_that_of_torchs_own_products(dtype):
     """They round differently, by much less than the factor's error."""
     x = bench.spectra(24, 48)["hard"]
-    own = find_factors(x.unsqueeze(0), Polar().quintics, dtype, published=False, scale=1.0).squeeze(0).float()
+    own = find_factors([x.unsqueeze(0)], Polar().quintics, dtype, published=False, scale=1.0).squeeze(0).float()
     assert (emulated_factor(x, dtype, 5) - own).norm() / own.norm() < {torch.float16: 0.01, torch.bfloat16: 0.05}[dtype]
 
 

@@ -47,7 +47,7 @@ def iterate(x: Tensor, polar: Polar) -> tuple[Tensor, LargestEntry]:
     """Return the fp16 factor of a matrix, and the largest entry on the way."""
     with LargestEntry() as largest, TensorCoreProducts():
         published = polar.method == "newton-schulz"
-        factor = find_factors(x.unsqueeze(0), polar.quintics, FP16, published=published, scale=1.0).squeeze(0)
+        factor = find_factors([x.unsqueeze(0)], polar.quintics, FP16, published=published, scale=1.0).squeeze(0)
     return factor, largest
 
 
@@ -103,7 +103,7 @@ def test_no_matrix_overflows(shape, kind, seed, exponent, polar):
 @pytest.mark.parametrize("case", worst_cases(2, 2))
 def test_powers_of_the_gram_matrix_at_width_16384_are_bounded(case):
     """Two rows of full width have all that a row of a square matrix has, and the bounds are reached."""
-    y = scale_and_round(worst_cases(2, WIDEST)[case].unsqueeze(0), FP16).squeeze(0).double()
+    y = scale_and_round([worst_cases(2, WIDEST)[case].unsqueeze(0)], FP16).squeeze(0).double()
     row = y.norm(dim=-1)
     partial = (y[:, None] * y[None]).cumsum(-1).abs().amax(-1)  # every partial sum of y y^T in order
     assert row.square().sum().sqrt() == pytest.approx(_SIZE, rel=2e-3)

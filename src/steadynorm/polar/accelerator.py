@@ -10,6 +10,7 @@ width, while 65504 is the largest number. The entries of a 16384 x 16384 matrix 
 which fp16 loses digits.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -22,27 +23,27 @@ GRAM_MIN_ASPECT = 1.5  # d_in/d_out from which iterating on the Gram matrix take
 _SIZE = 8.0  # the Frobenius norm to which matrices are scaled
 # In bf16 the Gram form diverges below 192 rows, because the rounding of so few does not average out. Other dtypes bear any.
 _GRAM_MIN_ROWS = {torch.bfloat16: 192}
-_NEVER_ZERO = 0.05  # below the norm of every scaled matrix of up to 10^5 rows but the zero matrix
+_MOST_INVERSE = 20.0  # above 1 / norm of every scaled matrix of up to 10^5 rows but the zero matrix
 
 
 def find_factors(
-    x: Tensor, quintics: Sequence[Quintic], working: torch.dtype, *, published: bool, scale: float
+    batches: Sequence[Tensor], quintics: Sequence[Quintic], working: torch.dtype, *, published: bool, scale: float
 ) -> Tensor:
-    """Return `scale` times the polar factor of each matrix of x, (matrices, d_out, d_in), in the working dtype.
+    """Return `scale` times the polar factor of each matrix, (matrices, d_out, d_in), in the working dtype.
 
     Args:
-        x: The matrices, tall or wide, of any scale.
+        batches: The matrices, (..., d_out, d_in) each, tall or wide, of any scale. All go through one iteration.
         quintics: The polynomials, one per step.
         working: fp16, bf16, or whatever x is in.
         published: Whether the first polynomial refers to the Frobenius norm, as published for Muon, or to Schatten-8.
         scale: What the factors are multiplied with; it costs nothing here.
     """
-    tall = x.shape[-2] > x.shape[-1]
-    rows, columns = sorted(x.shape[-2:])
+    d_out, d_in = batches[0].shape[-2:]
+    tall, (rows, columns) = d_out > d_in, sorted((d_out, d_in))
     # No name is bound to the rounded matrices here: they are free as soon as the first step has used them.
     if not published and columns >= GRAM_MIN_ASPECT * rows and rows >= _GRAM_MIN_ROWS.get(working, 0):
-        return _steps_on_gram(_wide(scale_and_round(x, working)), quintics, tall, scale)
-    return _steps_on_x(_wide(scale_and_round(x, working)), quintics, tall, scale, published)
+        return _steps_on_gram(_wide(scale_and_round(batches, working)), quintics, tall, scale)
+    return _steps_on_x(_wide(scale_and_round(batches, working)), quintics, tall, scale, published)
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -50,18 +51,23 @@ def _wide(x: Tensor) -> Tensor:
     return x.mT if x.shape[-2] > x.shape[-1] else x
 
 
-def scale_and_round(x: Tensor, working: torch.dtype) -> Tensor:
-    """Return a copy in the working dtype, scaled to Frobenius norm `_SIZE`; zero matrices stay zero.
+def scale_and_round(batches: Sequence[Tensor], working: torch.dtype) -> Tensor:
+    """Return the matrices of all batches, (matrices, d_out, d_in), scaled to Frobenius norm `_SIZE`; zero stays zero.
 
-    The norm is summed in fp64, where the square of any fp32 number has room. One kernel divides in fp64 and rounds.
+    The norm is summed in fp64, where the square of any fp32 number has room. One kernel divides in fp64, rounds to the
+    working dtype and writes to where the matrices of this batch lie, so that joining batches copies nothing.
 
-    >>> scale_and_round(torch.full((1, 2, 2), 1e-44), torch.float16)
+    >>> scale_and_round([torch.full((1, 2, 2), 1e-44)], torch.float16)
     tensor([[[4., 4.],
              [4., 4.]]], dtype=torch.float16)
     """
-    norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True, dtype=torch.float64)
-    out = torch.empty(x.shape, dtype=working, device=x.device)
-    return torch.div(x, norm.div_(_SIZE).clamp_(min=1e-200), out=out)
+    sides, counts = batches[0].shape[-2:], [x.numel() // math.prod(x.shape[-2:]) for x in batches]
+    out = torch.empty(sum(counts), *sides, dtype=working, device=batches[0].device)
+    never_zero = torch.tensor(1e-200, dtype=torch.float64)
+    for x, part in zip(batches, out.split(counts), strict=True):
+        norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True, dtype=torch.float64)
+        torch.div(x, torch.add(never_zero, norm, alpha=1 / _SIZE), out=part.view(x.shape))
+    return out
 
 
 def _steps_on_x(y: Tensor, quintics: Sequence[Quintic], tall: bool, scale: float, published: bool) -> Tensor:
@@ -146,11 +152,11 @@ def _first_polynomial(gram: Tensor, quintic: Quintic, published: bool) -> Tensor
     a, b, c = quintic
     square, exact = symmetric(gram, gram), torch.float64 if gram.dtype == torch.float64 else torch.float32
     if published:
-        norm = gram.diagonal(dim1=-2, dim2=-1).to(exact).sum(-1).sqrt_()[..., None, None]
+        inverse = gram.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=exact).pow_(-0.5)[..., None, None]
     else:
-        norm = torch.linalg.vector_norm(square, dim=(-2, -1), keepdim=True, dtype=exact).pow_(0.25)
-    norm.clamp_(min=_NEVER_ZERO)
-    out = torch.mul(square, norm.pow(-5).mul_(c), out=square)  # in place, whatever dtype the factor has
-    out.addcmul_(gram, norm.pow(-3).mul_(b))
-    out.diagonal(dim1=-2, dim2=-1).add_(norm.pow_(-1).mul_(a).squeeze(-1))
+        inverse = torch.linalg.vector_norm(square, dim=(-2, -1), keepdim=True, dtype=exact).pow_(-0.25)
+    inverse.clamp_(max=_MOST_INVERSE)
+    out = torch.mul(square, inverse.pow(5).mul_(c), out=square)  # in place, whatever dtype the factor has
+    out.addcmul_(gram, inverse.pow(3), value=b)
+    out.diagonal(dim1=-2, dim2=-1).add_(inverse.squeeze(-1), alpha=a)
     return out

@@ -70,23 +70,42 @@ class Polar:
         denormals included. The result is written to `out`, contiguous memory like x or x itself, else to new memory. Autocast
         changes nothing.
         """
-        if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
+        if _is_autocast(x.device):
             with torch.autocast(x.device.type, enabled=False):
                 return self(x, out=out, scale=scale)
         if x.ndim < 2:
             raise ValueError(f"polar: needs matrices, got shape {tuple(x.shape)}")
+        if x.numel() and self._is_joint(x):
+            factors = self.find_all([x], scale=scale)[0]
+            return factors if out is None else out.copy_(factors)
         working = self.working_dtype(x.dtype, x.device, x.shape)
-        if x.numel() and self._iterates(x.shape) and (machine.is_accelerator(x.device) or working == torch.float16):
-            matrices, published = x.reshape(-1, *x.shape[-2:]), self.method == "newton-schulz"
-            factors = find_factors(matrices, self.quintics, working, published=published, scale=scale).view(x.shape)
-            if out is not None:
-                return out.copy_(factors)
-            return factors.to(x.dtype) if self.keeps_dtype else factors
         if out is None:
             out = torch.empty_like(x, memory_format=torch.contiguous_format)
         if x.numel():
             _polar(x, self, working, out)
         return out.mul_(scale)
+
+    def find_all(self, batches: Sequence[Tensor], *, scale: float = 1.0) -> list[Tensor]:
+        """Return `scale` times the polar factors of several batches of matrices of one size and dtype.
+
+        On an accelerator all of them go through one iteration, and none is copied for it.
+        """
+        first = batches[0]
+        if _is_autocast(first.device):
+            with torch.autocast(first.device.type, enabled=False):
+                return self.find_all(batches, scale=scale)
+        if not self._is_joint(first):
+            return [self(x, scale=scale) for x in batches]
+        working, published = self.working_dtype(first.dtype, first.device, first.shape), self.method == "newton-schulz"
+        factors = find_factors(batches, self.quintics, working, published=published, scale=scale)
+        factors = factors.to(first.dtype) if self.keeps_dtype else factors
+        counts = [x.numel() // math.prod(x.shape[-2:]) for x in batches]
+        return [part.view(x.shape) for part, x in zip(factors.split(counts), batches, strict=True)]
+
+    def _is_joint(self, x: Tensor) -> bool:
+        """Return whether all such matrices go through the iteration together: on an accelerator, and in fp16."""
+        is_half = self.working_dtype(x.dtype, x.device, x.shape) == torch.float16
+        return self._iterates(x.shape) and (machine.is_accelerator(x.device) or is_half)
 
     def _iterates(self, shape: Sequence[int]) -> bool:
         """Return whether such matrices need an iteration: vectors do not, and svd has none."""
@@ -101,6 +120,10 @@ class Polar:
         if self.dtype != "auto":
             return DTYPES[self.dtype]
         return machine.matmul_dtype(device) if device.type == "cpu" else torch.float16
+
+
+def _is_autocast(device: torch.device) -> bool:
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)
 
 
 def polar_factor(x: Tensor, *, method: str = "express", steps: int = 5) -> Tensor:
