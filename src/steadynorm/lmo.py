@@ -219,7 +219,7 @@ LMOS: dict[str, Lmo] = {
         Lmo(UPDATES["conv-tap"], _spectral, _spectral_norm),
         Lmo(
             UPDATES["sign"],
-            lambda x, *_: x.sign() / x.shape[-1],
+            lambda x, *_: x.sign().div_(x.shape[-1]),
             lambda x: x.abs().amax((-2, -1)) * x.shape[-1],
             entry_size=lambda m, n: 1 / n,
         ),

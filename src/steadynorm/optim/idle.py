@@ -103,7 +103,7 @@ def spread(factors: Tensor, shape: Sequence[int], slices: Slices, start: int = 0
     if slices.blocks == 1:
         return factors.view(len(factors), *[1] * len(shape))
     dim = slices.dim % len(shape)
-    return factors[:, block_of(shape[dim], slices, start, length, factors.device)].view(
+    return factors.index_select(1, block_of(shape[dim], slices, start, length, factors.device)).view(
         len(factors), *[shape[k] if k == dim else 1 for k in range(len(shape))]
     )
 

@@ -4,6 +4,7 @@ Parameters can be replaced and state can be cleared behind an optimizer's back: 
 the groups after the optimizer was made (FSDP2), and some loops restart with `optimizer.state = defaultdict(dict)`.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -115,9 +116,10 @@ def pack(states: Sequence[dict[str, Tensor]]) -> None:
     """
     alike: dict[Any, list[dict[str, Tensor]]] = {}
     for state in states:
+        largest = max((value.shape for value in state.values()), key=math.prod)  # parameters of other shapes step apart
         for key, value in state.items():
             if machine.is_accelerator(value.device) and not is_dtensor(value) and value.is_contiguous():
-                alike.setdefault((key, value.shape, value.dtype, value.device), []).append(state)
+                alike.setdefault((key, value.shape, value.dtype, value.device, largest), []).append(state)
     for (key, *_), owners in alike.items():
         if len(owners) > 1:
             for state, part in zip(owners, torch.stack([state[key] for state in owners]).unbind(0), strict=True):
