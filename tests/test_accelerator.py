@@ -9,9 +9,9 @@ from torch import Tensor, nn
 import steadynorm as sn
 from steadynorm import machine
 from steadynorm.lab.bench import spectra
-from steadynorm.optim import batch, buckets
+from steadynorm.optim import batch, buckets, companions, idle
 from steadynorm.optim.arithmetic import Arithmetic
-from steadynorm.polar import Polar
+from steadynorm.polar import Polar, iteration
 
 SHAPES = [(16, 16), (16, 16), (48, 16), (16, 64), (16, 64), (40, 8), (8,), (8,), (4, 3, 3, 3), (2, 6, 5), ()]
 OPTIMIZERS = {
@@ -24,6 +24,20 @@ OPTIMIZERS = {
     "ScionC maximize": lambda params: sn.ScionC(params, lmo="by-shape", maximize=True),
     "Scion embedding": lambda params: sn.Scion([p for p in params if p.ndim == 2], lmo="embedding", weight_decay=0.1),
     "Scion blocks": lambda params: sn.Scion([params[2]], lmo="spectral", blocks=3, weight_decay=0.1),
+    "Scion blocks beside whole matrices": lambda params: sn.Scion(
+        [
+            {"params": [params[2]], "lmo": "spectral", "blocks": 3},
+            {"params": [params[3], params[4]], "lmo": "spectral", "blocks": ("inputs", 4)},
+            {"params": [params[5]], "lmo": "spectral", "blocks": (16, 8, 16)},
+            {"params": params[:2], "lmo": "spectral"},
+            {"params": [params[8]], "lmo": "conv-tap"},
+        ],
+        weight_decay=0.1,
+    ),
+    "MuonC": lambda params: sn.MuonC([{"params": [p], "use_muon": p.ndim == 2} for p in params], peak_lr=0.02),
+    "MuonC balance": lambda params: sn.MuonC(
+        [p for p in params if p.ndim == 2], use_muon=True, hold="balance", peak_lr=0.02
+    ),
     "Scion newton-schulz": lambda params: sn.Scion(params[:5], lmo="spectral", polar="newton-schulz"),
     "LionC": lambda params: sn.LionC(params, peak_lr=0.02),
     "SGDC": lambda params: sn.SGDC(params, nesterov=True),
@@ -66,11 +80,14 @@ def trained(name: str, dtype: torch.dtype) -> tuple[list[Tensor], torch.optim.Op
     return [p.detach() for p in params], optimizer
 
 
+@pytest.mark.parametrize("large", [1, batch.LARGE_ELEMENTS], ids=["large", "small"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_accelerator_path_gives_the_weights_and_state_of_the_cpu_path(name, dtype, monkeypatch):
+def test_the_accelerator_path_gives_the_weights_and_state_of_the_cpu_path(name, dtype, large, monkeypatch):
+    """Large parameters take a kernel each, small ones are copied to a stack."""
     expected, reference = trained(name, dtype)
     monkeypatch.setattr(machine, "is_accelerator", lambda device: True)
+    monkeypatch.setattr(batch, "LARGE_ELEMENTS", large)
     weights, optimizer = trained(name, dtype)
     tolerance = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 5e-2}[dtype]
     for ours, theirs in zip(weights, expected, strict=True):
@@ -119,12 +136,72 @@ def test_tensors_side_by_side_are_stacked_without_a_copy():
 
 
 def test_a_step_leaves_gradients_as_they_are(accelerator):
+    """Also those that lie side by side, as in the buckets of DistributedDataParallel."""
     params = parameters(torch.float32)
     optimizer = sn.ScionC(params, lmo="by-shape", nesterov=True, maximize=True)
-    for p in params:
-        p.grad = torch.full_like(p, 0.5)
+    side_by_side = torch.full((2, 16, 16), 0.5)
+    for p, grad in zip(params, [*side_by_side, *(torch.full_like(p, 0.5) for p in params[2:])], strict=True):
+        p.grad = grad
     optimizer.step()
     assert all(p.grad is not None and torch.equal(p.grad, torch.full_like(p, 0.5)) for p in params)
+
+
+@pytest.mark.parametrize("large", [1, batch.LARGE_ELEMENTS], ids=["large", "small"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_stacked_gradients_are_finite_and_tell_which_were_not(dtype, large, monkeypatch):
+    monkeypatch.setattr(batch, "LARGE_ELEMENTS", large)
+    grads = [torch.ones(2, 3, dtype=dtype) for _ in range(5)]
+    for grad, value in zip(grads, (torch.nan, torch.inf, -torch.inf, 0.0), strict=False):
+        grad[0, 0] = value
+    stacked = batch.stack_finite(grads, torch.float32)
+    assert stacked.isfinite().all()
+    assert idle.is_finite(idle.magnitudes(stacked, idle.WHOLE)).tolist() == [False, False, False, True, True]
+    assert torch.equal(stacked[3:], torch.stack(grads[3:]).float())
+
+
+# --- matrices of several buckets in one iteration
+
+
+def iterations(optimizer: torch.optim.Optimizer, params: list[nn.Parameter], monkeypatch) -> list[tuple[int, ...]]:
+    """Return the shapes that went through polar iterations in one step."""
+    shapes: list[tuple[int, ...]] = []
+    original = iteration.find_factors
+
+    def spy(*args, **settings):
+        factors = original(*args, **settings)
+        shapes.append(tuple(factors.shape))
+        return factors
+
+    monkeypatch.setattr(iteration, "find_factors", spy)
+    train(optimizer, params, range(1))
+    return sorted(shapes)
+
+
+def fused_and_whole(**whole) -> tuple[list[nn.Parameter], sn.ScionC]:
+    params = [nn.Parameter(torch.randn(shape)) for shape in [(48, 16), (48, 16), (16, 16), (16, 64)]]
+    fused = {"params": params[:2], "lmo": "spectral", "blocks": 3}
+    return params, sn.ScionC([fused, {"params": params[2:], "lmo": "spectral", **whole}])
+
+
+def test_blocks_and_whole_matrices_of_one_size_share_an_iteration(accelerator, monkeypatch):
+    params, optimizer = fused_and_whole(lr=0.003)
+    assert iterations(optimizer, params, monkeypatch) == [(1, 16, 64), (7, 16, 16)]
+
+
+@pytest.mark.parametrize(
+    "other", [{"polar_steps": 4}, {"polar": "newton-schulz"}, {"chunk_mib": 16 * 16 * 8 / 2**20}], ids=str
+)
+def test_other_settings_and_a_small_budget_keep_iterations_apart(other, accelerator, monkeypatch):
+    params, optimizer = fused_and_whole(**other)
+    assert iterations(optimizer, params, monkeypatch) == [(1, 16, 16), (1, 16, 64), (6, 16, 16)]
+
+
+def test_a_cpu_shares_nothing():
+    params, optimizer = fused_and_whole()
+    train(optimizer, params, range(1))
+    _, steps = optimizer._prepare()
+    chunks = [buckets.Chunk(step, slice(0, len(step.grads)), [None]) for step in steps]
+    assert companions.find_companions(chunks) == [[chunk] for chunk in chunks]
 
 
 def test_the_budget_decides_how_many_parameters_are_processed_at_once(accelerator):

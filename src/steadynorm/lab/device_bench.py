@@ -270,7 +270,7 @@ class PhaseTimer:
             with self.phase("decay and weights"):
                 batch.descend(u, scalars)
 
-        timed = type("TimedScionC", (ScionC,), {"rule": staticmethod(rule)})
+        timed = type("TimedScionC", (ScionC,), {"rule": staticmethod(rule), "split_rule": None})
         return timed(params, lmo="spectral")
 
 

@@ -17,6 +17,9 @@ from steadynorm.optim import halves
 
 State: TypeAlias = dict[str, Tensor]
 Scalars: TypeAlias = dict[str, Tensor]  # 0-d, on the CPU: values that change from step to step without recompiling
+LARGE_ELEMENTS = (
+    1 << 19
+)  # a launch takes some 4 microseconds, in which 8 MB are moved: twice as many bytes as this tensor has
 
 
 class Batch(NamedTuple):
@@ -25,7 +28,7 @@ class Batch(NamedTuple):
     Attributes:
         params: The parameters, or the parts of them that this chunk writes.
         gradient: The gradient as it came, (batch, *shape), in a list from which `grad` takes it.
-        owns_gradient: Whether the gradient is a copy that may be overwritten.
+        owns_gradient: Whether the gradient is a copy from `stack_finite`, which may be overwritten.
         state: The optimizer state, in the dtype it is kept in.
         active: 1 where the step is taken, 0 where weights and state must stay as they are, because the gradient was not
             finite or a slice had none: (batch, 1, ...), or finer where slices wait (see `idle`). Its dtype is the one
@@ -63,7 +66,9 @@ class Batch(NamedTuple):
         raw = self.gradient.pop()
         if self.scratch is not None:
             grad = torch.nan_to_num(raw.to(self.active.dtype), 0.0, 0.0, 0.0, out=self.scratch)
-        elif self.owns_gradient or raw.dtype != self.active.dtype:
+        elif self.owns_gradient:
+            grad = raw
+        elif raw.dtype != self.active.dtype:
             grad = raw.to(self.active.dtype).nan_to_num_(0.0, 0.0, 0.0)
         else:
             grad = raw.nan_to_num(0.0, 0.0, 0.0)
@@ -112,7 +117,7 @@ class Batch(NamedTuple):
         is_open_loop = self.products is None and self.hold is None and not self.is_cautious
         first = self.params[0]
         is_exact, is_alone = first.dtype == self.active.dtype, len(self.params) == 1
-        return is_open_loop and is_exact and not is_alone and machine.is_accelerator(first.device)
+        return is_open_loop and is_exact and not is_alone and is_large(first) and machine.is_accelerator(first.device)
 
     def _held_rates(
         self, theta: Tensor, sums: Tensor, decayed: Tensor, eta: Tensor, gamma: Tensor
@@ -151,12 +156,17 @@ class SplitRule(NamedTuple):
         cost: How many operations `normalize` takes for one parameter of a shape, given settings.
         encode: Of shape, settings, dtype and device: how x and u are transferred so that nothing is lost that
             `normalize` would not lose itself.
+        kinds: Of shape and settings: the kinds of matrices in a parameter. On an accelerator, stacks that have a kind in
+            common go through one `normalize_all`. None: nothing is shared.
+        normalize_all: Returns the updates of several stacks, given the settings of each.
     """
 
     accumulate: Callable[[Batch, Scalars, Any], Tensor]
     normalize: Callable[[Tensor, Any, Tensor | None], Tensor]
     cost: Callable[[tuple[int, ...], Any], float]
     encode: Callable[[tuple[int, ...], Any, torch.dtype, torch.device], Encoding]
+    kinds: Callable[[tuple[int, ...], Any], frozenset[Any]] | None = None
+    normalize_all: Callable[[Sequence[Tensor], Sequence[Any]], list[Tensor]] | None = None
 
     def rule(self, batch: Batch, scalars: Scalars, settings: Any) -> None:
         """Apply all three parts: the Rule of a chunk that is whole on this process."""
@@ -183,9 +193,8 @@ def decay_and_step_(theta: Tensor | Sequence[Tensor], u: Tensor, keep: Tensor, g
     if isinstance(theta, Tensor):
         theta.mul_(keep).addcmul_(u, move)
         return
-    params = list(theta)
-    torch._foreach_mul_(params, list(keep.unbind(0)))
-    torch._foreach_add_(params, list((u * move).unbind(0)))
+    for p, moved, kept in zip(theta, (u * move).unbind(0), keep.unbind(0), strict=True):
+        torch.addcmul(moved, p, kept, out=p)  # one kernel
 
 
 def inner_products(theta: Tensor, u: Tensor, step: Tensor) -> Tensor:
@@ -210,6 +219,27 @@ def stack(tensors: Sequence[Tensor]) -> Tensor:
     if lie_side_by_side(tensors):
         return first.as_strided((len(tensors), *first.shape), (first.numel(), *first.stride()))
     return torch.stack(list(tensors))
+
+
+def stack_finite(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """Return a copy of gradients as a stack in this dtype, finite throughout, of which `idle.is_finite` still tells the truth.
+
+    A number that it rejects takes the place of NaN and infinities, so that one kernel copies a large gradient and makes it
+    finite.
+    """
+    first, rejected = tensors[0], 0.75 * torch.finfo(dtype).max
+    out = torch.empty(len(tensors), *first.shape, dtype=dtype, device=first.device)
+    if not is_large(first) or first.dtype != dtype:
+        torch._foreach_copy_(list(out.unbind(0)), list(tensors))
+        return out.nan_to_num_(rejected, rejected, rejected)
+    for grad, part in zip(tensors, out.unbind(0), strict=True):
+        torch.nan_to_num(grad, rejected, rejected, rejected, out=part)
+    return out
+
+
+def is_large(x: Tensor) -> bool:
+    """Return whether an accelerator launches a kernel for this tensor in less time than it copies it to a stack and back."""
+    return x.numel() >= LARGE_ELEMENTS
 
 
 def lie_side_by_side(tensors: Sequence[Tensor]) -> bool:

@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 from steadynorm import machine, threads
 from steadynorm.decay.hold import Hold
 from steadynorm.optim import idle
-from steadynorm.optim.batch import Batch, Rule, Scalars, SplitRule, stack, write_back
+from steadynorm.optim.batch import Batch, Rule, Scalars, SplitRule, stack, stack_finite, write_back
+from steadynorm.optim.companions import find_companions
 from steadynorm.optim.idle import WHOLE, Slices
 from steadynorm.optim.validation import NonFiniteGradientError
 
@@ -130,8 +131,11 @@ def run(steps: Sequence[BucketStep]) -> None:
         chunks.sort(key=lambda chunk: math.prod(chunk.step.bucket.shape), reverse=True)
         threads.for_each(lambda chunk: _run_chunk(chunk, scratch), chunks)
         return
-    for chunk in chunks:
-        _run_chunk(chunk, scratch)
+    for together in find_companions(chunks):
+        if len(together) == 1:
+            _run_chunk(together[0], scratch)
+        else:
+            _run_together(together, scratch)
 
 
 def _on_plain_cpu(steps: Sequence[BucketStep]) -> bool:
@@ -145,10 +149,32 @@ def _on_plain_cpu(steps: Sequence[BucketStep]) -> bool:
 
 @torch.no_grad()
 def _run_chunk(chunk: Chunk, scratch: "Scratch") -> None:
+    for batch in _batches(chunk, scratch):
+        chunk.step.rule(batch, chunk.step.scalars, chunk.step.bucket.settings)
+
+
+@torch.no_grad()
+def _run_together(chunks: Sequence[Chunk], scratch: "Scratch") -> None:
+    """Run chunks that share polar iterations: the momentum of all, then the updates of all, then the weights of all."""
+    rule, scalars = chunks[0].step.bucket.split_rule, [chunk.step.scalars for chunk in chunks]
+    settings, running = [chunk.step.bucket.settings for chunk in chunks], [_batches(chunk, scratch) for chunk in chunks]
+    assert rule is not None and rule.normalize_all is not None
+    batches, xs = list[Batch](), list[Tensor]()
+    for k, own in enumerate(running):
+        batches.append(next(own))
+        xs.append(rule.accumulate(batches[k], scalars[k], settings[k]))
+    for k, u in enumerate(rule.normalize_all(xs, settings)):
+        batches[k].descend(u, scalars[k])
+        next(running[k], None)
+
+
+def _batches(chunk: Chunk, scratch: "Scratch") -> Iterator[Batch]:
+    """Yield the batches of a chunk, one per cut, for a Rule to update; then write back their state and count what was skipped."""
     step, which, cuts = chunk
-    grads = [stack(_cut(step.grads[which], rows)) for rows in cuts]
+    is_copied = which.stop - which.start > 1
+    exact = torch.float64 if step.grads[0].dtype == torch.float64 else torch.float32
+    grads = [gather(_cut(step.grads[which], rows), exact) for rows in cuts]
     bucket, slices, shard = step.bucket, step.bucket.slices, step.bucket.shard
-    exact = torch.float64 if grads[0].dtype == torch.float64 else torch.float32
     unseen = slices.waiting_ndim or step.finite is None  # else ranks have agreed on all there is to know
     largest = [idle.magnitudes(grad, slices) for grad in grads] if unseen else []
     if step.finite is not None and step.nonzero is not None:
@@ -172,7 +198,7 @@ def _run_chunk(chunk: Chunk, scratch: "Scratch") -> None:
         batch = Batch(
             _cut(bucket.params[which], rows),
             [grads.pop()],
-            which.stop - which.start > 1,
+            is_copied,
             {key: stack(tensors) for key, tensors in lists.items()},
             active,
             step.maximize,
@@ -186,13 +212,18 @@ def _run_chunk(chunk: Chunk, scratch: "Scratch") -> None:
             counts,
             None if step.residuals is None else _cut(step.residuals[which], rows),
         )
-        step.rule(batch, step.scalars, bucket.settings)
+        yield batch
         for key, tensors in lists.items():
             write_back(tensors, batch.state[key])
     if totals is not None and products is not None:
         torch._foreach_copy_([totals], [torch.where(finite, products, torch.nan)])
     if step.finite is None:
         count_skips(step.skipped[which], finite)
+
+
+def gather(grads: list[Tensor], exact: torch.dtype) -> Tensor:
+    """Return gradients as a stack, on an accelerator as `Batch.owns_gradient` wants it."""
+    return stack_finite(grads, exact) if len(grads) > 1 and machine.is_accelerator(grads[0].device) else stack(grads)
 
 
 def update_momentum_left(left: list[Tensor], nonzero: Tensor, finite: Tensor, keep: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from steadynorm.optim import buckets
 from steadynorm.optim.batch import Batch, Encoding, Scalars, SplitRule
 from steadynorm.optim.idle import Slices
 from steadynorm.polar import Polar
-from steadynorm.views import BlockLayout
+from steadynorm.views import BlockLayout, Run
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,56 @@ def _from_kept(m: Tensor, grad: Tensor, alpha: Tensor, nesterov: bool) -> Tensor
 
 def _normalize(x: Tensor, settings: ScionSettings, out: Tensor | None) -> Tensor:
     """theta_t = (1-eta) theta + gamma lmo(x)."""
+    if settings.lmo.numbers.is_polar and machine.is_accelerator(x.device):
+        return _normalize_all([x], [settings])[0]
     return settings.lmo.update(x, blocks=settings.blocks, polar=settings.polar, batch_ndim=1, out=out)
+
+
+class Kind(NamedTuple):
+    """What matrices must have in common to go through one polar iteration."""
+
+    polar: Polar
+    sides: tuple[int, int]  # as they are stored
+    scale: float
+
+
+def _kind(run: Run, settings: ScionSettings) -> Kind:
+    """Return the kind of matrices that a run of blocks consists of."""
+    sides = (run.d_in, run.d_out) if settings.lmo.view.is_transposed else (run.d_out, run.d_in)
+    return Kind(settings.polar, sides, settings.polar_scale(run.d_out, run.d_in) / run.divisor)
+
+
+def _kinds(shape: tuple[int, ...], settings: ScionSettings) -> frozenset[Kind]:
+    """Return the kinds of matrices in a parameter; none where there is no polar factor."""
+    if not settings.lmo.numbers.is_polar:
+        return frozenset()
+    return frozenset(_kind(run, settings) for run in settings.lmo.view.runs(shape, settings.blocks))
+
+
+def _normalize_all(xs: Sequence[Tensor], settings: Sequence[ScionSettings]) -> list[Tensor]:
+    """Return the updates of several stacks; matrices of one kind, whole or blocks, share a polar iteration."""
+    alike: dict[Kind, list[tuple[int, Run, Tensor]]] = {}
+    for k, (x, own) in enumerate(zip(xs, settings, strict=True)):
+        for run in own.lmo.view.runs(x.shape[1:], own.blocks):
+            part = x.narrow(_block_dim(x, own), run.start, run.length)
+            matrices = own.lmo.view.to_matrices(part, run.blocks, own.blocks.side, batch_ndim=1)
+            alike.setdefault(_kind(run, own), []).append((k, run, matrices))
+    updates: list[dict[int, Tensor]] = [{} for _ in xs]  # of each stack, by where a run starts
+    for kind, members in alike.items():
+        factors = kind.polar.find_all([matrices for _, _, matrices in members], scale=kind.scale)
+        for (k, run, _), factor in zip(members, factors, strict=True):
+            own, shape = settings[k], list(xs[k].shape)
+            shape[_block_dim(xs[k], own)] = run.length
+            updates[k][run.start] = own.lmo.view.from_matrices(factor, shape, own.blocks.side, batch_ndim=1)
+    return [
+        u[0] if len(u) == 1 else torch.cat([u[start] for start in sorted(u)], _block_dim(x, own))
+        for x, u, own in zip(xs, updates, settings, strict=True)
+    ]
+
+
+def _block_dim(x: Tensor, settings: ScionSettings) -> int:
+    """Return the dimension of a stack along which blocks lie."""
+    return settings.lmo.view.block_dims[settings.blocks.side] % (x.ndim - 1) + 1
 
 
 def _cost(shape: tuple[int, ...], settings: ScionSettings) -> float:
@@ -108,4 +158,4 @@ def settings_of(group: Group, shape: Sequence[int]) -> ScionSettings:
     return ScionSettings(lmo, blocks, bool(group["nesterov"]), polar_of(group))
 
 
-SCION_RULE = SplitRule(_accumulate, _normalize, _cost, encode)
+SCION_RULE = SplitRule(_accumulate, _normalize, _cost, encode, _kinds, _normalize_all)

@@ -223,8 +223,8 @@ def _accumulate(step: BucketStep, which: slice, rule: SplitRule, active: Tensor,
     for some in _subsets(grads):
         state = {key: stack(tensors[some]) for key, tensors in lists.items()}
         count = None if updates is None else updates[some]
-        owns = len(grads[some]) > 1
-        batch = Batch((), [stack(grads[some])], owns, state, active[some], step.maximize, counts=count)
+        grad = buckets.gather(grads[some], active.dtype)
+        batch = Batch((), [grad], len(grads[some]) > 1, state, active[some], step.maximize, counts=count)
         x[some].copy_(rule.accumulate(batch, step.scalars, step.bucket.settings))
         for key, tensors in lists.items():
             write_back(tensors[some], state[key])
