@@ -101,7 +101,7 @@ MUTANTS = (
     steady("effective_lr", "effective lr without its root", "math.sqrt(momentum_gain(alpha, nesterov=nesterov))", "momentum_gain(alpha, nesterov=nesterov)"),
     steady("limit_decay", "factor 2 in the decay for a target", "2 * target", "target"),
     steady("weight_decay_for", "linear kernel where the exact one is asked for", "isinstance(overlap, Overlap)", "False"),
-    steady("_norm_sq", "eta squared left out at finite eta", "eta * (2 - eta)", "2 * eta"),
+    steady("norm_sq_from_gain", "eta squared left out at finite eta", "eta * (2 - eta)", "2 * eta"),
     steady("half_life", "half-life by the first order", "-math.log1p(-eta)", "eta"),
     steady("adam_update_sq", "size of Adam's update", "(1 - beta1) / (1 + beta1)", "1 - beta1"),
     steady("adam_weight_decay_for", "factor 2 in Adam's decay for a target", '2 * check_target("mean_square", mean_square)', '1 * check_target("mean_square", mean_square)'),

@@ -13,7 +13,14 @@ import numpy as np
 import optax  # pyright: ignore[reportMissingImports]
 
 from steadynorm.theory import Overlap
-from steadynorm.theory.equilibrium import check_lr, check_target, limit_decay, linear_gain, relative_decay
+from steadynorm.theory.equilibrium import (
+    check_lr,
+    check_target,
+    limit_decay,
+    linear_gain,
+    norm_sq_from_gain,
+    relative_decay,
+)
 from steadynorm.theory.kernels import sum_gain, vector_kernel
 from steadynorm.theory.momentum import check_alpha, check_beta, ema, lion, mixed_correlation
 
@@ -55,9 +62,9 @@ def corrected_decay(
         alpha: The weight of the new gradient, for "muon" and "scion"; 1 - beta.
         betas: Lion's betas.
         nesterov: Whether the momentum is Nesterov's.
-        reference: The alpha or betas at which lambda holds. Default: what they are at the start.
-        overlap: "linear", the paper's formula, or an Overlap, whose decay reaches the target at finite eta. Lion's is
-            known.
+        reference: The alpha or betas at which weight_decay applies unchanged. Default: those at the start.
+        overlap: "linear", the paper's formula, or an Overlap, whose decay reaches the target at finite eta. Lion always
+            uses its own.
 
     Returns:
         A function of the step count, which may be traced.
@@ -109,12 +116,12 @@ def add_corrected_decay(
     reference: Any = None,
     overlap: str | Overlap = "linear",
 ) -> Any:
-    """Return a transformation that adds lambda_t theta: put it where `optax.add_decayed_weights` was.
+    """Return a transformation that adds lambda_t theta, in place of `optax.add_decayed_weights`.
 
     Args:
         mask: As in `optax.add_decayed_weights`: True where weights decay.
         learning_rate, weight_decay, family, peak_lr, steady_norm_sq, alpha, betas, nesterov, reference, overlap: As in
-            `corrected_decay`. The lr is not applied here: `optax.scale_by_learning_rate` follows in the chain.
+            `corrected_decay`. The lr is not applied here; put `optax.scale_by_learning_rate` after it in the chain.
 
     Examples:
         >>> lr = optax.warmup_cosine_decay_schedule(0.0, 1e-3, 10, 100)
@@ -130,9 +137,10 @@ def add_corrected_decay(
 
 
 def tabulate(step_function: Callable[[int], float], steps: int) -> Schedule:
-    """Return a step function of `steadynorm.schedule`, which JAX cannot trace, as an optax schedule.
+    """Return an optax schedule with the values of a step function of `steadynorm.schedule`, which JAX cannot trace.
 
-    It is called once per step now and looked up later; past the end it keeps its last value.
+    The function is called now, once for each step, and the schedule looks its values up. After the last step it keeps the
+    last value.
 
     Examples:
         >>> from steadynorm.schedule import MatchedMomentum, cosine
@@ -145,7 +153,7 @@ def tabulate(step_function: Callable[[int], float], steps: int) -> Schedule:
 
 
 def value_at(value: Value, count: Any) -> Any:
-    """Return a value at this count."""
+    """Return what a number, schedule or array is worth at this count."""
     return value(count) if callable(value) else value
 
 
@@ -169,7 +177,7 @@ def find_peak(where: str, learning_rate: Value, peak_lr: Value | None) -> Value:
 def target_decay(
     target: Any, lr: Any, family: str, momentum: Any, *, nesterov: bool = False, overlap: str | Overlap = "linear"
 ) -> Any:
-    """Return the decay whose steady state is `target`, as `steadynorm.theory` does, of values that may be traced."""
+    """Return the decay whose steady state is `target`, as in `steadynorm.theory`, for values that JAX may trace."""
     kernel = vector_kernel(1) if family == "lion" else overlap
     if isinstance(kernel, Overlap):
         return _exact_decay(target, lr, kernel, _log_correlation(family, momentum, nesterov))
@@ -179,13 +187,16 @@ def target_decay(
 
 
 def _exact_decay(target: Any, lr: Any, kernel: Overlap, logs: tuple[Any, Any]) -> Any:
-    """Solve lr^2 G(eta) = target (2 eta - eta^2) by Newton's method in log eta, where the curve is nearly straight."""
+    """Solve R^2(eta) = target by Newton's method in log eta, where the curve is nearly straight; lr = 0 gives 0."""
     n, a = jnp.asarray(kernel.n), jnp.asarray(kernel.a)
-    share = jnp.where(lr > 0, jnp.square(lr) / target, 1e-6)  # lr = 0 gives 0 below
+    positive_lr = jnp.where(lr > 0, lr, 1e-3 * jnp.sqrt(target))  # any lr that keeps Newton's method finite
+
+    def gain(eta: Any) -> Any:
+        return sum_gain(n, a, *logs, eta, jnp)
 
     def miss(log_eta: Any) -> Any:
         eta = jnp.exp(log_eta)
-        return jnp.log(share * sum_gain(n, a, *logs, eta, jnp)) - log_eta - jnp.log(2 - eta)
+        return jnp.log(norm_sq_from_gain(positive_lr, eta, gain(eta)) / target)
 
     most = float(np.log(_LARGEST_ETA))
 
@@ -193,13 +204,13 @@ def _exact_decay(target: Any, lr: Any, kernel: Overlap, logs: tuple[Any, Any]) -
         value, slope = jax.value_and_grad(miss)(log_eta)
         return jnp.minimum(log_eta - value / slope, most)
 
-    start = jnp.minimum(jnp.log(share * sum_gain(n, a, *logs, 0.0, jnp) / 2), most)
-    log_eta = jax.lax.fori_loop(0, _NEWTON_STEPS, improve, start)
-    return jnp.where(lr > 0, jnp.exp(log_eta) / jnp.where(lr > 0, lr, 1.0), 0.0)
+    start = jnp.log(positive_lr * limit_decay(target, positive_lr, gain(0.0)))
+    log_eta = jax.lax.fori_loop(0, _NEWTON_STEPS, improve, jnp.minimum(start, most))
+    return jnp.where(lr > 0, jnp.exp(log_eta) / positive_lr, 0.0)
 
 
 def _log_correlation(family: str, momentum: Any, nesterov: bool) -> tuple[Any, Any]:
-    """Return the logarithms of the correlation of successive inputs and of the factor from one lag to the next."""
+    """Return the logarithms of the correlation of successive inputs and of its factor from one lag to the next."""
     filter = lion(*momentum) if family == "lion" else ema(momentum, nesterov=nesterov)
     correlation = mixed_correlation(filter, filter.s)
     gaps = correlation.first_gap, correlation.ratio_gap
@@ -218,7 +229,7 @@ def _gain(family: str, momentum: Any, nesterov: bool) -> Any:
 
 
 def _momentum(family: str, alpha: Value | None, betas: tuple[Value, Value] | None) -> Any:
-    """Return the momentum that the decay of a family follows; raise ValueError if it is another one's."""
+    """Return the momentum that the decay of a family follows; raise ValueError if it belongs to another family."""
     if family not in FAMILIES:
         raise ValueError(f"family={family!r} is unknown; choose one of {', '.join(FAMILIES)}")
     if alpha is not None and family not in ("muon", "scion"):

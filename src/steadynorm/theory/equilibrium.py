@@ -208,7 +208,12 @@ def _norm_sq(lr: float, eta: float, kernel: Overlap, correlation: Correlation) -
         return 0.0
     if eta == 0:
         return math.inf
-    return lr / (eta * (2 - eta)) * lr * kernel.gain_of(correlation, eta)
+    return norm_sq_from_gain(lr, eta, kernel.gain_of(correlation, eta))
+
+
+def norm_sq_from_gain(lr: float, eta: float, gain: float) -> float:
+    """Return R^2 = gamma^2 G / (2 eta - eta^2), unchecked, by arithmetic only: JAX traces it (`steadynorm.jax`)."""
+    return lr / (eta * (2 - eta)) * lr * gain
 
 
 def limit_decay(target: float, lr: float, gain: float) -> float:
