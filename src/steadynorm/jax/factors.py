@@ -1,24 +1,23 @@
 """Polar factors in jnp: the iteration of `steadynorm.polar`, with the same coefficients, scaling and Gram form.
 
 Products accumulate in fp32. The matrices themselves are bf16 on an accelerator and fp32 on a CPU, where XLA gains nothing
-from bf16; fp64 stays fp64. Directions with no singular value (zero matrices, missing rank) stay zero; a matrix with a NaN
-stays NaN and leaves its neighbours alone.
+from bf16; fp64 stays fp64. Directions with no singular value (zero matrices, missing rank) stay zero. A matrix with a NaN
+becomes NaN and does not affect the other matrices of its batch.
 """
 
 import jax  # pyright: ignore[reportMissingImports]
 import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 
-from steadynorm.polar.coefficients import Quintic, find_quintics
+from steadynorm.polar.coefficients import GRAM_MIN_ASPECT, GRAM_MIN_ROWS_BF16, Quintic, find_quintics
 
 PolarMethod = str | tuple[str, int]  # a method, or a method and its number of steps
 
 _STEPS = 5
-_GRAM_MIN_ASPECT = 1.5  # d_in/d_out from which iterating on the Gram matrix takes fewer operations
-_GRAM_MIN_ROWS = {"bfloat16": 192, "float32": 32, "float64": 32}  # in bf16 the Gram form diverges below 192 rows
+_GRAM_MIN_ROWS = {"bfloat16": GRAM_MIN_ROWS_BF16, "float32": 32, "float64": 32}  # below 32 rows it gains nothing
 
 
 def split_method(polar: PolarMethod) -> tuple[str, int]:
-    """Return method and number of steps; raise ValueError if there is no such method.
+    """Return the method and its number of steps; raise ValueError if the method is unknown.
 
     >>> split_method("express"), split_method(("newton-schulz", 3))
     (('express', 5), ('newton-schulz', 3))
@@ -40,7 +39,8 @@ def polar_factor(x: jax.Array, polar: PolarMethod = "express", *, dtype: str | N
         x: The matrices, of any scale.
         polar: "express" (PolarExpress), "newton-schulz" (Muon's iteration) or "svd", or such a method with its number of
             steps, as in ("express", 4).
-        dtype: What products take, "float32" or "bfloat16". Default: bf16 on an accelerator, fp32 on a CPU.
+        dtype: The dtype of the factors of each product, "float32" or "bfloat16". Default: bf16 on an accelerator, fp32 on
+            a CPU.
 
     Examples:
         >>> x = jnp.array([[3.0, 0.0], [0.0, -1e-20]])
@@ -74,7 +74,7 @@ def wide_dtype(dtype: jnp.dtype) -> jnp.dtype:
 def _scale(x: jax.Array, working: jnp.dtype) -> jax.Array:
     """Return x in the working dtype, times the power of two that brings the largest entry of a matrix to [0.5, 1).
 
-    The power is applied as two factors, because the largest one is not a number in fp32.
+    The power is applied as two factors, because the largest one overflows fp32.
     """
     x = x.astype(wide_dtype(x.dtype))
     exponent = jnp.frexp(jnp.abs(x).max((-2, -1), keepdims=True))[1]
@@ -93,7 +93,7 @@ def _factor(x: jax.Array, method: str, steps: int) -> jax.Array:
         return _svd(x)
     quintics = find_quintics(method, steps)
     published = method == "newton-schulz"
-    flat = d >= _GRAM_MIN_ROWS[y.dtype.name] and n >= _GRAM_MIN_ASPECT * d
+    flat = d >= _GRAM_MIN_ROWS[y.dtype.name] and n >= GRAM_MIN_ASPECT * d
     y = _steps_on_gram(y, quintics) if flat and not published else _steps_on_x(y, quintics, published)
     return y.mT if tall else y
 
@@ -115,7 +115,7 @@ def _svd(x: jax.Array) -> jax.Array:
 
 
 def _steps_on_x(y: jax.Array, quintics: tuple[Quintic, ...], published: bool) -> jax.Array:
-    """y <- a y + (b A + c A^2) y,  A = y y^T: 3 products per step, and one rounding of the sum."""
+    """Iterate on the matrix: y <- a y + (b A + c A^2) y with A = y y^T, 3 products per step, the sum rounded once."""
     y = _product(_first_polynomial(_product(y, y.mT), quintics[0], published), y)
     for a, b, c in quintics[1:]:
         gram = _product(y, y.mT)
@@ -127,8 +127,8 @@ def _steps_on_x(y: jax.Array, quintics: tuple[Quintic, ...], published: bool) ->
 def _steps_on_gram(y: jax.Array, quintics: tuple[Quintic, ...]) -> jax.Array:
     """Iterate on the small matrix R = y y^T: with P = a I + b R + c R^2, Q <- P Q and R <- P R P, then y <- Q y.
 
-    R's small eigenvalues drown in rounding after two steps: then y <- Q y and R from it. An odd step goes alone before
-    the last two, as in `steadynorm.polar.iteration`.
+    After two steps rounding swamps R's small eigenvalues, so y <- Q y and R is computed from it again. If the number of
+    steps is odd, the single one comes before the last two, as in `steadynorm.polar.iteration`.
     """
     k = 0
     while (left := len(quintics) - k) > 0:
@@ -146,8 +146,8 @@ def _steps_on_gram(y: jax.Array, quintics: tuple[Quintic, ...]) -> jax.Array:
 def _first_polynomial(gram: jax.Array, quintic: Quintic, published: bool) -> jax.Array:
     """Return the polynomial of the matrix scaled by its norm s: (a/s) I + (b/s^3) R + (c/s^5) R^2.
 
-    s is the Schatten-8 norm, |R^2|_F^(1/4), a bound on the largest singular value that costs nothing here; what Muon and
-    the published Scion divide by is the Frobenius norm, (trace R)^(1/2).
+    s is the Schatten-8 norm, |R^2|_F^(1/4), a bound on the largest singular value that costs nothing here. Muon and the
+    published Scion divide by the Frobenius norm instead, (trace R)^(1/2).
     """
     square, exact = _product(gram, gram), wide_dtype(gram.dtype)
     if published:
@@ -176,6 +176,6 @@ def _product(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _wide_product(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Return a b, accumulated and kept in at least fp32; fp32 is not cut to fewer bits on its way."""
+    """Return a b, accumulated and returned in at least fp32; fp32 matrices are multiplied in full precision."""
     precision = None if a.dtype == jnp.bfloat16 else jax.lax.Precision.HIGHEST
     return jnp.matmul(a, b, precision=precision, preferred_element_type=wide_dtype(a.dtype))

@@ -17,12 +17,10 @@ import torch
 from torch import Tensor
 
 from steadynorm.polar import symmetric_kernels
-from steadynorm.polar.coefficients import Quintic
+from steadynorm.polar.coefficients import GRAM_MIN_ASPECT, GRAM_MIN_ROWS_BF16, Quintic
 
-GRAM_MIN_ASPECT = 1.5  # d_in/d_out from which iterating on the Gram matrix takes fewer operations
 _SIZE = 8.0  # the Frobenius norm to which matrices are scaled
-# In bf16 the Gram form diverges below 192 rows, because the rounding of so few does not average out. Other dtypes bear any.
-_GRAM_MIN_ROWS = {torch.bfloat16: 192}
+_GRAM_MIN_ROWS = {torch.bfloat16: GRAM_MIN_ROWS_BF16}  # other dtypes bear any number
 _MOST_INVERSE = 20.0  # above 1 / norm of every scaled matrix of up to 10^5 rows but the zero matrix
 
 

@@ -12,6 +12,11 @@ METHODS = ("express", "newton-schulz", "svd")
 
 Quintic: TypeAlias = tuple[float, float, float]  # p(s) = a s + b s^3 + c s^5
 
+# The iteration works on the Gram matrix from this d_in/d_out on, where that takes fewer operations. In bf16 it also needs
+# this many rows: with fewer, rounding errors do not average out and the Gram form diverges.
+GRAM_MIN_ASPECT = 1.5
+GRAM_MIN_ROWS_BF16 = 192
+
 _LOWER = 1e-3  # the composition need not be optimal for smaller relative singular values than this
 _MAX_ERROR = 0.11  # nor for so small ones that the worst error would exceed this (measured: best for 4 and 5 steps)
 _SAFETY = 1.01  # room for bf16 rounding above 1

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from steadynorm import machine
-from steadynorm.polar.accelerator import GRAM_MIN_ASPECT, find_factors
-from steadynorm.polar.coefficients import Quintic, find_quintics
+from steadynorm.polar.accelerator import find_factors
+from steadynorm.polar.coefficients import GRAM_MIN_ASPECT, GRAM_MIN_ROWS_BF16, Quintic, find_quintics
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _SINGLE_MIN_ROWS = 320  # rows from which a CPU takes matrices one by one
@@ -25,8 +25,7 @@ class Sizes:
     block: int  # rows of a block in a symmetric product; half of the matrix at most
 
 
-# In bf16 the Gram form diverges below 192 rows: the rounding of so few does not average out.
-_BF16_SIZES = Sizes(gram_rows=192, batch_max_elements=600_000, block=128)
+_BF16_SIZES = Sizes(gram_rows=GRAM_MIN_ROWS_BF16, batch_max_elements=600_000, block=128)
 # Measured with AVX2: the Gram form wins from 32 rows at 1:4, and four blocks beat two at 384 rows.
 _FP32_SIZES = Sizes(gram_rows=32, batch_max_elements=300_000, block=96)
 
