@@ -23,11 +23,14 @@ TREE = {
     "Block_1/up/kernel": ((12, 40), "spectral", 1),
     "Block_1/down/kernel": ((40, 12), "spectral", 1),
     "Block_1/norm/scale": ((12,), "bias", 1),
+    "columns/kernel": ((12, 10), "column", 1),
     "conv/kernel": ((3, 3, 2, 12), "spectral", 1),
     "embed/embedding": ((9, 12), "embedding", 1),
     "head/kernel": ((12, 7), "sign", 1),
     "head/bias": ((7,), "bias", 1),
+    "rows/kernel": ((12, 10), "row", 1),
 }
+ROWS_AND_COLUMNS = {"rows/*": "row", "columns/*": "column"}  # no role has these lmos, so they are asked for
 
 
 def lr_at(step: int) -> float:
@@ -117,7 +120,7 @@ def move_scion(optimizer: torch.optim.Optimizer, step: int) -> None:
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_scionc_equals_torchs_scionc(dtype, overlap, nesterov):
     with jax.enable_x64(dtype is np.float64):
-        labels = sj.label_params(nest(draw(dtype, 0)))
+        labels = sj.label_params(nest(draw(dtype, 0)), lmos=ROWS_AND_COLUMNS)
         assert {path: (label.lmo, label.blocks) for path, label in labels.items()} == {
             path: (lmo, blocks) for path, (_, lmo, blocks) in TREE.items()
         }
@@ -138,7 +141,7 @@ def test_scionc_equals_torchs_scionc(dtype, overlap, nesterov):
 def test_scion_equals_torchs_scion(polar):
     """In fp64 neither library rounds to bf16."""
     with jax.enable_x64(True):
-        labels = sj.label_params(nest(draw(np.float64, 0)))
+        labels = sj.label_params(nest(draw(np.float64, 0)), lmos=ROWS_AND_COLUMNS)
         tx = sj.scion(sj.tabulate(lr_at, STEPS), labels, weight_decay=0.1, output_weight_decay=0.004, polar=(polar, 4))
         ours = run_jax(tx, np.float64)
 
@@ -184,5 +187,29 @@ def test_lionc_equals_torchs_lionc(target):
 
     def move(optimizer: torch.optim.Optimizer, step: int) -> None:
         optimizer.param_groups[0]["lr"] = lr_at(step)
+
+    assert_alike(ours, run_torch(make, np.float64, move), np.float64)
+
+
+def test_muonc_equals_torchs_muonc():
+    """Without Nesterov, because optax corrects its bias and torch does not; optax sees every matrix as d_in x d_out."""
+    with jax.enable_x64(True):
+        lr = sj.tabulate(lr_at, STEPS)
+        tx = sj.muonc(lr, 0.5, nesterov=False, peak_lr=LR, adam_weight_decay=0.3, options={"eps": 1e-14, "adam_b2": 0.95})
+        ours = run_jax(tx, np.float64)
+
+    def make(params: dict) -> torch.optim.Optimizer:
+        groups = []
+        for path, (shape, _, _) in TREE.items():
+            if len(shape) == 2:
+                view = "spectral" if path.endswith("kernel") else "spectral-transposed"
+                groups.append({"params": [params[path]], "use_muon": True, "lmo": view})
+            else:
+                groups.append({"params": [params[path]], "use_muon": False, "weight_decay": 0.3, "eps": 1e-14})
+        return sn.MuonC(groups, lr=LR, adam_lr=LR, weight_decay=0.5, nesterov=False, polar="newton-schulz")
+
+    def move(optimizer: torch.optim.Optimizer, step: int) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = lr_at(step)
 
     assert_alike(ours, run_torch(make, np.float64, move), np.float64)

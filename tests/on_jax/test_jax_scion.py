@@ -201,13 +201,13 @@ def test_masked_and_partitioned_trees_find_their_labels():
     assert (updates["up"]["kernel"] < 0).all()
 
 
-@pytest.mark.parametrize(("given", "lr"), [({}, 20 * 0.002), ({"output_lr": 0.1}, 0.1)], ids=str)
-def test_the_output_weight_has_its_own_lr_and_a_constant_decay_that_matches_at_the_peak(given, lr):
+@pytest.mark.parametrize(("options", "lr"), [({}, 20 * 0.002), ({"output_lr": 0.1}, 0.1)], ids=str)
+def test_the_output_weight_has_its_own_lr_and_a_constant_decay_that_matches_at_the_peak(options, lr):
     params = {"head": {"kernel": jnp.ones((4, 2))}}
-    tx = sj.scionc(LR, peak_lr=0.02, **given)
+    tx = sj.scionc(LR, peak_lr=0.02, **options)
     updates, _ = tx.update(jax.tree.map(jnp.zeros_like, params), tx.init(params), params)
     eta_at_peak = 0.02 * sn.theory.weight_decay_for(1.1875, 0.02, 0.1)
-    decay = eta_at_peak / given.get("output_lr", 20 * 0.02)
+    decay = eta_at_peak / options.get("output_lr", 20 * 0.02)
     np.testing.assert_allclose(updates["head"]["kernel"], -lr * decay, rtol=1e-5)
 
 
