@@ -33,7 +33,7 @@ def adamc(
         weight_decay: lambda at the peak lr; 0.1 by default, not optax's 1e-4.
         peak_lr: The schedule's maximum; needed unless learning_rate is a number.
         steady_norm_sq: A target in place of weight_decay: the mean square of an element.
-        mask: As in `optax.adamw`: True where weights decay. Leave out the output layer, whose decay should be constant.
+        mask: As in `optax.adamw`: True where weights decay. Mask the output layer, whose decay should be constant.
 
     Examples:
         >>> tx = adamc(optax.cosine_decay_schedule(1e-3, 100), weight_decay=0.1, peak_lr=1e-3)
@@ -73,7 +73,8 @@ def lionc(
         weight_decay: lambda at the peak lr; 1 by default.
         peak_lr: The schedule's maximum; needed unless learning_rate is a number.
         steady_norm_sq: A target in place of weight_decay: the mean square of an element.
-        reference_betas: The betas at which weight_decay holds, where `optax.inject_hyperparams` moves them.
+        reference_betas: The betas at which weight_decay applies unchanged; needed if `optax.inject_hyperparams` changes
+            them.
         mask: As in `optax.lion`.
 
     Examples:
@@ -112,14 +113,14 @@ def muonc(
 
     Args:
         learning_rate: gamma of the matrices: a number, a schedule or an array.
-        weight_decay: Their lambda at the peak lr; 0.1 by default.
+        weight_decay: The lambda of the matrices at the peak lr; 0.1 by default.
         beta, nesterov: As in `optax.contrib.muon`.
         peak_lr: The schedule's maximum; needed unless learning_rate is a number.
         steady_norm_sq: A target in place of weight_decay: the squared weight norm over that of one update.
-        reference_beta: The beta at which weight_decay holds, where `optax.inject_hyperparams` moves it.
+        reference_beta: The beta at which weight_decay applies unchanged; needed if `optax.inject_hyperparams` changes it.
         adam_learning_rate: As in `optax.contrib.muon`: the lr of everything else; learning_rate by default.
-        adam_weight_decay: Its lambda at its peak lr.
-        adam_peak_lr: Its peak; by default peak_lr where both share a learning_rate.
+        adam_weight_decay: The lambda of that Adam at its peak lr.
+        adam_peak_lr: The peak of adam_learning_rate; peak_lr by default if both use learning_rate.
         options: Further arguments of `optax.contrib.muon`, as in {"ns_steps": 4, "consistent_rms": 0.2}.
 
     Examples:
@@ -155,5 +156,5 @@ def muonc(
 
 
 def _base(weight_decay: Value | None, target: Value | None, default: float) -> Value | None:
-    """Return the decay at the peak: the default if neither it nor a target is passed."""
+    """Return the decay at the peak, which has a default unless a target is passed."""
     return default if weight_decay is None and target is None else weight_decay

@@ -1,7 +1,8 @@
-"""Meshes with explicit axes, JAX's default: the update is computed on automatic ones.
+"""Run the update on meshes with explicit axes, which are JAX's default.
 
-Stacking, views as matrices and products of sharded matrices have no sharding that JAX could infer, so it would refuse
-them. XLA chooses one instead, and results are sharded as the weights and the state are.
+On explicit axes JAX infers the sharding of every result, and it refuses to stack, reshape and multiply sharded matrices
+where it cannot. The update therefore runs on automatic axes, where XLA chooses the sharding, and its results return to the
+sharding of the weights and the state.
 """
 
 from collections.abc import Callable
@@ -11,14 +12,15 @@ import jax  # pyright: ignore[reportMissingImports]
 
 
 def on_automatic_axes(advance: Callable[..., tuple[Any, Any]], updates: Any, state: Any, params: Any, now: Any) -> Any:
-    """Return advance(updates, state, params, now), which returns trees like params and state, on any mesh.
+    """Return advance(updates, state, params, now), computed on automatic axes of the mesh of params.
 
     Args:
-        advance: The function. Values that JAX traces reach it as arguments only.
+        advance: A function that returns trees like params and state. Traced values must reach it as arguments, not by
+            closure.
         updates: The gradients.
-        state: The state.
-        params: The weights, which say on which mesh.
-        now: What else it takes: scalars.
+        state: The optimizer's state.
+        params: The weights, whose sharding names the mesh.
+        now: The scalars of this step.
     """
     axes = {axis for leaf in jax.tree.leaves(params) for axis in _explicit_axes(leaf)}
     if not axes:

@@ -1,7 +1,7 @@
-"""The lmos in jnp: rows of `steadynorm.theory.updates.UPDATES`, completed with their functions of arrays.
+"""The lmos in jnp: a function of arrays for each row of `steadynorm.theory.updates.UPDATES`.
 
-Each takes one parameter's momentum, seen as matrices (..., d_out, d_in), and returns an update of unit norm that does not
-depend on the scale of the momentum and is zero where it is zero.
+A function takes the momentum of one parameter as matrices (..., d_out, d_in) and returns an update of unit norm. The update
+does not depend on the scale of the momentum, and it is zero where the momentum is zero.
 """
 
 import math
@@ -30,13 +30,13 @@ _FUNCTIONS: dict[str, Callable[[Any, PolarMethod], Any]] = {
 
 
 def find_oracle(lmo: str, shape: Sequence[int]) -> Update:
-    """Return the numbers of an lmo for a parameter of this shape; raise ValueError if it is unknown or does not fit.
+    """Return the row of an lmo for a parameter of this shape; raise ValueError if the lmo is unknown.
 
     >>> find_oracle("by-shape", (4, 4)).name
     'spectral'
     """
     if lmo not in _FUNCTIONS and lmo != BY_SHAPE:
-        remedy = "transposed weights are a matter of their label: role 'hidden-transposed'" if "-" in lmo else ""
+        remedy = "for transposed weights use a label with role 'hidden-transposed'" if "-" in lmo else ""
         choices = ", ".join([*_FUNCTIONS, BY_SHAPE])
         raise ValueError(f"unknown lmo {lmo!r}; choose one of {choices}" + (f"; {remedy}" if remedy else ""))
     return update_of(lmo, shape)
@@ -52,10 +52,10 @@ def apply_oracle(x: Any, oracle: Update, blocks: int, polar: PolarMethod, fade: 
 
     Args:
         x: The momentum of one parameter.
-        oracle: The lmo's numbers.
+        oracle: The row of the lmo.
         blocks: How many row blocks are matrices of their own.
         polar: How polar factors are found.
-        fade: The factor of each matrix, (...); None stands for 1.
+        fade: A factor for each matrix, (...); None stands for 1.
 
     Examples:
         >>> apply_oracle(jnp.array([[3.0, -0.5], [0.0, 1.0]]), find_oracle("sign", (2, 2)), 1, "express").tolist()

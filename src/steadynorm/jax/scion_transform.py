@@ -3,7 +3,7 @@
     m_t = (1 - alpha) m_{t-1} + alpha g_t
     theta_t = (1 - gamma lambda_t) theta_{t-1} + gamma lmo(m_t)
 
-`stacks` has the arithmetic; here are the values that move, and the state.
+`stacks` has the arithmetic. This module evaluates what changes from step to step, and keeps the state.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,7 +36,7 @@ class ScionState(NamedTuple):
     Attributes:
         count: Completed steps.
         momentum: The moving average of the gradients, a tree like the parameters.
-        left: {path: what is left of the momentum of each of its matrices since their last gradient}.
+        left: {path: how much is left of the momentum of each of its matrices since their last gradient}.
     """
 
     count: Any
@@ -45,7 +45,7 @@ class ScionState(NamedTuple):
 
 
 class _Settings(NamedTuple):
-    """What does not change from step to step."""
+    """The choices that stay the same in every step."""
 
     labels: LabelsLike
     nesterov: bool
@@ -86,8 +86,8 @@ def scionc(
             array's lmo and shape.
         nesterov: Whether the lmo sees (1 - alpha) m_t + alpha g_t.
         output_lr: The lr of the output weight; 20 lr by default.
-        output_weight_decay: Its constant decay. Default: the one at which lr lambda is that of the other arrays at the
-            start, which takes a known peak lr.
+        output_weight_decay: The constant decay of the output weight. By default its lr lambda at the peak equals that of
+            the other arrays, for which the peak must be known.
         peak_lr: The schedule's maximum, needed only for that default.
         polar: "express", "newton-schulz" or "svd", or with a number of steps, as in ("express", 4).
         momentum_dtype: "bfloat16" halves the state. Default: fp32 (fp64 for fp64 parameters).
@@ -175,7 +175,7 @@ class _Now(NamedTuple):
 
 
 class _Rates(NamedTuple):
-    """What moves from step to step: lr, momentum and decay of each array."""
+    """The lr, momentum and decay of each array, which may change in every step."""
 
     name: str
     learning_rate: Value
@@ -183,8 +183,8 @@ class _Rates(NamedTuple):
     output_lr: Value | None
     output_weight_decay: Value | None
     peak_lr: Value | None
-    decay: Callable[[Label, Any], Any]  # of arrays other than the output's, at a count
-    start_decay: Callable[[Any], Any]  # the same at the start, given the peak lr
+    decay: Callable[[Label, Any], Any]  # (label, count) -> lambda of arrays other than the output weight
+    start_decay: Callable[[Any], Any]  # peak lr -> that lambda with the momentum and target of the start
 
     def lr_of(self, label: Label, count: Any) -> Any:
         lr = value_at(self.learning_rate, count)
@@ -214,19 +214,19 @@ class _Rates(NamedTuple):
         if self.output_lr is None:
             return self.start_decay(peak) / OUTPUT_LR_RATIO
         if not is_number(self.output_lr):
-            raise ValueError(f"{where}, and its default takes an output_lr that is a number; pass output_weight_decay=")
+            raise ValueError(f"{where}, and its default needs an output_lr that is a number; pass output_weight_decay=")
         return self.start_decay(peak) * peak / self.output_lr
 
 
 def _start(name: str, value: Value) -> Any:
-    """Return a value at the start; raise ValueError if it is injected, because then nobody knows."""
+    """Return a value at the start; raise ValueError if it is injected, because then it is not known yet."""
     if is_number(value) or callable(value):
         return value_at(value, 0)
-    raise ValueError(f"the default of output_weight_decay takes a known {name}; pass output_weight_decay=")
+    raise ValueError(f"the default of output_weight_decay needs a known {name}; pass output_weight_decay=")
 
 
 def _transformation(settings: _Settings, rates: _Rates) -> Any:
-    """Return the transformation."""
+    """Build the transformation; raise ValueError if a number or a choice is out of range."""
     split_method(settings.polar)
     if settings.momentum_dtype not in _MOMENTUM_DTYPES:
         raise ValueError(f"momentum_dtype={settings.momentum_dtype!r} is unknown; choose 'bfloat16' or 'float32'")
@@ -275,7 +275,7 @@ def _transformation(settings: _Settings, rates: _Rates) -> Any:
 
 
 def resolve_labels(labels: LabelsLike, params: Any) -> Mapping[str, Label]:
-    """Return the label of every array of a tree; raise ValueError if one has none, or another shape."""
+    """Return the label of every array of a tree; raise ValueError if one is missing or has another shape."""
     if labels is None:
         return label_params(params)
     labels = same_lmo(labels) if isinstance(labels, str) else labels

@@ -1,9 +1,9 @@
-"""The arithmetic of one step: arrays of one shape and lmo are stacked, and one vmapped lmo updates all of them.
+"""The arithmetic of one step. Arrays of one shape and lmo are stacked, and one vmapped lmo updates all of them.
 
 Gradients that are exactly zero are treated as in `steadynorm.optim.idle`. Rows of embeddings and matrices of stacks wait
-for their next gradient: momentum, decay and update alike. Other matrices keep decaying, and their updates fade once the
-momentum is next to nothing: left_t = 1 where the gradient is not zero, else (1 - alpha) left_{t-1}, and the update is
-multiplied by min(1, left_t / FADES_BELOW).
+for their next gradient: their momentum, decay and update all pause. Other matrices keep decaying, and their updates fade
+out once almost nothing is left of the momentum: left_t is 1 where the gradient is not zero and (1 - alpha) left_{t-1}
+elsewhere, and the update is multiplied by min(1, left_t / FADES_BELOW).
 """
 
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from steadynorm.theory.updates import Update
 
 
 class Gradient(NamedTuple):
-    """The gradient of one array, and how the momentum takes it."""
+    """The gradient of one array, and how it enters the momentum."""
 
     path: str
     label: Label
@@ -35,11 +35,11 @@ class Leaf(NamedTuple):
     Attributes:
         path: Where it is in the tree.
         label: What it is.
-        oracle: The numbers of its lmo.
-        theta: The weights, as they are kept.
-        x: What the lmo sees of the momentum, in at least fp32.
-        fade: The factor of each matrix's update; None where slices wait.
-        active: 1 where the step is taken, 0 where a slice waits; None where none do.
+        oracle: The row of its lmo.
+        theta: The weights, in their own dtype.
+        x: The input of the lmo, in at least fp32.
+        fade: The factor of each matrix's update; None if slices wait instead.
+        active: 1 where the step is taken and 0 where a slice waits; None if no slice ever waits.
     """
 
     path: str
@@ -52,11 +52,14 @@ class Leaf(NamedTuple):
 
 
 def accumulate(gradient: Gradient, m: Any, theta: Any, left: Any) -> tuple[Leaf, Any, Any]:
-    """m_t = (1-a) m + a g;  x = m_t, Nesterov (1-a) m_t + a g. Return the leaf, m_t, and what is left of the momentum.
+    """Update the momentum of one array; return the leaf, the momentum, and how much is left of it.
+
+        m_t = (1 - alpha) m_{t-1} + alpha g_t
+        x_t = m_t,   Nesterov: (1 - alpha) m_t + alpha g_t
 
     Args:
-        gradient: g, and a.
-        m: The momentum, in the dtype it is kept in.
+        gradient: g and alpha.
+        m: The momentum, in the dtype of the state.
         theta: The weights.
         left: What was left of the momentum of each matrix; None if slices wait.
     """
@@ -80,8 +83,8 @@ def find_updates(leaves: list[Leaf], polar: PolarMethod) -> list[Any]:
     """Return the update of every leaf, in the order of the leaves."""
     buckets: dict[Any, list[int]] = {}
     for k, leaf in enumerate(leaves):
-        alone = leaf.path if leaf.oracle.is_elementwise else ""  # nothing to gain from a copy
-        key = leaf.oracle.name, leaf.label.seen_shape, leaf.label.blocks, leaf.fade is None, leaf.x.dtype, alone
+        own_key = leaf.path if leaf.oracle.is_elementwise else ""  # stacking would only cost a copy
+        key = leaf.oracle.name, leaf.label.seen_shape, leaf.label.blocks, leaf.fade is None, leaf.x.dtype, own_key
         buckets.setdefault(key, []).append(k)
     updates: list[Any] = [None] * len(leaves)
     for members in buckets.values():
@@ -103,13 +106,13 @@ def _bucket_updates(leaves: list[Leaf], polar: PolarMethod) -> list[Any]:
 
 
 def decay_and_step(leaf: Leaf, u: Any, gamma: Any, eta: Any) -> Any:
-    """Return what is added to the weights, -eta theta - gamma u where the step is taken, in their dtype."""
+    """Return the change of the weights in their dtype: -eta theta - gamma u, and 0 where a slice waits."""
     delta = -(eta * leaf.theta.astype(u.dtype)) - gamma * u
     return (delta if leaf.active is None else delta * leaf.active).astype(leaf.theta.dtype)
 
 
 def fading_shape(label: Label, own_time: bool) -> tuple[int, ...] | None:
-    """Return how many matrices have updates that fade, along each axis; None if slices wait instead."""
+    """Return the shape of the stack of matrices whose updates fade; None if slices wait instead."""
     if _waiting_ndim(label, own_time):
         return None
     oracle, seen = find_oracle(label.lmo, label.seen_shape), jax.ShapeDtypeStruct(label.seen_shape, jnp.float32)
@@ -117,12 +120,12 @@ def fading_shape(label: Label, own_time: bool) -> tuple[int, ...] | None:
 
 
 def blocks_of(label: Label, oracle: Update) -> int:
-    """Return how many blocks an lmo sees: rows that do not see each other need none."""
+    """Return how many blocks an lmo sees: 1 if its rows are independent anyway."""
     return 1 if oracle.row_separable else label.blocks
 
 
 def _waiting_ndim(label: Label, own_time: bool) -> int:
-    """Return the trailing dimensions of a slice that waits for its next gradient; 0 if updates fade instead."""
+    """Return how many trailing dimensions a slice that waits for its gradient has; 0 if updates fade instead."""
     if not own_time:
         return 0
     if label.lmo == "embedding":
