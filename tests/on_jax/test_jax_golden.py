@@ -195,7 +195,9 @@ def test_muonc_equals_torchs_muonc():
     """Without Nesterov, because optax corrects its bias and torch does not; optax sees every matrix as d_in x d_out."""
     with jax.enable_x64(True):
         lr = sj.tabulate(lr_at, STEPS)
-        tx = sj.muonc(lr, 0.5, nesterov=False, peak_lr=LR, adam_weight_decay=0.3, options={"eps": 1e-14, "adam_b2": 0.95})
+        tx = sj.muonc(
+            lr, 0.5, nesterov=False, peak_lr=LR, adam_weight_decay=0.3, options={"eps": 1e-14, "adam_b2": 0.95}
+        )
         ours = run_jax(tx, np.float64)
 
     def make(params: dict) -> torch.optim.Optimizer:
