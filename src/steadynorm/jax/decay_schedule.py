@@ -189,13 +189,13 @@ def target_decay(
 def _exact_decay(target: Any, lr: Any, kernel: Overlap, logs: tuple[Any, Any]) -> Any:
     """Solve R^2(eta) = target by Newton's method in log eta, where the curve is nearly straight; lr = 0 gives 0."""
     n, a = jnp.asarray(kernel.n), jnp.asarray(kernel.a)
-    positive_lr = jnp.where(lr > 0, lr, 1e-3 * jnp.sqrt(target))  # any lr that keeps Newton's method finite
+    positive_lr: Any = jnp.where(lr > 0, lr, 1e-3 * jnp.sqrt(target))  # any lr that keeps Newton's method finite
 
     def gain(eta: Any) -> Any:
         return sum_gain(n, a, *logs, eta, jnp)
 
     def miss(log_eta: Any) -> Any:
-        eta = jnp.exp(log_eta)
+        eta: Any = jnp.exp(log_eta)
         return jnp.log(norm_sq_from_gain(positive_lr, eta, gain(eta)) / target)
 
     most = float(np.log(_LARGEST_ETA))
