@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import steadynorm as sn
-from steadynorm import threads
+from steadynorm import machine, threads
 from steadynorm.optim import buckets
 
 
@@ -54,7 +54,7 @@ def train(params, steps=4, **settings):
 def test_a_batched_step_equals_one_parameter_at_a_time(dtypes, nesterov, monkeypatch):
     batched, alone = parameters(dtypes), parameters(dtypes)
     train(batched, nesterov=nesterov)
-    monkeypatch.setattr(buckets, "MAX_ELEMENTS_CPU", 1)
+    monkeypatch.setattr(machine, "CACHED_ELEMENTS", 1)
     train(alone, nesterov=nesterov)
     for a, b in zip(batched, alone, strict=True):
         tolerance = 1e-9 if a.dtype == torch.float64 else 0.02
@@ -174,7 +174,7 @@ def test_bf16_momentum_halves_the_state_and_stays_close():
 def test_bf16_momentum_widened_by_rows_is_the_same_as_widened_whole(nesterov, monkeypatch):
     whole, by_rows, settings = parameters(), parameters(), {"momentum_dtype": "bfloat16", "polar": "svd"}
     first = train(whole, nesterov=nesterov, **settings)
-    monkeypatch.setattr(buckets, "MAX_ELEMENTS_CPU", 7)
+    monkeypatch.setattr(machine, "CACHED_ELEMENTS", 7)
     second = train(by_rows, nesterov=nesterov, **settings)
     for a, b in zip(whole, by_rows, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)

@@ -279,7 +279,7 @@ def test_constant_decay_stays_what_it_is_beside_balance():
 
 
 def test_a_large_parameter_that_would_be_cut_by_rows_is_held_whole(monkeypatch):
-    monkeypatch.setattr("steadynorm.optim.buckets.MAX_ELEMENTS_CPU", 8)
+    monkeypatch.setattr("steadynorm.machine.CACHED_ELEMENTS", 8)
     params = parameters({"p": (9, 4)})
     optimizer = sn.ScionC(list(params.values()), lr=0.02, lmo="embedding", hold="fixed")
     train(optimizer, params, range(3))

@@ -62,7 +62,7 @@ def test_a_large_table_cut_by_rows_waits_row_by_row(monkeypatch):
     small, large = (torch.nn.Parameter(of_seed(1, 64, 8)) for _ in range(2))
     gradients = [of_seed(t, 64, 8) * (torch.arange(64) % 3 == t % 3).unsqueeze(1) for t in range(6)]
     steps(sn.ScionC([small], lmo="embedding"), small, gradients)
-    monkeypatch.setattr("steadynorm.optim.buckets.MAX_ELEMENTS_CPU", 40)
+    monkeypatch.setattr("steadynorm.machine.CACHED_ELEMENTS", 40)
     steps(sn.ScionC([large], lmo="embedding"), large, gradients)
     assert torch.equal(small, large)
 
@@ -134,7 +134,7 @@ def test_a_dense_stack_above_the_size_of_a_chunk_takes_the_steps_of_a_small_one(
     optimizers = [sn.ScionC([p], lr=0.02, lmo="spectral", own_time=False) for p in (whole, cut)]
     for t in range(4):
         for p, optimizer, most in zip((whole, cut), optimizers, (1 << 18, 16), strict=True):
-            monkeypatch.setattr("steadynorm.optim.buckets.MAX_ELEMENTS_CPU", most)
+            monkeypatch.setattr("steadynorm.machine.CACHED_ELEMENTS", most)
             p.grad = of_seed(t + 1, 3, 4, 4)
             p.grad[2] = 0
             optimizer.step()

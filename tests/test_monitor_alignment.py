@@ -8,7 +8,7 @@ from monitor_cases import FOREIGN, LAYERS, OWN, parameters, set_noise, train
 from torch import nn
 
 import steadynorm as sn
-from steadynorm.optim import buckets
+from steadynorm import machine
 
 # --- alignment
 
@@ -35,7 +35,7 @@ def slow_alignment(optimizer, params, steps, decay_of, each=lambda t: None) -> l
 @pytest.mark.parametrize("pieces", ["batched", "cut by rows"])
 def test_the_alignment_equals_that_of_copies_of_the_weights(name, pieces, monkeypatch):
     if pieces == "cut by rows":
-        monkeypatch.setattr(buckets, "MAX_ELEMENTS_CPU", 40)
+        monkeypatch.setattr(machine, "CACHED_ELEMENTS", 40)
     made = {**OWN, **FOREIGN}[name]
     params, twin = (parameters(*LAYERS, dtype=torch.float64) for _ in range(2))
     optimizer, slow = made(params), made(twin)

@@ -14,6 +14,7 @@ from optim_shapes import FP64, SHAPES
 from torch import Tensor, nn
 
 import steadynorm as sn
+from steadynorm import machine
 from steadynorm.optim import buckets
 
 T = 50
@@ -297,7 +298,7 @@ def test_a_large_parameter_cut_in_pieces_equals_an_uncut_one(monkeypatch, make, 
     whole, cut = parameters(shapes, FP64), parameters(shapes, FP64)
     optimizer, pieced = make(whole.values(), lr=0.02), make(cut.values(), lr=0.02)
     train(optimizer, whole, range(5))
-    monkeypatch.setattr(buckets, "MAX_ELEMENTS_CPU", most)
+    monkeypatch.setattr(machine, "CACHED_ELEMENTS", most)
     sizes = []
     stack = buckets.stack
     monkeypatch.setattr(buckets, "stack", lambda tensors: (sizes.append(stack(tensors).numel()), stack(tensors))[1])
@@ -308,7 +309,7 @@ def test_a_large_parameter_cut_in_pieces_equals_an_uncut_one(monkeypatch, make, 
 
 
 def test_a_non_finite_row_skips_the_whole_of_a_cut_parameter(monkeypatch):
-    monkeypatch.setattr(buckets, "MAX_ELEMENTS_CPU", 6)
+    monkeypatch.setattr(machine, "CACHED_ELEMENTS", 6)
     params = parameters({"a": (4, 6), "b": (4, 6)})
     optimizer = sn.LionC(params.values(), lr=0.02)
     before = params["a"].detach().clone()

@@ -13,8 +13,8 @@ from strategies import Drawn, large, orthogonal, powers, seeds
 from trying import prop
 
 import steadynorm as sn
+from steadynorm import machine
 from steadynorm.lmo import LMOS
-from steadynorm.optim import buckets
 from steadynorm.polar import Polar
 
 low_precision = st.sampled_from([torch.float32, torch.bfloat16])
@@ -76,7 +76,7 @@ def test_a_large_step_has_the_length_of_its_formula(shape, seed, dtype, layout):
         assert (moved * p.grad.double()).sum() > 0
 
 
-CUT = (buckets.MAX_ELEMENTS_CPU // 256 + 3, 256)  # three rows more than a piece takes
+CUT = (machine.CACHED_ELEMENTS // 256 + 3, 256)  # three rows more than a piece takes
 
 
 @pytest.mark.parametrize("name", ["Scion", "LionC", "SGDC", "RenormalizedAdamW", "AdamC"])
@@ -88,14 +88,14 @@ def test_a_parameter_too_large_for_one_piece_moves_as_it_would_in_one(name, data
     layer = Layer(Drawn(CUT, "normal", seed), "normal", 0)
     whole, pieces = Model([layer], torch.float64), Model([layer], torch.float64)
     optimizer, other = recipe(whole.params, **settings), recipe(pieces.params, **settings)
-    before = buckets.MAX_ELEMENTS_CPU
+    before = machine.CACHED_ELEMENTS
     for t in range(2):
         whole.step(optimizer, t)
-        buckets.MAX_ELEMENTS_CPU = 1 << 30
+        machine.CACHED_ELEMENTS = 1 << 30
         try:
             pieces.step(other, t)
         finally:
-            buckets.MAX_ELEMENTS_CPU = before
+            machine.CACHED_ELEMENTS = before
     assert not torch.equal(whole.params["p0"].detach(), layer.weight.make())
     found, expected = snapshot(optimizer, whole.params)["p0"], snapshot(other, pieces.params)["p0"]
     for key, value in found.items():

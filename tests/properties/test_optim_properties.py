@@ -16,7 +16,7 @@ from torch import nn
 from trying import FEWER, SLOW, prop
 
 import steadynorm as sn
-from steadynorm.optim import buckets
+from steadynorm import machine
 
 FP64 = torch.float64
 lrs = log_floats(1e-6, 0.05)
@@ -113,13 +113,13 @@ def test_the_scale_of_the_gradient_changes_nothing_for_normalised_updates(entry,
 @contextlib.contextmanager
 def running(elements: int, threads: int):
     """Run with pieces of this many elements on this many threads."""
-    before = buckets.MAX_ELEMENTS_CPU, torch.get_num_threads()
-    buckets.MAX_ELEMENTS_CPU = elements
+    before = machine.CACHED_ELEMENTS, torch.get_num_threads()
+    machine.CACHED_ELEMENTS = elements
     torch.set_num_threads(threads)
     try:
         yield
     finally:
-        buckets.MAX_ELEMENTS_CPU = before[0]
+        machine.CACHED_ELEMENTS = before[0]
         torch.set_num_threads(before[1])
 
 
@@ -129,7 +129,7 @@ def running(elements: int, threads: int):
     entry=recipes(polar=FAST_POLAR),
     drawn=layers(least=2, most=5, exponent=usual),
     seed=seeds,
-    elements=st.sampled_from([1, 7, 64, buckets.MAX_ELEMENTS_CPU]),
+    elements=st.sampled_from([1, 7, 64, machine.CACHED_ELEMENTS]),
     threads=st.sampled_from([1, 2]),
 )
 def test_the_order_grouping_and_batching_of_parameters_change_nothing(entry, drawn, seed, elements, threads):

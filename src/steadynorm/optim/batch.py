@@ -5,7 +5,7 @@ A `Rule` is an optimizer's arithmetic: weights, gradient and state, stacked (bat
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -17,9 +17,8 @@ from steadynorm.optim import halves
 
 State: TypeAlias = dict[str, Tensor]
 Scalars: TypeAlias = dict[str, Tensor]  # 0-d, on the CPU: values that change from step to step without recompiling
-LARGE_ELEMENTS = (
-    1 << 19
-)  # a launch takes some 4 microseconds, in which 8 MB are moved: twice as many bytes as this tensor has
+# A launch takes some 4 microseconds, in which an accelerator moves 8 MB: copying a tensor of this size to a stack and back.
+LARGE_ELEMENTS = 1 << 19
 
 
 class Batch(NamedTuple):
@@ -96,20 +95,23 @@ class Batch(NamedTuple):
     def descend(self, u: Tensor, scalars: Scalars) -> None:
         """Write the weights: decay and step with this update."""
         step = self.active if self.fade is None else self.active * self.fade
-        eta, gamma, decayed = scalars["eta"], scalars["gamma"], self.active
+        eta, gamma = scalars["eta"], scalars["gamma"]
         if self._needs_no_stack():
-            decay_and_step_(self.params, u, kept_share(eta, decayed), gamma, step)
+            decay_and_step_(self.params, u, kept_share(eta, self.active), gamma, step)
             return
         theta = self.weights()
-        if self.is_cautious:
-            decayed = (u * theta).gt_(0).mul_(decayed)
         if self.products is not None or self.hold is not None:
             sums = inner_products(theta, u, step)
             if self.products is not None:
                 self.products.add_(sums)
             if self.hold is not None:
-                eta, gamma = self._held_rates(theta, sums, decayed, eta, gamma)
-        decay_and_step_(theta, u, kept_share(eta, decayed, overwrite=self.is_cautious), gamma, step)
+                eta, gamma = self._held_rates(theta, u, sums, eta, gamma)
+        if self.is_cautious:
+            for weights, update, active, taken in pieces(theta, u, self.active, step):
+                keep = kept_share(eta, agreement(weights, update).mul_(active))
+                decay_and_step_(weights, update, keep, gamma, taken)
+        else:
+            decay_and_step_(theta, u, kept_share(eta, self.active), gamma, step)
         self.write(theta)
 
     def _needs_no_stack(self) -> bool:
@@ -119,21 +121,24 @@ class Batch(NamedTuple):
         is_exact, is_alone = first.dtype == self.active.dtype, len(self.params) == 1
         return is_open_loop and is_exact and not is_alone and is_large(first) and machine.is_accelerator(first.device)
 
-    def _held_rates(
-        self, theta: Tensor, sums: Tensor, decayed: Tensor, eta: Tensor, gamma: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return eta and gamma as `hold` wants them, (batch, 1, ...), given `inner_products` and where decay acts."""
+    def _held_rates(self, theta: Tensor, u: Tensor, sums: Tensor, eta: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
+        """Return eta and gamma as `hold` wants them, (batch, 1, ...), given `inner_products`."""
         assert self.hold is not None
-        along, update_sq, norm_sq = sums.unbind(0)
-        if decayed.numel() == len(theta):  # whole parameters
-            decayed_sq = norm_sq * decayed.flatten()
-        else:
-            decayed_sq = torch.linalg.vecdot(_rows(theta * decayed), _rows(theta))
-        sums = torch.stack([along, update_sq, norm_sq, decayed_sq])
+        sums = torch.stack([*sums.unbind(0), self._decayed_sq(theta, u, sums[2])])
         sums = sums if self.sum_over_shards is None else self.sum_over_shards(sums)
         rates = self.hold.rates(Measured(*sums.unbind(0)), eta.to(sums.dtype), gamma.to(sums.dtype))
         eta, gamma = (rate.view(-1, *[1] * (theta.ndim - 1)) for rate in rates)
         return eta, gamma
+
+    def _decayed_sq(self, theta: Tensor, u: Tensor, norm_sq: Tensor) -> Tensor:
+        """Return the part of |theta|^2 on which decay acts, (batch,): slices may wait, and weights be left out."""
+        if self.active.numel() == len(theta) and not self.is_cautious:
+            return norm_sq * self.active.flatten()
+        total = torch.zeros_like(norm_sq)
+        for weights, update, active in pieces(theta, u, self.active):
+            decayed = agreement(weights, update).mul_(active) if self.is_cautious else active
+            total += torch.linalg.vecdot(_rows(weights * decayed), _rows(weights))
+        return total
 
 
 Rule: TypeAlias = Callable[[Batch, Scalars, Any], None]
@@ -174,9 +179,32 @@ class SplitRule(NamedTuple):
         batch.descend(self.normalize(x, settings, batch.scratch), scalars)
 
 
-def kept_share(eta: Tensor, decayed: Tensor, *, overwrite: bool = False) -> Tensor:
-    """Return 1 - eta where decay acts and 1 elsewhere, given where it acts (1 or 0); in its memory if `overwrite`."""
-    return decayed.mul_(-eta).add_(1) if overwrite else 1 - eta * decayed
+def kept_share(eta: Tensor, decayed: Tensor) -> Tensor:
+    """Return what decay leaves of the weights: 1 - eta where it acts and 1 elsewhere, given where it acts (1 or 0)."""
+    return 1 - eta * decayed
+
+
+def agreement(theta: Tensor, u: Tensor) -> Tensor:
+    """Return 1 where weight and update agree in sign, so that a step makes the weight smaller, and 0 elsewhere."""
+    return (u * theta).gt_(0)
+
+
+def pieces(*stacks: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the same rows of several stacks, as many at a time as a core's cache holds; all rows on an accelerator.
+
+    The first is (batch, rows, ...). Others may have one row that stands for all.
+
+    >>> [tuple(x.shape) for x in next(pieces(torch.zeros(2, 3, 4), torch.zeros(2, 1, 1)))]
+    [(2, 3, 4), (2, 1, 1)]
+    """
+    first, along = stacks[0], min(1, stacks[0].ndim - 1)  # a stack of 0-d parameters has no rows
+    count = first.shape[along]
+    rows = max(1, machine.CACHED_ELEMENTS * count // max(1, first.numel()))
+    if rows >= count or machine.is_accelerator(first.device) or torch.compiler.is_compiling():
+        yield stacks
+        return
+    whole = [x.expand(*x.shape[:along], count, *x.shape[along + 1 :]) for x in stacks]
+    yield from zip(*(x.split(rows, along) for x in whole), strict=True)
 
 
 def decay_and_step_(theta: Tensor | Sequence[Tensor], u: Tensor, keep: Tensor, gamma: Tensor, step: Tensor) -> None:
@@ -185,7 +213,7 @@ def decay_and_step_(theta: Tensor | Sequence[Tensor], u: Tensor, keep: Tensor, g
     Args:
         theta: The weights, stacked, or as a list of parameters.
         u: The update, (batch, *shape).
-        keep: What decay leaves of the weights, 1 - eta (see `kept_share`).
+        keep: What decay leaves of the weights (see `kept_share`).
         gamma: The lr.
         step: How much of the update is taken, 0 to 1.
     """

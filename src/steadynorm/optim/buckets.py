@@ -23,7 +23,6 @@ from steadynorm.optim.companions import find_companions
 from steadynorm.optim.idle import WHOLE, Slices
 from steadynorm.optim.validation import NonFiniteGradientError
 
-MAX_ELEMENTS_CPU = 1 << 18  # of a chunk on a CPU: 1 MiB; a larger matrix is a chunk by itself
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
@@ -329,7 +328,7 @@ def split(bucket: Bucket, count: int) -> Iterator[tuple[slice, list[slice | None
 def max_elements(bucket: Bucket) -> int:
     """Return how many elements to process at once: on a CPU what stays in a core's cache, else what fits the budget."""
     if not machine.is_accelerator(bucket.params[0].device) and not torch.compiler.is_compiling():
-        return MAX_ELEMENTS_CPU
+        return machine.CACHED_ELEMENTS  # a larger matrix is a chunk by itself
     return bucket.chunk_elements
 
 

@@ -11,8 +11,7 @@ from torch import Tensor
 from steadynorm import lmo as lmos
 from steadynorm import machine
 from steadynorm.decay.rule import Group
-from steadynorm.optim import buckets
-from steadynorm.optim.batch import Batch, Encoding, Scalars, SplitRule
+from steadynorm.optim.batch import Batch, Encoding, Scalars, SplitRule, pieces
 from steadynorm.optim.idle import Slices
 from steadynorm.polar import Polar
 from steadynorm.views import BlockLayout, Run
@@ -55,13 +54,8 @@ def _accumulate(batch: Batch, scalars: Scalars, settings: ScionSettings) -> Tens
 
 
 def _from_kept(m: Tensor, grad: Tensor, alpha: Tensor, nesterov: bool) -> Tensor:
-    """Do the same with momentum kept in another dtype. On a CPU x replaces grad row by row, so that m is never copied whole."""
-    along = min(1, grad.ndim - 1)  # a stack of 0-d parameters has no rows
-    is_whole = machine.is_accelerator(grad.device) or torch.compiler.is_compiling()
-    most = grad.numel() if is_whole else buckets.MAX_ELEMENTS_CPU
-    rows = max(1, most * grad.shape[along] // max(1, grad.numel()))
-    alphas = alpha.expand(*alpha.shape[:along], grad.shape[along], *alpha.shape[along + 1 :]).split(rows, along)
-    for kept, x, a in zip(m.split(rows, along), grad.split(rows, along), alphas, strict=True):
+    """Do the same with momentum kept in another dtype. On a CPU x replaces grad piece by piece, so that m is never copied whole."""
+    for x, kept, a in pieces(grad, m, alpha):
         wide = kept.to(x.dtype).lerp_(x, a)
         torch._foreach_copy_([kept, x], [wide, torch.lerp(x, wide, 1 - a) if nesterov else wide])
     return grad
