@@ -324,7 +324,7 @@ MUTANTS = (
     polar("_symmetric", "A^2 rounded before b A is added, in blocks", "torch.addmm(a[low:high, :high], a[low:high], b[:, :high], beta=plus, out=part)", "part.copy_(torch.add(a[low:high] @ b[:, :high], a[low:high, :high], alpha=plus))", "test_muon.py::test_newton_schulz_in_bf16_is_as_accurate_as_torchs"),
     adam_rule("_bias", "bias correction missing", "torch.where(bias > 0, bias, 1.0)", "torch.ones_like(bias)"),
     renormalized("renormalized_rule", "renormalisation skipped", "torch.where((size >= eps) & (gamma > 0), scale, 1.0)", "torch.where((size >= eps) & (gamma > 0), torch.ones_like(scale), 1.0)"),
-    renormalized("renormalized_rule", "norm of the weights before their decay", "theta * ((1 - eta) / unit)", "theta / unit"),
+    renormalized("renormalized_rule", "norm of the weights before their decay", "theta * (keep / unit)", "theta / unit"),
     renormalized("renormalized_rule", "a step past zero is turned back", "(size - gamma * along).abs()", "size - gamma * along", "test_optim_twins.py::test_renormalized_adamw_steps_past_zero_as_adamw_does"),
     Mutant("optim.sgd:sgd_rule", "trace momentum damped", "batch.active if settings.trace else alpha", "alpha", ("test_optim_twins.py::test_sgdc_equals_its_twin",)),
     Mutant("optim.sgd:sgd_rule", "SGD's Nesterov missing", "share.addcmul_(m, 1 - alpha) if settings.nesterov else m", "m", ("test_optim_twins.py::test_sgdc_equals_its_twin",)),
