@@ -6,6 +6,7 @@ This file covers theory, optimizers, monitor and training; mutants_recipes.py co
 from mutation import Mutant, in_module
 
 # fmt: off
+lengths = in_module("lengths", "test_lengths.py")
 momentum = in_module("theory.momentum", "test_theory_kernels.py", "test_theory_forecast.py")
 kernels = in_module("theory.kernels", "test_theory_kernels.py")
 steady = in_module("theory.equilibrium", "test_theory_steady.py")
@@ -272,6 +273,7 @@ MUTANTS = (
     hold("held_norms", "the norm of every step is held", "held == 0", "held < torch.inf"),
     hold("fixed_scale", "the update is not part of the norm", "measured.update_sq", "0 * measured.update_sq"),
     hold("fixed_scale", "waiting rows are scaled as well", "norm_sq * share", "norm_sq"),
+    lengths("l2_lengths", "squares of a large tensor are added one after another", "_adds_one_by_one(x)", "False"),
     batch("agreement", "cautious decay acts where weight and update differ in sign", "(u * theta).gt_(0)", "(u * theta).lt_(0)", "test_hold.py"),
     batch("decay_and_step_", "sign of the update", "-gamma", "gamma"),
     batch("kept_share", "factor 2 in the decay", "1 - eta * decayed", "1 - 2 * eta * decayed"),

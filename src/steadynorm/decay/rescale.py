@@ -33,6 +33,7 @@ from steadynorm.decay.hold import (
 )
 from steadynorm.decay.rule import Group, group_label
 from steadynorm.decay.skip import skipped_positions
+from steadynorm.lengths import l2_lengths
 
 MOMENT = "exp_avg"  # where the Adam family keeps the sign of its updates
 
@@ -120,7 +121,7 @@ def scale_(params: Sequence[Tensor], factors: Tensor, moments: Sequence[Tensor] 
 def lengths_of(params: Sequence[Tensor]) -> list[Tensor]:
     """Return |theta| of whole parameters of one kind, 0-d each, in at least fp32: all shards included."""
     parts = [_local(p) for p in params]
-    return _over_shards(list(torch._foreach_norm(parts, 2.0, dtype=exact_dtype(params[0]))), params[0])
+    return _over_shards(l2_lengths(parts, exact_dtype(params[0])), params[0])
 
 
 def _factors(optimizer: Optimizer, bucket: _Bucket) -> Tensor:
@@ -165,7 +166,7 @@ def _decayed_share(optimizer: Optimizer, bucket: _Bucket, after: Tensor) -> Tens
     if moments is None:
         return 1.0
     pairs = zip(map(_local, bucket.params), moments, strict=True)
-    lengths = [(part * _agree(part, moment)).norm(dtype=after.dtype) for part, moment in pairs]
+    lengths = [l2_lengths([part * _agree(part, moment)], after.dtype)[0] for part, moment in pairs]
     share = (torch.stack(_over_shards(lengths, bucket.params[0])) / after).square()
     return torch.where(share > 0, share, 1.0)
 

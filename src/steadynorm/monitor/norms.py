@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from steadynorm.lengths import l2_lengths
 from steadynorm.monitor.layers import Layer
 from steadynorm.optim.sharding.layout import Layout, local_gradient
 
@@ -27,7 +28,7 @@ def l2_norms(parts: Sequence[Tensor], layouts: Sequence[Layout | None]) -> Tenso
     """
     dense = [t if t.layout is torch.strided else t.coalesce().values() for t in parts]
     wide = torch.float64 if any(t.dtype == torch.float64 for t in dense) else torch.float32
-    lengths = torch.stack(torch._foreach_norm(dense, 2.0, dtype=wide))
+    lengths = torch.stack(l2_lengths(dense, wide))
     if lengths.device.type == "cpu" and wide is torch.float32:
         for k, value in enumerate(lengths.tolist()):
             if not _SQUARABLE < value < math.inf and dense[k].any().tolist():

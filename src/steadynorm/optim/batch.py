@@ -4,7 +4,6 @@ A `Rule` is an optimizer's arithmetic: weights, gradient and state, stacked (bat
 `Batch.descend`, which knows how the norm is held.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from steadynorm import machine
 from steadynorm.decay.hold import Hold, Measured
+from steadynorm.lengths import inner_product
 from steadynorm.optim import halves
 
 State: TypeAlias = dict[str, Tensor]
@@ -137,7 +137,7 @@ class Batch(NamedTuple):
         total = torch.zeros_like(norm_sq)
         for weights, update, active in pieces(theta, u, self.active):
             decayed = agreement(weights, update).mul_(active) if self.is_cautious else active
-            total += torch.linalg.vecdot(_rows(weights * decayed), _rows(weights))
+            total += inner_product(weights * decayed, weights)
         return total
 
 
@@ -232,9 +232,10 @@ def inner_products(theta: Tensor, u: Tensor, step: Tensor) -> Tensor:
     """
     if step.numel() != len(step):  # it differs within a parameter, or a shard has no rows
         u, step = u * step, step.new_ones(len(step))
-    before, along = _rows(theta), _rows(u.to(theta.dtype))
-    pairs = (before, along), (along, along), (before, before)
-    sums = torch.stack([torch.bmm(x.unsqueeze(1), y.unsqueeze(2)).flatten() for x, y in pairs])
+    sums = theta.new_zeros(3, len(theta))
+    for weights, update in pieces(theta, u.to(theta.dtype)):
+        pairs = (weights, update), (update, update), (weights, weights)
+        sums += torch.stack([inner_product(x, y) for x, y in pairs])
     factor = step.flatten()
     return sums * torch.stack([factor, factor * factor, torch.ones_like(factor)])
 
@@ -287,8 +288,3 @@ def write_back(tensors: Sequence[Tensor], stacked: Tensor) -> None:
     is_view = stacked.dtype == tensors[0].dtype and (len(tensors) == 1 or lie_side_by_side(tensors))
     if not is_view:
         torch._foreach_copy_(list(tensors), list(stacked.unbind(0)))
-
-
-def _rows(x: Tensor) -> Tensor:
-    """Return a stack as (batch, elements); a shard may have none."""
-    return x.reshape(len(x), math.prod(x.shape[1:]))
