@@ -1,9 +1,9 @@
 """Measure everything that docs/benchmarks.md says about this kind of machine (`make bench`).
 
-Print the results, and write them to benchmarks/results-KIND.json and to this kind's part of the page. CPUs with and without
+Print the results, and write them to benchmarks/results-KIND.json and to this kind's sections of the page. CPUs with and without
 native bf16 have separate tables (steadynorm.machine).
 
-python -m benchmarks [--rounds 15] [--quick]
+python -m benchmarks [--rounds 15] [--only PART ...] [--quick]
 """
 
 import argparse
@@ -25,6 +25,7 @@ from steadynorm.lab import bench
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
+HEADED = ("hidden_matrices",)  # sections that say how they were measured even if all are measured at once
 
 
 def hidden_matrices(rounds: int) -> dict[str, Any]:
@@ -51,11 +52,11 @@ def hidden_matrices(rounds: int) -> dict[str, Any]:
             f"Five steps of Newton-Schulz, at the rate of a plain {str(dtype).removeprefix('torch.')} product measured in the same run, would take "
             f"{1e3 * limit:.0f} ms.",
         ]
-        show(f"hidden {model}", "\n".join(section))
+        show("\n".join(section))
     reference = errors["PolarExpress, 5 steps, Frobenius"]
     worst = ", ".join(f"{kind} {value:.3f}" for kind, value in reference.items())
     absent = "".join(f"\n\nNot run: {name} ({reason})." for name, reason in missing.items())
-    show("errors", f"For comparison, PolarExpress with 5 steps after a Frobenius norm: {worst}.{absent}")
+    show(f"For comparison, PolarExpress with 5 steps after a Frobenius norm: {worst}.{absent}")
     return out
 
 
@@ -72,7 +73,7 @@ def whole_models(rounds: int, *, quick: bool = False) -> dict[str, Any]:
         for name, seconds in times.items():
             ratios = " | ".join(f"{times[reference] / seconds:.2f}x" for reference in references)
             lines.append(f"| {name} | {1e3 * seconds:.1f} | {ratios} |")
-        show(f"whole {model}", f"### {model}, all parameters\n\n" + "\n".join(lines))
+        show(f"### {model}, all parameters\n\n" + "\n".join(lines))
     return out
 
 
@@ -101,7 +102,7 @@ def memory() -> dict[str, Any]:
         "GPT-124M including the tied table)"
         for name, each in out.items()
     ]
-    show("memory", "\n".join(lines))
+    show("\n".join(lines))
     return out
 
 
@@ -110,7 +111,7 @@ def correction_overhead(rounds: int) -> dict[str, float]:
     optimizer = correct(torch.optim.AdamW(bench.parameters(bench.VIT_S16), lr=1e-3, fused=True))
     (hook,) = optimizer._optimizer_step_pre_hooks.values()
     times = bench.interleaved({"step": optimizer.step, "hook": lambda: hook(optimizer, (), {})}, 20 * rounds)
-    show("correct", f"`correct` adds {1e6 * times['hook']:.1f} us to a fused AdamW step of {1e3 * times['step']:.1f} ms "
+    show(f"`correct` adds {1e6 * times['hook']:.1f} us to a fused AdamW step of {1e3 * times['step']:.1f} ms "
          f"on ViT-S/16: {100 * times['hook'] / times['step']:.2f} %.")  # fmt: skip
     return times
 
@@ -118,7 +119,7 @@ def correction_overhead(rounds: int) -> dict[str, float]:
 def monitoring(rounds: int) -> dict[str, float]:
     """Measure what a monitor at every step adds to a training step of the desk GPT."""
     found = monitor.overhead(4 * rounds)
-    show("monitor", f"A `Monitor` with alignment and forecast at every step adds {100 * found['overhead']:.1f} % to a "
+    show(f"A `Monitor` with alignment and forecast at every step adds {100 * found['overhead']:.1f} % to a "
          f"training step of the desk GPT ({1e3 * found['step_seconds']:.0f} ms).")  # fmt: skip
     return found
 
@@ -126,7 +127,7 @@ def monitoring(rounds: int) -> dict[str, float]:
 def simulating(steps: int) -> dict[str, float]:
     """Compare `simulate` with one SVD per step on the paper's 384 x 384 system."""
     found = simulation.compare(steps)
-    show("simulate", f"`simulate` takes {1e3 * found['seconds']:.1f} ms per step of a 384 x 384 system, one SVD per step "
+    show(f"`simulate` takes {1e3 * found['seconds']:.1f} ms per step of a 384 x 384 system, one SVD per step "
          f"{1e3 * found['svd_seconds']:.1f} ms: {found['faster']:.1f}x faster; the norm squared differs by "
          f"{100 * found['norm_sq_difference']:.2f} %.")  # fmt: skip
     return found
@@ -152,24 +153,27 @@ def scaling(rounds: int, widths: tuple[int, ...], layers: tuple[int, ...]) -> di
             f"{times[peer] / times['ScionC, 4 steps']:.2f}x |"
             for key, times in rows.items()
         ]
-        show(f"cost against {title}", "\n".join(lines))
+        show("\n".join(lines))
     return {"width": by_width, "layers": by_depth}
 
 
-_shown: dict[str, str] = {}
+_shown: list[str] = []
 
 
-def show(name: str, text: str) -> None:
+def show(text: str) -> None:
     """Print a text and keep it for the page."""
-    _shown[name] = text
+    _shown.append(text)
     print(f"\n{text}", flush=True)
 
 
-def write(results: dict[str, Any]) -> None:
-    """Write the results of this kind of machine, and its part of docs/benchmarks.md between the markers."""
+def write(part: str, results: Any, measured: str) -> None:
+    """Write the results of a part for this kind of machine, and its section of docs/benchmarks.md."""
     kind = machine.kind()
-    (HERE / f"results-{kind}.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    fill(PAGE, f"measured {kind}", "\n\n".join(_shown.values()))
+    path = HERE / f"results-{kind}.json"
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    kept |= {part: results, "machine": kept.get("machine", {}) | {part: measured}}
+    path.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    fill(PAGE, f"{kind} {part}", "\n\n".join(_shown))
 
 
 def main() -> None:
@@ -178,12 +182,13 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="check that everything runs: one round, small sizes, nothing written"
     )
+    parser.add_argument(
+        "--only", nargs="+", metavar="PART", help="measure these parts only; the others keep their results"
+    )
     arguments = parser.parse_args()
     rounds = 1 if arguments.quick else max(10, arguments.rounds)
     warnings.simplefilter("ignore")  # of the peers
     measured = f"torch {torch.__version__}, {machine.describe()}, median of {rounds}, interleaved"
-    show("machine", f"Measured with {measured}.")
-    results: dict[str, Any] = {"machine": measured, "rounds": rounds}
     wider = (1536, 2048) if machine.native_bf16() else ()  # in fp32 these two would take ten minutes
     parts: dict[str, Callable[[], Any]] = {
         "hidden_matrices": lambda: hidden_matrices(rounds),
@@ -198,10 +203,16 @@ def main() -> None:
             (1, 2) if arguments.quick else (1, 3, 6, 12, 24),
         ),
     }
-    for name, part in parts.items():
-        results[name] = part()
-    if not arguments.quick:
-        write(results)
+    chosen = arguments.only or list(parts)
+    if unknown := set(chosen) - set(parts):
+        parser.error(f"no part is called {', '.join(sorted(unknown))}; choose from {', '.join(parts)}")
+    for name in chosen:
+        _shown[:] = []
+        if name in HEADED or arguments.only:
+            show(f"Measured with {measured}.")
+        results = parts[name]()
+        if not arguments.quick:
+            write(name, results, measured)
 
 
 if __name__ == "__main__":
