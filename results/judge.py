@@ -13,11 +13,11 @@ HERE = Path(__file__).parent
 
 
 def judge(folder: Path) -> None:
-    """Rewrite claims, numbers and missing runs; command, commit and versions stay those of the runs."""
+    """Rewrite claims, numbers, planned and missing runs; command, commit and versions stay those of the runs."""
     name, context = runner.context_of(folder)
     outcome, facts = runner.judge(paper.get(name), context)
     claims = [claim.plain() for claim in outcome.claims]
-    new = {"missing": facts["missing"], "claims": claims, "numbers": outcome.numbers}
+    new = {"runs": facts["runs"], "missing": facts["missing"], "claims": claims, "numbers": outcome.numbers}
     write_json(folder / runner.SUMMARY, read_json(folder / runner.SUMMARY) | new)
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from steadynorm import records
 from steadynorm.files import write_json
-from steadynorm.lab.paper import runner, slim_records
+from steadynorm.lab import origin
+from steadynorm.lab.paper import slim_records
 from steadynorm.lab.paper.metrics import END, MIDDLE, final, mean_over
 from steadynorm.lab.paper.plots import round_to
 
@@ -37,7 +38,7 @@ def figures(run: records.Run) -> dict[str, float | None]:
 
 if __name__ == "__main__":
     name, command, *folders = sys.argv[1:]
-    summary = {"command": command, "commit": runner.commit(), "runs": {}}
+    summary = {"command": command, "commit": origin.commit(), "runs": {}}
     for folder in map(Path, folders):
         run = records.read(folder)
         summary["runs"][folder.name] = figures(run)

@@ -21,7 +21,7 @@ from steadynorm import records, theory
 from steadynorm.cli import main
 from steadynorm.cli.commands import command_of
 from steadynorm.files import lock
-from steadynorm.lab import paper
+from steadynorm.lab import origin, paper
 from steadynorm.lab.models import GPTConfig
 from steadynorm.lab.paper import baselines, metrics, pool, runner, slim_records
 from steadynorm.lab.paper.claims import difference
@@ -196,7 +196,7 @@ def test_experiments_share_runs():
     assert folders["table-sweep-scion"] < folders["table-sweep-constant"]
     count, seconds = runner.estimate(list(plans.values()))
     assert count < sum(map(len, folders.values()))
-    assert seconds / 2 < 3 * 3600  # on two cores
+    assert seconds / 2 < 6 * 3600  # on two cores
 
 
 def test_the_quick_scale_is_one_seed_of_the_shortest_budget():
@@ -305,17 +305,18 @@ def test_an_experiment_runs_from_end_to_end(trained: tuple[Path, runner.Finished
     summary = json.loads((root / "out" / "summary.json").read_text(encoding="utf-8"))
     assert (summary["experiment"], summary["command"], summary["runs"]) == ("tiny", "the command", 4)
     assert (summary["seeds"], summary["missing"]) == ([0, 1], [])
-    took = [records.read(run).columns["seconds"][-1] for run in (root / "pool").iterdir()]
+    took = [records.read(run).columns["seconds"][-1] for run in (root / "pool").glob("*/*")]
     assert summary["seconds"] == pytest.approx(sum(took), abs=0.1)
     assert done.outcome.claims[0].verdict == "holds"
     kept = records.read(root / "out" / "records" / "a-6-s0")
     assert kept.steps[-1] == STEPS
+    assert kept.origin == {key: summary[key] for key in ("commit", "machine")} == origin.describe()
     assert {"hidden_norm", "weight_norm", "val_loss", "seconds"} <= set(kept.columns)
     assert not kept.layers
-    full = records.read(next((root / "pool").glob("gpt-scion-6-s0-*")))
+    full = records.read(next((root / "pool").glob("*/gpt-scion-6-s0-*")))
     by_hand = np.sqrt(sum(each["norm"][-1] ** 2 for name, each in full.layers.items() if name != "embedding.weight"))
     assert kept.columns["hidden_norm"][-1] == pytest.approx(by_hand, rel=1e-5)
-    assert not list((root / "pool").glob("*/checkpoints"))
+    assert not list((root / "pool").rglob("checkpoints"))
 
 
 def test_finished_runs_are_used_again(trained: tuple[Path, runner.Finished], monkeypatch: pytest.MonkeyPatch):

@@ -117,6 +117,7 @@ def _read(file: IO[bytes], where: Path, max_points: int | None) -> Run:
         layers=layers,
         dropped=dropped,
         total=len(numbers),
+        origin=header.get("origin") or {},
     )
 
 

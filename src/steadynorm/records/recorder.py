@@ -26,6 +26,7 @@ class Recorder:
         config: The run's configuration: plain values, lists and mappings.
         resume_at: If the file exists, keep its steps before this one and continue. Without it an existing file is an error.
         created: ISO time for the header, by default now.
+        origin: What made the run, such as the commit and the kind of machine: plain values for the header.
         layers: How densely the values of single layers, which make up most of a record, are kept: gaps between steps that
             have them stay below 1/layers of the step number. The file determines these steps, so a resumed run keeps the
             same ones. None keeps them in every record. All other values are always kept.
@@ -49,6 +50,7 @@ class Recorder:
         config: Mapping[str, Any],
         resume_at: int | None = None,
         created: str | None = None,
+        origin: Mapping[str, Any] | None = None,
         layers: int | None = None,
     ):
         if layers is not None and layers < 1:
@@ -71,6 +73,7 @@ class Recorder:
         else:
             created = created or datetime.now(UTC).isoformat(timespec="seconds")
             header = {"schema": SCHEMA, "version": VERSION, "name": str(name), "created": created, "config": plain}
+            header |= {"origin": _plain(origin, "origin")} if origin else {}
             with atomic_write(self.path) as file:
                 file.write(_line(header))
         self._file: int | None = os.open(self.path, os.O_WRONLY | os.O_APPEND)

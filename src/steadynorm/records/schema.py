@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -162,6 +162,7 @@ class Run:
         layers: Layer -> quantity -> float64 values.
         dropped: Number of torn lines at the end of the file.
         total: Number of records in the file, of which len(steps) were kept.
+        origin: What made it, such as the commit and the kind of machine; empty if the file does not say.
     """
 
     name: str
@@ -173,6 +174,7 @@ class Run:
     layers: Mapping[str, Mapping[str, np.ndarray]]
     dropped: int = 0
     total: int = 0
+    origin: Mapping[str, Any] = field(default_factory=dict)
 
     def at(self, keep: np.ndarray) -> "Run":
         """Return the run with only some records, chosen by index or by a mask."""

@@ -3,9 +3,9 @@
 import json
 import platform
 import shlex
-import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 import steadynorm
 from steadynorm import progress, records
 from steadynorm.files import lock, make_folder, read_json, write_json
+from steadynorm.lab import origin
 from steadynorm.lab.data import datasets
 from steadynorm.lab.paper import pool, slim_records
 from steadynorm.lab.paper.experiment import Context, Experiment, Outcome, TrainedExperiment
@@ -87,12 +88,14 @@ def judge(experiment: Experiment | TrainedExperiment, context: Context) -> tuple
         return outcome, {"runs": 0, "seconds": round(time.perf_counter() - began, 1), "missing": []}
     runs = read(experiment, context)
     plan = runs.plan
-    facts = {
+    facts: dict[str, Any] = {
         "runs": len(plan.configs),
         "seconds": round(sum(float(run.columns["seconds"][-1]) for run in runs.finished.values()), 1),
         "seeds": list(plan.seeds),
         "budgets": {str(budget): plan.baseline.steps(budget) for budget in plan.budgets},
         "missing": [slug(key) for key in runs.missing],
+        "machine": next(iter(machine_kinds(runs.finished.values())), None),
+        "run_commits": sorted({str(run.origin.get("commit")) for run in runs.finished.values()}),
     }
     return experiment.judge(runs), facts
 
@@ -112,7 +115,24 @@ def read(experiment: TrainedExperiment, context: Context) -> Runs:
             missing[key] = f"the kept records end at step {max(run.steps, default=0)} of {config.steps}"
         else:
             finished[key] = run
+    kinds = machine_kinds(finished.values())
+    for key in [key for key, run in finished.items() if machine_of(run) != kinds[0]]:
+        kind = machine_of(finished.pop(key))
+        missing[key] = (
+            f"trained on another kind of machine ({kind}) than the others ({kinds[0]}), and not mixed with them"
+        )
     return Runs(plan, finished, missing)
+
+
+def machine_of(run: records.Run) -> str:
+    """Return the kind of machine that trained a run, as its records say."""
+    return str(run.origin.get("machine", "unknown"))
+
+
+def machine_kinds(runs: Iterable[records.Run]) -> list[str]:
+    """Return the kinds of machines that trained some runs, the most frequent first."""
+    counts = Counter(map(machine_of, runs))
+    return sorted(counts, key=lambda kind: (-counts[kind], kind))
 
 
 def not_run(experiment: Experiment | TrainedExperiment, context: Context) -> list[str]:
@@ -225,7 +245,7 @@ def _write(
         "seed": context.seed,
         "seeds_asked": context.seeds,
         "only": list(context.only),
-        "commit": commit(),
+        **origin.describe(),
         "versions": {
             "steadynorm": steadynorm.__version__,
             "torch": torch.__version__,
@@ -264,19 +284,6 @@ def context_of(folder: Path) -> tuple[str, Context]:
         folder, held["quick"], held["seeds_asked"], held["seed"], tuple(held["only"]), held["scale"], kept_only=True
     )
     return held["experiment"], context
-
-
-def commit() -> str | None:
-    """Return the commit of the source, with "+" if the source has changed since; None outside a checkout."""
-    source = Path(__file__).parent
-    try:
-        head, changed = (
-            subprocess.run(["git", "-C", str(source), *words], capture_output=True, encoding="utf-8", check=True).stdout
-            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", str(source.parent)])
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return head.strip() + ("+" if changed.strip() else "")
 
 
 def estimate(plans: Sequence[RunPlan]) -> tuple[int, float]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from steadynorm.lab import origin
 from steadynorm.lab.paper.baselines import Baseline
 from steadynorm.lab.paper.claims import MissingRunsError
 from steadynorm.lab.paper.metrics import Metric
@@ -39,11 +40,11 @@ class RunPlan:
     paper_configs: Mapping[str, Config]
 
     def in_pool(self, pool: Path, data: Path | None = None) -> dict[Key, Config]:
-        """Return the configurations with the folder that each run has in the pool."""
+        """Return the configurations with the folder that each run has in the pool, apart for every kind of machine."""
         out = {}
         for key, config in self.configs.items():
             task = config.task if data is None else replace(config.task, data=data)
-            out[key] = replace(config, task=task, out=pool / address(config), tensorboard=False, keep=1)
+            out[key] = replace(config, task=task, out=pool / origin.kind() / address(config), tensorboard=False, keep=1)
         return out
 
 

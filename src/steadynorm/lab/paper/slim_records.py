@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from steadynorm import records
-from steadynorm.lab import simulate
+from steadynorm.lab import origin, simulate
 from steadynorm.records import Run
 
 MOST_RECORDS = 64  # kept of each run
@@ -40,7 +40,7 @@ def keep(run: Run, path: Path, name: str, columns: Sequence[str], layers: Sequen
     slim = records.thin(chosen, MOST_RECORDS)
     whole = path.with_name(f".{path.name}.new")  # half a run must not pass for a run
     whole.unlink(missing_ok=True)
-    with records.Recorder(whole, name=name, config=run.config, created=run.created) as recorder:
+    with records.Recorder(whole, name=name, config=run.config, created=run.created, origin=run.origin) as recorder:
         for i, step in enumerate(slim.steps.tolist()):
             by_layer = {layer: _at(part, i) for layer, part in slim.layers.items()}
             extra = {"layers": by_layer} if any(by_layer.values()) else {}
@@ -111,7 +111,7 @@ def keep_trajectory(
     """
     path = folder / records.FILE
     path.unlink(missing_ok=True)  # unfinished, or of another configuration
-    with records.Recorder(path, name=folder.name, config=config) as recorder:
+    with records.Recorder(path, name=folder.name, config=config, origin=origin.describe()) as recorder:
         for i, step in enumerate(norms.steps.tolist()):
             seeds = {f"norm_sq/{k}": rounded(values[i]) for k, values in enumerate(norms.norm_sq)}
             norm, expected = rounded(math.sqrt(norms.mean()[i])), rounded(math.sqrt(forecast[step - 1]))

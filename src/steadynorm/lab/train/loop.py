@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from steadynorm import machine, records
 from steadynorm.files import lock, make_folder, read_json, write_json
+from steadynorm.lab import origin
 from steadynorm.lab.train import checkpoint, optimizers, parallel, tasks
 from steadynorm.lab.train.config import Config, plain, training_part
 from steadynorm.lab.train.parallel import Team
@@ -102,6 +103,7 @@ class Trainer:
                 name=name,
                 config=training_part(plain(config)),
                 resume_at=self.step + 1,
+                origin=origin.describe(self.device),
                 layers=records.LAYERS if config.steps > _SHORT * config.monitor_every else None,
             )
             if max(self.recorder.last, 0) < self.step - self.step % config.monitor_every:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from steadynorm import progress, records, theory
-from steadynorm.lab import simulate
+from steadynorm.lab import origin, simulate
 from steadynorm.lab.paper.claims import JudgedClaim, MissingRunsError
 from steadynorm.lab.paper.experiment import Context, Experiment, Outcome
 from steadynorm.lab.paper.experiments.steady_norms import paper_over_exact
@@ -86,7 +86,7 @@ def _measure(context: Context, kind: Kind, shape: tuple[int, ...], pairs: int) -
         if context.kept_only:
             raise MissingRunsError(f"{path}: no finished records")
         path.unlink(missing_ok=True)
-        with records.Recorder(path, name=folder.name, config=config) as recorder:
+        with records.Recorder(path, name=folder.name, config=config, origin=origin.describe()) as recorder:
             for index, r in enumerate(CORRELATIONS):
                 measured = simulate.overlap(kind.lmo, shape, r, pairs=pairs, seed=context.seed)
                 values = {"overlap": rounded(measured.mean), "error": rounded(measured.error)}
