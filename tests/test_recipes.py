@@ -34,8 +34,8 @@ PLAIN_SCION = {
     "correct_output": False, "polar_steps": 5, "weight_decay": None,
 }  # fmt: skip
 NANOGPT = {
-    "kind": "gpt", "length": 1024, "shuffle": False, "eval_tokens": 10_485_760, "data": None,
-    "model": {"layers": 12, "width": 768, "heads": 6, "vocab": 50304, "context": 1024, "mlp_ratio": 4},
+    "kind": "gpt", "length": 1024, "shuffle": False, "eval_tokens": 10_485_760, "data": None, "tokenizer": "bytes",
+    "model": {"layers": 12, "width": 768, "heads": 6, "vocab": 50304, "context": 1024, "mlp_ratio": 4, "tied": True},
 }  # fmt: skip
 NANOGPT_SCION = {
     **PLAIN_SCION, "lr": 50 / 4096, "output_lr": 3000 / 4096, "output_weight_decay": 1 / 3000,

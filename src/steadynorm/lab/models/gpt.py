@@ -21,6 +21,7 @@ class GPTConfig:
     vocab: int = 50304  # GPT-2's 50257, padded to a multiple of 128
     context: int = 1024  # largest number of tokens per sequence
     mlp_ratio: int = 4
+    tied: bool = True  # whether the embedding is the output layer as well
 
     def __post_init__(self) -> None:
         """Raise ValueError for sizes that do not fit each other.
@@ -38,7 +39,7 @@ class GPTConfig:
 
 
 class GPT(nn.Module):
-    """Causal transformer whose block matrices all suit the spectral lmo, with one table for input and output.
+    """Causal transformer whose block matrices all suit the spectral lmo, with one table for input and output if tied.
 
         x = E[tokens];   x += attention(norm x);   x += mlp(norm x);   logits = E norm x
         attention: q, k = rotary(norm q), rotary(norm k) per head;   mlp: 2 W_2 relu(W_1 x)^2
@@ -63,6 +64,7 @@ class GPT(nn.Module):
         self.config = config
         self.embedding = Embedding(config.vocab, config.width)
         self.blocks = nn.ModuleList([Block(config) for _ in range(config.layers)])
+        self.head = None if config.tied else Linear(config.width, config.vocab, bias=False)
         table = (config.context, config.width // config.heads // 2)
         self.register_buffer("cos", torch.empty(table, dtype=torch.float32), persistent=False)
         self.register_buffer("sin", torch.empty(table, dtype=torch.float32), persistent=False)
@@ -70,7 +72,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator | None = None) -> None:
-        """Draw E, q, k, v and W_1 uniformly within 1 / sqrt(fan-in); set attention's output and W_2 to zero."""
+        """Draw E, the head, q, k, v and W_1 uniformly within 1 / sqrt(fan-in); set attention's output and W_2 to zero."""
         bound = 1 / math.sqrt(self.config.width)
         for name, parameter in self.named_parameters():
             if name.endswith(("out.weight", "down.weight")):
@@ -82,8 +84,8 @@ class GPT(nn.Module):
         self.sin.copy_(angles.sin())
 
     def get_output_embeddings(self) -> nn.Module:
-        """Return the embedding, whose weight is the output layer, for `param_groups`."""
-        return self.embedding
+        """Return the layer whose weight is the output layer, for `param_groups`."""
+        return self.head or self.embedding
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """Return fp32 logits, or with targets their mean cross-entropy without all logits in memory at once.
@@ -108,7 +110,7 @@ class GPT(nn.Module):
         x, cos, sin = self.embedding(tokens), self.cos[:length], self.sin[:length]
         for block in self.blocks:
             x = block(x, cos, sin)
-        x, weight = norm(x), self.embedding.weight
+        x, weight = norm(x), (self.head or self.embedding).weight
         if targets is None:
             return linear(x, weight).float()
         return linear_cross_entropy(x.flatten(0, 1), weight, targets.flatten())

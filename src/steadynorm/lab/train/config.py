@@ -53,10 +53,15 @@ class Optim:
     """Betas of the Adam family, also beside muonc and muon; LionC uses the second."""
     eps: float = 1e-8
     """Epsilon of the Adam family."""
+    polar: Literal["express", "newton-schulz", "svd"] = "express"
+    """How polar factors are computed (Scion family, muonc)."""
     polar_steps: int = 5
     """Steps of the polar iteration (Scion family, muonc)."""
+    own_time: bool = True
+    """Let embedding rows without a gradient wait for their next one (Scion family)."""
     hold: Literal["decay", "balance", "fixed"] = "decay"
-    """How the weight norm is held: by decay, by decay that follows measured updates, or fixed (not adamw, muon)."""
+    """How the weight norm is held: by decay, by decay that follows measured updates, or fixed (not adamw, muon). The Scion
+    family's output layer keeps its constant decay unless correct_output is set."""
     balance_steps: float = BALANCE_STEPS
     """Steps over which hold=balance returns a norm that is off."""
     cautious: bool = False
@@ -89,7 +94,9 @@ class Gpt:
 
     model: GPTConfig = field(default_factory=GPTConfig)
     data: Path | None = None
-    """Folder of .bin shards; default: the embedded State of the Union texts, as bytes."""
+    """Folder of .bin shards; default: the embedded State of the Union texts."""
+    tokenizer: Literal["bytes", "gpt2"] = "bytes"
+    """Tokens of the embedded texts: bytes, or GPT-2's (steadynorm data get gpt2-bpe)."""
     length: int = 1024
     """Tokens per sequence."""
     shuffle: bool = False
@@ -182,7 +189,10 @@ _NOT_TRAINING = (
 
 
 # Settings that came later, with the value that runs before them had: left out at it, so that old runs stay what they are.
-_LATER = {"optim.hold": "decay", "optim.balance_steps": BALANCE_STEPS, "optim.cautious": False}
+_LATER = {
+    "optim.hold": "decay", "optim.balance_steps": BALANCE_STEPS, "optim.cautious": False,
+    "optim.polar": "express", "optim.own_time": True, "task.tokenizer": "bytes", "task.model.tied": True,
+}  # fmt: skip
 
 
 def plain(config: Config) -> dict[str, Any]:

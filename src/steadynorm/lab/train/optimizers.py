@@ -58,9 +58,12 @@ def _scion(model: nn.Module, optim: Optim, mesh: Any) -> Optimizer:
     if optim.output_alpha is not None:
         output["alpha"] = optim.output_alpha
     common: dict[str, Any] = {
-        "lr": optim.lr, "alpha": optim.alpha, "nesterov": optim.nesterov, "polar_steps": optim.polar_steps, "mesh": mesh,
-        **_hold(optim),
+        "lr": optim.lr, "alpha": optim.alpha, "nesterov": optim.nesterov, "polar": optim.polar,
+        "polar_steps": optim.polar_steps, "own_time": optim.own_time, "mesh": mesh,
     }  # fmt: skip
+    for group in groups:  # the output layer has a target at which to hold its norm only if it is corrected
+        if group is not output or (corrected and optim.correct_output):
+            group |= _hold(optim)
     if not corrected:
         return Scion(groups, weight_decay=decay, **common)
     if optim.correct_output:  # the target is the norm that the constant decay leads to at the peak
@@ -102,7 +105,7 @@ def _muonc(model: nn.Module, optim: Optim, mesh: Any) -> Optimizer:
     )  # fmt: skip
     return MuonC(
         groups, lr=optim.lr, momentum=1 - optim.alpha, nesterov=optim.nesterov, weight_decay=decay, betas=optim.betas,
-        eps=optim.eps, polar_steps=optim.polar_steps, mesh=mesh, **_hold(optim),
+        eps=optim.eps, polar=optim.polar, polar_steps=optim.polar_steps, mesh=mesh, **_hold(optim),
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from steadynorm.lab.data import datasets, images, shards, token_loader
@@ -15,6 +16,7 @@ from steadynorm.lab.data.encoders import BYTE_VOCAB
 from steadynorm.lab.data.tokenize import sotu_shards
 from steadynorm.lab.models import GPT, SimpleViT
 from steadynorm.lab.train.config import Config, Gpt, Vit
+from steadynorm.lab.train.token_rows import row_norms, visit_chances
 
 Batch = tuple[Tensor, Tensor]
 
@@ -25,10 +27,12 @@ class Task(ABC):
     Attributes:
         loader: Training data; its `state_dict` is the position.
         tokens: Tokens or images per step, over all processes.
+        bare: The model as it was built, which DDP, FSDP and torch.compile may have wrapped since.
     """
 
     loader: Any
     tokens: int
+    bare: Any
 
     def __init__(self, config: Config, rank: int, world: int):
         self.config, self.rank, self.world = config, rank, world
@@ -38,6 +42,7 @@ class Task(ABC):
         task = self.config.task
         model = GPT(task.model) if isinstance(task, Gpt) else SimpleViT(task.model)
         model.init_weights(generator)
+        self.bare = model
         return model
 
     def batches(self) -> Iterator[Batch]:
@@ -71,15 +76,16 @@ class GptTask(Task):
         if task.length > task.model.context:
             raise ValueError(f"length={task.length} exceeds the model's context={task.model.context}")
         if task.data is None:
-            if task.model.vocab != BYTE_VOCAB:
+            if task.tokenizer == "bytes" and task.model.vocab != BYTE_VOCAB:
                 raise ValueError(
                     f"this recipe has a vocabulary of {task.model.vocab} tokens and needs its data: pass --task.data "
                     f"SHARDS (see steadynorm data --help); the embedded text is bytes, {BYTE_VOCAB} tokens"
                 )
-            (train, self.validation), checksums = sotu_shards(), {}
+            (train, self.validation), checksums = sotu_shards(tokenizer=task.tokenizer), {}
         else:
             train, self.validation = (shards.shard_paths(task.data, split) for split in ("train", "val"))
             checksums = shards.shard_checksums(task.data)
+        self.chances = None if task.model.tied else visit_chances(train, task.model.vocab, config.batch * task.length)
         self.unverified = {path: checksums[path] for path in self.validation if path in checksums}
         self.tokens = config.batch * task.length
         self.loader = token_loader.TokenLoader(
@@ -99,7 +105,12 @@ class GptTask(Task):
             total += model(inputs.to(device), targets.to(device)).double() * targets.numel()
             count += targets.numel()
         self.unverified = {}
-        return {"count": torch.tensor(float(count), dtype=torch.float64, device=device), "val_loss": total}
+        sums = {"count": torch.tensor(float(count), dtype=torch.float64, device=device), "val_loss": total}
+        if self.chances is not None:
+            weight = self.bare.embedding.weight
+            weight = weight.full_tensor() if isinstance(weight, DTensor) else weight
+            sums |= {key: value * sums["count"] for key, value in row_norms(weight, self.chances).items()}
+        return sums
 
 
 class VitTask(Task):

@@ -1,0 +1,91 @@
+"""Options of runs that experiments vary: untied embeddings and their rows, polar factors, and what a hold leaves alone."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from steadynorm import records
+from steadynorm.groups.builder import param_groups
+from steadynorm.lab.data.encoders import BYTE_VOCAB
+from steadynorm.lab.data.shards import write_shard
+from steadynorm.lab.models import GPT, GPTConfig
+from steadynorm.lab.train import token_rows
+from steadynorm.lab.train.config import Config, Gpt, Optim, Schedule, plain, training_part
+from steadynorm.lab.train.loop import train
+from steadynorm.lab.train.optimizers import build
+
+MODEL = GPTConfig(layers=1, width=16, heads=2, vocab=BYTE_VOCAB, context=16)
+
+
+def built(optim: Optim, model: GPTConfig = MODEL):
+    [(optimizer, _)] = build(GPT(model), optim, Schedule(), 10)
+    return {group["name"]: group for group in optimizer.param_groups}
+
+
+def test_an_untied_gpt_has_an_output_layer_of_its_own():
+    torch.manual_seed(0)
+    untied = GPT(replace(MODEL, tied=False))
+    assert untied.get_output_embeddings() is untied.head
+    roles = {name: group["name"] for group in param_groups(untied) for name, _ in group["params"]}
+    assert (roles["embedding.weight"], roles["head.weight"]) == ("embedding", "output")
+    tokens = torch.randint(0, BYTE_VOCAB, (1, 5))
+    before = untied(tokens)
+    with torch.no_grad():
+        assert untied.head is not None
+        untied.head.weight.mul_(2)
+    torch.testing.assert_close(untied(tokens), 2 * before)
+    tied = GPT(MODEL)
+    assert tied.get_output_embeddings() is tied.embedding
+    assert "head.weight" not in tied.state_dict()
+
+
+def test_a_run_is_the_same_as_before_these_options_came():
+    """The address of a run is a hash of its configuration, so old runs are found only if new options leave it alone."""
+    config = Config(task=Gpt(model=MODEL), out=Path("run"), steps=3, batch=2)
+    values = training_part(plain(config))
+    assert not {"polar", "own_time", "hold"} & values["optim"].keys()
+    assert "tied" not in values["task"]["model"] and "tokenizer" not in values["task"]
+    untied = replace(config, task=Gpt(model=replace(MODEL, tied=False)), optim=Optim(own_time=False, polar="svd"))
+    values = training_part(plain(untied))
+    assert values["task"]["model"]["tied"] is False
+    assert (values["optim"]["own_time"], values["optim"]["polar"]) == (False, "svd")
+
+
+@pytest.mark.parametrize("name", ["scion", "scionc"])
+def test_polar_factors_and_own_time_reach_every_group(name):
+    for group in built(Optim(name, polar="newton-schulz", own_time=False), replace(MODEL, tied=False)).values():
+        assert (group["polar"], group["own_time"]) == ("newton-schulz", False)
+    assert built(Optim("muonc", polar="svd"))["hidden"]["polar"] == "svd"
+
+
+@pytest.mark.parametrize("hold", [{"hold": "fixed"}, {"hold": "balance"}, {"cautious": True}], ids=str)
+def test_the_output_layer_is_held_only_if_it_is_corrected(hold):
+    """With constant decay it has no target, and a fixed norm would pin it at its initial values."""
+    [(key, value)] = hold.items()
+    groups = built(Optim("scionc", **hold))
+    assert groups["hidden"][key] == value
+    assert groups["output"][key] != value
+    assert built(Optim("scionc", correct_output=True, **hold))["output"][key] == value
+
+
+def test_chances_of_a_visit_follow_from_the_text(tmp_path):
+    write_shard(tmp_path / "a.bin", [0] * 90 + [1] * 10)
+    write_shard(tmp_path / "b.bin", [0] * 100)
+    chances = token_rows.visit_chances(sorted(tmp_path.glob("*.bin")), 3, tokens_per_step=2)
+    torch.testing.assert_close(chances, torch.tensor([1 - 0.05**2, 1 - 0.95**2, 0.0], dtype=torch.float64))
+
+
+def test_an_untied_run_records_its_rows_by_frequency_and_a_tied_one_does_not(tmp_path):
+    columns = {}
+    for tied in (True, False):
+        task = Gpt(model=replace(MODEL, tied=tied), length=16, shuffle=True, eval_tokens=64)
+        config = Config(task=task, out=tmp_path / str(tied), steps=2, batch=2, tensorboard=False, bf16=False)
+        train(config, quiet=True)
+        columns[tied] = records.read(config.out)
+    rows = {f"{token_rows.COLUMN}/{name}" for name in token_rows.CLASSES}
+    assert not rows & columns[True].columns.keys()
+    assert rows <= columns[False].columns.keys()
+    assert columns[False].columns["row_rms/rare"][-1] > 0
+    assert {"commit", "machine"} <= columns[False].origin.keys()
