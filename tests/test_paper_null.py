@@ -17,6 +17,9 @@ from steadynorm.lab.paper.runs import Runs
 from steadynorm.lab.paper.statistics import Finding, at_least, at_most, estimate, parabola_peak
 
 FOLDERS = sorted(filter(runner.is_kept, (Path(__file__).parent.parent / "results").glob("*")))
+NOT_RUN = {name for name, each in paper.EXPERIMENTS.items() if isinstance(each, TrainedExperiment)} - {
+    folder.name for folder in FOLDERS
+}
 FAST, FULL = 500, 20_000  # of 500 draws, a claim that holds in 10 % has more than 25 (5 %) with a chance of 99.99 %
 
 
@@ -39,6 +42,16 @@ def show(folder: Path, draws: int) -> list[null.Share]:
 def test_noise_supports_no_claim(folder: Path):
     leaning = [each for each in show(folder, FAST) if each.share > null.MOST]
     assert not leaning
+
+
+@pytest.mark.parametrize("name", sorted(NOT_RUN))
+def test_noise_supports_no_claim_of_an_experiment_before_it_is_run(name: str):
+    """Noise of unit spread stands for the runs, so that a design that leans is caught before it is paid for."""
+    noise = noise_of(name)
+    experiment = paper.get(name)
+    assert isinstance(experiment, TrainedExperiment)
+    for claim in experiment.claims_about(noise.runs.plan):
+        assert null.share_of_trained(claim, noise, FAST // 5) <= 2 * null.MOST, claim.text  # fewer draws
 
 
 @pytest.mark.slow

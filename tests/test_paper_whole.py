@@ -27,14 +27,13 @@ TRAINED = [each for each in paper.EXPERIMENTS.values() if isinstance(each, Train
 def miniature(baseline: baselines.Baseline) -> baselines.Baseline:
     task = baseline.base.task
     if isinstance(task, Gpt):
-        task = replace(
-            task, model=GPTConfig(layers=1, width=16, heads=2, vocab=257, context=16), length=16, eval_tokens=64
-        )
+        model = GPTConfig(layers=1, width=16, heads=2, vocab=257, context=16)
+        task = replace(task, model=model, tokenizer="bytes", length=16, eval_tokens=64)
     else:
         assert isinstance(task, Vit)
         model = ViTConfig(image=32, patch=16, width=16, depth=1, heads=2, mlp=32, classes=10, variant="scion")
         task = replace(task, model=model, eval_images=64)
-    return replace(baseline, base=replace(baseline.base, task=task, batch=4), steps_per_unit=0.2, warmup=2)
+    return replace(baseline, base=replace(baseline.base, task=task, batch=4), steps_per_unit=0.2, warmup=2, data="")
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,15 @@ from steadynorm.lab.paper.claims import Claim, JudgedClaim
 from steadynorm.lab.paper.experiment import Context, Experiment, Outcome, TrainedExperiment
 from steadynorm.lab.paper.experiments import (
     adam_norms,
+    embedding_rows,
     extensions,
     learning_rates,
     momentum_schedules,
+    muon_sweep,
     nanogpt,
+    norm_holds,
     overlap_kernel,
+    polar_steps,
     random_system,
     scion_norms,
     steady_norms,
@@ -25,7 +29,10 @@ EXPERIMENTS: dict[str, Experiment | TrainedExperiment] = {
         steady_norms.STEADY_STATE,
         overlap_kernel.OVERLAP,
         nanogpt.NANOGPT,
-        nanogpt.MUON_CORRECTED,
+        muon_sweep.MUON_CORRECTED,
+        norm_holds.HOLD,
+        polar_steps.POLAR_STEPS,
+        embedding_rows.EMBEDDING,
         scion_norms.SCIONC,
         scion_norms.SCIONC_CONSTANT,
         scion_norms.OUTPUT_LAYER,
@@ -44,6 +51,8 @@ EXPERIMENTS: dict[str, Experiment | TrainedExperiment] = {
         vit_tables.SWEEP_CONSTANT,
         vit_tables.SWEEP_COSINE,
         learning_rates.LR_EFF,
+        norm_holds.HOLD_VIT,
+        nanogpt.NANOGPT_WIDE,
     )
 }
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Protocol
 
-from steadynorm.lab.paper.metrics import Metric
+from steadynorm.lab.paper.metrics import Metric, Score
 from steadynorm.lab.paper.statistics import Estimate, Finding, at_least, at_most, combined, estimate, every, within
 
 VERDICTS = ("holds", "does not hold", "not testable at this scale")
@@ -81,6 +81,18 @@ def value(metric: Metric, arm: str, budget: int | None = None) -> Contrast:
 def difference(metric: Metric, one: str, other: str, budget: int | None = None) -> Contrast:
     """Return the contrast `one` - `other`."""
     return value(metric, one, budget) - value(metric, other, budget)
+
+
+def no_worse(score: Score, one: str, other: str, margin: float | None = None) -> Test:
+    """Return the test that `one` scores no worse than `other` by more than the margin (default: the score's)."""
+    gap, margin = difference(score.metric, one, other), score.margin if margin is None else margin
+    what, unit = score.gap.format(one, other), f" {score.unit}"
+    return gap.at_least(-margin, what, unit) if score.sign > 0 else gap.at_most(margin, what, unit)
+
+
+def same(score: Score, one: str, other: str) -> Test:
+    """Return the test that two arms score the same, within the score's margin."""
+    return difference(score.metric, one, other).within(score.margin, score.gap.format(one, other), f" {score.unit}")
 
 
 def weighted(weights: Iterable[float], contrasts: Iterable[Contrast]) -> Contrast:

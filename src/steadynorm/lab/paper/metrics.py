@@ -6,6 +6,7 @@ The functions that make metrics are cached, so that equal arguments give the sam
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -31,6 +32,46 @@ def final(key: str, scale: float = 1.0) -> Metric:
 
 
 ACCURACY, LOSS = final("val_accuracy", 100.0), final("val_loss")  # accuracy in percent
+
+
+@dataclass(frozen=True)
+class Score:
+    """A metric by which arms are compared, and what differences of it are called.
+
+    Attributes:
+        metric: The metric.
+        name: Its name in tables and summaries.
+        unit: Its unit.
+        digits: Digits after the point.
+        sign: 1 if larger is better, else -1.
+        margin: The difference within which results are called equal.
+        gap: The words for a difference, with {} for both arms.
+    """
+
+    metric: Metric
+    name: str
+    unit: str
+    digits: int
+    sign: float
+    margin: float
+    gap: str
+
+    def shown(self, value: float, *, signed: bool = False) -> str:
+        """Format a value."""
+        return f"{value:{'+' if signed else ''}.{self.digits}f}"
+
+    @property
+    def margin_words(self) -> str:
+        """The margin with its unit.
+
+        >>> BY_ACCURACY.margin_words, BY_LOSS.margin_words
+        ('1 point', '0.02 nats')
+        """
+        return f"{self.margin:g} {self.unit if self.margin != 1 else self.unit.removesuffix('s')}"
+
+
+BY_ACCURACY = Score(ACCURACY, "accuracy", "points", 2, 1.0, ACCURACY_TOLERANCE, "accuracy, {} - {}")
+BY_LOSS = Score(LOSS, "validation loss", "nats", 4, -1.0, LOSS_TOLERANCE, "loss, {} - {},")
 
 
 @functools.cache

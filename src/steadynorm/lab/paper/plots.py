@@ -91,8 +91,8 @@ def table_by_budget(
         row: list[page.Cell] = [f"{budget} {runs.plan.baseline.unit} ({runs.plan.baseline.steps(budget)} steps)"]
         for arm in runs.plan.arms:
             theirs = (paper or {}).get((arm, budget))
-            cell = _cell(runs, metric, arm, budget, f".{digits}f", f".{digits}f")
-            row.append(cell + (f" [{plus_minus(*theirs)}]" if theirs else ""))
+            ours = cell(runs, metric, arm, budget, f".{digits}f", f".{digits}f")
+            row.append(ours + (f" [{plus_minus(*theirs)}]" if theirs else ""))
         rows.append(row)
     note = "In square brackets: the paper's, at its own scale. " if paper else ""
     caption = f"Mean ± sample standard deviation over seeds. {note}"
@@ -100,20 +100,25 @@ def table_by_budget(
 
 
 def table_of_metrics(
-    runs: Runs, metrics: Mapping[str, Metric], paper: Mapping[str, Sequence[float | None]] | None = None
+    runs: Runs,
+    metrics: Mapping[str, Metric],
+    paper: Mapping[str, Sequence[float | None]] | None = None,
+    arms: Sequence[str] = (),
 ) -> page.Table:
     """Tabulate metrics at the longest budget, arms across; the paper's numbers, where given, in a row below ours."""
     rows: list[list[page.Cell]] = []
+    arms = arms or runs.plan.arms
     for name, metric in metrics.items():
-        rows.append([name, *(_cell(runs, metric, arm, None, ".4g", ".2g") for arm in runs.plan.arms)])
+        rows.append([name, *(cell(runs, metric, arm, None, ".4g", ".2g") for arm in arms)])
         if paper and name in paper:
             rows.append([f"{name}: the paper's", *paper[name]])
     steps = runs.plan.baseline.steps(runs.plan.budgets[-1])
     caption = f"Runs of {steps} steps. Mean ± sample standard deviation over seeds."
-    return page.Table("Measured", ("", *runs.plan.arms), rows, caption)
+    return page.Table("Measured", ("", *arms), rows, caption)
 
 
-def _cell(runs: Runs, metric: Metric, arm: str, budget: int | None, mean_format: str, sd_format: str) -> str:
+def cell(runs: Runs, metric: Metric, arm: str, budget: int | None, mean_format: str, sd_format: str) -> str:
+    """Format an arm's mean and standard deviation over seeds, or why they are missing."""
     if arm not in runs.complete_arms(budget):
         return runs.placeholder(arm, budget)
     values = runs.values(metric, arm, budget)
@@ -151,6 +156,18 @@ def points_with_errors(
     means = [estimate(runs.values(metric, *place)) for place in complete.values()]
     errors = None if any(math.isnan(mean.error) for mean in means) else [mean.error for mean in means]
     return page.Series(label, list(complete), [mean.value for mean in means], error=errors, toggle=toggle)
+
+
+def layer_map(
+    runs: Sequence[Run], layers: Sequence[str], quantity: str, title: str, unit: str, caption: str, middle: float,
+    low: float, high: float, toggle: str,
+) -> page.HeatMap:  # fmt: skip
+    """Map a quantity by layer and step, mean over seeds."""
+    z = np.array([np.mean([run.layers[layer][quantity] for run in runs], axis=0) for layer in layers])
+    measured = np.isfinite(z).any(axis=0)
+    return page.HeatMap(
+        title, "step", unit, runs[0].steps[measured], layers, z[:, measured], caption, middle, low, high, toggle=toggle
+    )
 
 
 def round_to(value: float, digits: int = 6) -> float | None:

@@ -8,31 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from steadynorm.lab.paper.metrics import ACCURACY_TOLERANCE, LOSS_TOLERANCE
+from steadynorm.lab.paper.metrics import BY_ACCURACY, BY_LOSS, Score
 from steadynorm.lab.paper.statistics import CONFIDENCE, Estimate, difference, sample_sd, student_quantile, student_tail
 
 DRIFT = "drift of hidden_norm, %"
+CORRECTED, CONSTANT, FIXED, CAUTIOUS = "corrected decay", "constant decay", "fixed norm", "cautious decay"
+BALANCED = {steps: f"balanced decay, T = {steps}" for steps in (20, 200)}
+WAYS = (CORRECTED, *BALANCED.values(), CONSTANT, FIXED, CAUTIOUS)  # to hold a norm
 
 
-@dataclass(frozen=True)
-class Score:
-    """A number by which arms are compared, under its name in a summary."""
-
-    name: str
-    unit: str
-    digits: int
-    sign: float  # 1: larger is better
-    margin: float  # within which results are called equal
-
-    def shown(self, value: float, *, signed: bool = False) -> str:
-        """Format a value."""
-        return f"{value:{'+' if signed else ''}.{self.digits}f}"
-
-
-SCORES = (
-    Score("accuracy", "points", 2, 1.0, ACCURACY_TOLERANCE),
-    Score("validation loss", "nats", 4, -1.0, LOSS_TOLERANCE),
-)
+SCORES = (BY_ACCURACY, BY_LOSS)
 
 
 @dataclass(frozen=True)
@@ -56,10 +41,26 @@ COMPARISONS = (
     Comparison(
         "fig-muon",
         "Does correcting Muon's decay change the loss, and is ScionC as good as Muon?",
-        {"Muon, corrected": "Muon", "ScionC, Nesterov": "Muon"},
-        "The learning rates were swept for Muon, not for ScionC.",
+        {"Muon, corrected": "Muon", "ScionC, Nesterov": "Muon", "MuonC": "ScionC, Nesterov"},
+        "The page has the sweeps of MuonC and ScionC.",
     ),
     Comparison("fig-nanogpt", "Is ScionC better than Scion on text?", {"ScionC": "Scion"}),
+    Comparison("fig-nanogpt-wide", "And in a GPT of 6 layers x 256?", {"ScionC": "Scion", "MuonC": "ScionC"}),
+    *(
+        Comparison(
+            folder,
+            f"Which way to hold the norm trains the {model} best?",
+            {arm: CONSTANT if arm == CORRECTED else CORRECTED for arm in WAYS if arm != CONSTANT},
+            "All at the baseline's lr; the page has the sweep.",
+        )
+        for folder, model in (("fig-hold", "GPT"), ("fig-hold-vit", "ViT"))
+    ),
+    Comparison(
+        "fig-polar-steps",
+        "How exact must polar factors be?",
+        dict.fromkeys(("svd", "4 steps", "3 steps", "Newton-Schulz, 5 steps"), "5 steps"),
+    ),
+    Comparison("fig-embedding", "Should embedding rows wait for their gradients?", {"rows in their own time": "dense"}),
     Comparison(
         "table-vit",
         "Which optimizer is best for the ViT?",
@@ -179,7 +180,7 @@ class Pair:
     def verdict(self) -> str:
         """The outcome in a sentence."""
         score, gap = self.score, abs(self.gap.value)
-        margin = f"{score.margin:g} {score.unit if score.margin != 1 else score.unit.removesuffix('s')}"
+        margin = score.margin_words
         if math.isnan(self.reach):
             return "One seed: no verdict."
         equal = gap + self.reach <= score.margin

@@ -1,21 +1,17 @@
 """Ours: which decay reaches the norm that is asked for, the forecast against real training, and alignment by layer."""
 
 import functools
-import math
-from collections.abc import Mapping
 from statistics import fmean
 
 import numpy as np
-import torch
 
-from steadynorm import lmo, theory
-from steadynorm.groups.builder import param_groups
-from steadynorm.lab.models import SimpleViT, ViTConfig
+from steadynorm import theory
 from steadynorm.lab.paper.baselines import ALPHA, Baseline, short
 from steadynorm.lab.paper.claims import Test, all_of, difference, value
 from steadynorm.lab.paper.experiments.norm_figures import vit_figure
+from steadynorm.lab.paper.experiments.norm_targets import asked_norm, off_target, plot_over_asked
 from steadynorm.lab.paper.metrics import ACCURACY, END, SMALL_PERCENT, Metric, log_ratio, mean_over
-from steadynorm.lab.paper.plots import Curve, Shown, round_to, show
+from steadynorm.lab.paper.plots import Curve, Shown, layer_map, round_to, show
 from steadynorm.lab.paper.runs import RunPlan, Runs
 from steadynorm.lab.paper.slim_records import OUTPUTS
 from steadynorm.lab.train.config import Config
@@ -27,6 +23,7 @@ from steadynorm.report import page
 SMALL = 0.02
 SECOND_HALF = (0.5, 0.9)  # without the last tenth, in which the lr is too small to move the norm
 OFF_FORECAST = log_ratio("matrix_norm", "matrix_forecast", SECOND_HALF)
+OFF_TARGET = off_target(SECOND_HALF)
 
 
 def _target_arms(baseline: Baseline) -> dict[str, Config]:
@@ -41,33 +38,9 @@ def _target_arms(baseline: Baseline) -> dict[str, Config]:
     }
 
 
-@functools.cache
-def update_norms_sq(model: ViTConfig) -> Mapping[str, float]:
-    """Return U^2 of every corrected matrix of a ViT, by name."""
-    with torch.device("meta"):
-        groups = param_groups(SimpleViT(model))
-    return {
-        name: lmo.get(group["lmo"]).update_norm_sq(p.shape, blocks=group["blocks"])
-        for group in groups
-        for name, p in group["params"]
-        if group["weight_decay"] is None and p.ndim > 1
-    }
-
-
-def asked_norm(run: Run) -> float:
-    """Return the norm of all matrices but the output that C^2 asks for: |theta|^2 = C^2 U^2 of each."""
-    updates = update_norms_sq(ViTConfig(**run.config["task"]["model"]))
-    return math.sqrt(run.config["optim"]["steady_norm_sq"] * sum(updates.values()))
-
-
-def off_target(run: Run) -> float:
-    """Return 100 ln(measured / asked)."""
-    return 100 * math.log(mean_over("matrix_norm", SECOND_HALF)(run) / asked_norm(run))
-
-
 def distance(run: Run) -> float:
     """Return 100 |ln(measured / asked)|."""
-    return abs(off_target(run))
+    return abs(OFF_TARGET(run))
 
 
 def _target_claims(plan: RunPlan) -> dict[str, Test]:
@@ -79,7 +52,7 @@ def _target_claims(plan: RunPlan) -> dict[str, Test]:
         for alpha in (ALPHA, SMALL)
     } | {
         f"Where only alpha differs, the exact decay gives the hidden matrices the same norm (within {SMALL_PERCENT:g} %)": (
-            difference(off_target, f"exact, alpha {SMALL:g}", f"exact, alpha {ALPHA:g}").within(
+            difference(OFF_TARGET, f"exact, alpha {SMALL:g}", f"exact, alpha {ALPHA:g}").within(
                 SMALL_PERCENT, "norm, alpha 0.02 / 0.1 - 1,", " %"
             )
         ),
@@ -93,8 +66,8 @@ def _target_claims(plan: RunPlan) -> dict[str, Test]:
 
 def _show_target(runs: Runs) -> Shown:
     metrics: dict[str, Metric] = {
-        "100 ln(measured / asked norm)": off_target,
-        "100 ln(forecast / asked norm)": lambda run: off_target(run) - OFF_FORECAST(run),
+        "100 ln(measured / asked norm)": OFF_TARGET,
+        "100 ln(forecast / asked norm)": lambda run: OFF_TARGET(run) - OFF_FORECAST(run),
         "100 ln(measured / forecast norm)": OFF_FORECAST,
         "100 ln(measured / forecast norm), biases": log_ratio("vector_norm", "vector_forecast", SECOND_HALF),
         "asked norm": asked_norm,
@@ -102,18 +75,7 @@ def _show_target(runs: Runs) -> Shown:
     }
     norms = Curve("matrix_norm", dashed="matrix_forecast", zero=True, caption="Dashed: forecast.")
     blocks, summary = show(runs, [norms, Curve("weight_decay")], metrics)
-    return [_plot_over_asked(runs), *blocks], summary
-
-
-def _plot_over_asked(runs: Runs) -> page.Plot:
-    series = []
-    for arm in runs.complete_arms():
-        seeds = runs.of(arm)
-        ratio = np.mean([run.columns["matrix_norm"] / asked_norm(run) for run in seeds], axis=0)
-        measured = np.isfinite(ratio)
-        series.append(page.Series("measured / asked", seeds[0].steps[measured], ratio[measured], toggle=arm))
-    caption = "All matrices but the output. 1: the norm is where it was put. Mean over seeds."
-    return page.Plot("Measured norm / asked norm", "step", "ratio", series, caption)
+    return [plot_over_asked(runs), *blocks], summary
 
 
 EXACT_TARGET = vit_figure(
@@ -227,16 +189,13 @@ def _show_alignment(runs: Runs) -> Shown:
     }
     rows = [(name, *(layers.get(name) for layers in summary.values())) for name in next(iter(summary.values()), {})]
     table = page.Table("Excess alignment by layer", ("layer", *summary), rows, "Mean over the second half and seeds.")
-    return [*(_map(seeds, arm) for arm, seeds in by_arm.items()), table], {"excess": summary}
-
-
-def _map(runs: list[Run], arm: str) -> page.HeatMap:
-    names = [*hidden_matrices(runs[0]), OUTPUTS[0]]
-    z = np.array([np.mean([run.layers[name]["excess"] for run in runs], axis=0) for name in names])
-    measured = np.isfinite(z).any(axis=0)
     caption = "cos(weights, update) less what momentum alone makes of it. Mean over seeds."
-    return page.HeatMap(f"Excess alignment · {arm}", "step", "cos", runs[0].steps[measured], names, z[:, measured], caption,
-                        0.0, -0.5, 0.5, toggle=arm)  # fmt: skip
+    maps = [
+        layer_map(seeds, [*hidden_matrices(seeds[0]), OUTPUTS[0]], "excess", f"Excess alignment · {arm}", "cos", caption,
+                  0.0, -0.5, 0.5, toggle=arm)
+        for arm, seeds in by_arm.items()
+    ]  # fmt: skip
+    return [*maps, table], {"excess": summary}
 
 
 OUTPUT, HIDDEN = value(output_excess, "ScionC"), value(largest_hidden_excess, "ScionC")

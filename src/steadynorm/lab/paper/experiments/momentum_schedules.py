@@ -4,11 +4,12 @@ from functools import partial
 
 from steadynorm import theory
 from steadynorm.lab.paper.baselines import ALPHA, Baseline, short
-from steadynorm.lab.paper.claims import all_of, difference, value
-from steadynorm.lab.paper.experiments.norm_figures import COLUMNS, no_worse, vit_figure
+from steadynorm.lab.paper.claims import all_of, difference, no_worse, value
+from steadynorm.lab.paper.experiments.norm_figures import COLUMNS, vit_figure
 from steadynorm.lab.paper.metrics import (
     ACCURACY,
     ACCURACY_TOLERANCE,
+    BY_ACCURACY,
     END,
     LOSS,
     SMALL_PERCENT,
@@ -46,10 +47,10 @@ MOMENTUM_SCHEDULE = vit_figure(
     },
     claims={
         f"Matched momentum reaches the accuracy of the cosine up to alpha_max = 0.5 (to {ACCURACY_TOLERANCE:g} point)": all_of(
-            no_worse(MATCHED[limit], COSINE) for limit in (0.2, 0.5)
+            no_worse(BY_ACCURACY, MATCHED[limit], COSINE) for limit in (0.2, 0.5)
         ),
         f"Matched momentum also reaches it with alpha_max = 1 (to {ACCURACY_TOLERANCE:g} point)": no_worse(
-            MATCHED[1.0], COSINE
+            BY_ACCURACY, MATCHED[1.0], COSINE
         ),
         f"The weight norm is that of the cosine up to alpha_max = 0.5 (within {SMALL_PERCENT:g} %)": all_of(
             difference(log_of(WEIGHT_NORM), MATCHED[limit], COSINE).within(

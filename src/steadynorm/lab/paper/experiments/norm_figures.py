@@ -9,11 +9,11 @@ import numpy as np
 
 from steadynorm import theory
 from steadynorm.lab.paper.baselines import VIT
-from steadynorm.lab.paper.claims import Outcomes, Test, all_of, difference, value
+from steadynorm.lab.paper.claims import Outcomes, Test, all_of, no_worse, value
 from steadynorm.lab.paper.experiment import TrainedExperiment
 from steadynorm.lab.paper.metrics import (
     ACCURACY,
-    ACCURACY_TOLERANCE,
+    BY_ACCURACY,
     END,
     LOSS,
     MIDDLE,
@@ -69,11 +69,6 @@ def halves_drift(key: str, corrected: str, constant: str) -> Test:
     return test
 
 
-def no_worse(one: str, other: str) -> Test:
-    """Return the test that the accuracy of `one` is at least that of `other`, less the tolerance."""
-    return difference(ACCURACY, one, other).at_least(-ACCURACY_TOLERANCE, f"accuracy, {one} - {other}", " points")
-
-
 def drift_claims(corrected: str, constant: str, name: str) -> dict[str, Test]:
     """Return the claims that corrected decay keeps the norm of all weights, and of the hidden ones, more stable."""
     norms = {"weight norm": "weight_norm", "hidden norm, of all layers but the output,": "hidden_norm"}
@@ -86,10 +81,10 @@ def drift_claims(corrected: str, constant: str, name: str) -> dict[str, Test]:
 def stability_claims(corrected: str, constant: str, name: str) -> dict[str, Test]:
     """Return the claims of every figure of norms."""
     gradient = halves_drift("grad_norm", corrected, constant)
-    accuracy = f"{name}: accuracy is no worse (by more than {ACCURACY_TOLERANCE:g} point)"
+    accuracy = f"{name}: accuracy is no worse (by more than {BY_ACCURACY.margin_words})"
     return drift_claims(corrected, constant, name) | {
         f"{name}: the gradient norm is more stable (drift at most half)": gradient,
-        accuracy: no_worse(corrected, constant),
+        accuracy: no_worse(BY_ACCURACY, corrected, constant),
     }
 
 
