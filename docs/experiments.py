@@ -17,6 +17,7 @@ from steadynorm.lab import paper
 from steadynorm.lab.paper import runner
 from steadynorm.lab.paper.claims import LEAST, VERDICTS, JudgedClaim
 from steadynorm.lab.paper.experiment import Outcome
+from steadynorm.lab.paper.provenance import describe, trace
 from steadynorm.lab.paper.statistics import CONFIDENCE, holm
 from steadynorm.lab.paper.winners import COMPARISONS, Comparison, Pair, pairs
 from steadynorm.report import page
@@ -24,6 +25,7 @@ from steadynorm.report import page
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks/ and docs/ are not installed
 from benchmarks.pages import fill  # noqa: E402
+from docs.experiment_answers import answers  # noqa: E402
 from docs.experiment_pictures import draw  # noqa: E402
 
 MOST_PLOTS = 9
@@ -101,7 +103,8 @@ def _page(folder: Path, outcome: Outcome, not_run: Sequence[str], certain: Certa
     budgets = ", ".join(f"{budget} ({steps} steps)" for budget, steps in held.get("budgets", {}).items())
     facts = [("Command", f"`{held['command']}`"), ("Scale", held["scale"] + (", quick" if held["quick"] else "")),
              ("Runs", origin), ("Seeds", ", ".join(map(str, held.get("seeds", [])))), ("Budgets", budgets),
-             ("Commit", f"`{held['commit']}`"), ("Versions", ", ".join(f"{k} {v}" for k, v in held["versions"].items())),
+             ("Commit", f"`{held['commit']}`"), ("Machine", held.get("machine") or ""),
+             ("Versions", ", ".join(f"{k} {v}" for k, v in held["versions"].items())),
              ("Missing", ", ".join(held["missing"]))]  # fmt: skip
     parts = [
         f"# {experiment.title}",
@@ -111,8 +114,8 @@ def _page(folder: Path, outcome: Outcome, not_run: Sequence[str], certain: Certa
         *([f"**Not run yet** at this scale: {_cell('; '.join(not_run))}."] if not_run else []),
         "## Claims",
         *(
-            f"{_verdict(c, certain[folder.name, c.text], len(certain))}: {c.text}.\n{_cell(c.figure)}"
-            for c in outcome.claims
+            f'<a id="claim-{number}"></a>{_verdict(c, certain[folder.name, c.text], len(certain))}: {c.text}.\n{_cell(c.figure)}'
+            for number, c in enumerate(outcome.claims, 1)
         ),
         f"A verdict is given where the whole {100 * CONFIDENCE:g} % confidence interval is on one side of the bound; p: the chance of one as "
         "clear as this if the truth were at the bound. [How claims are judged](../experiments.md#how-claims-are-judged).",
@@ -178,9 +181,13 @@ def gain(root: Path) -> str:
 
 
 def _compared(root: Path) -> list[tuple[Comparison, list[Pair]]]:
-    return [
-        (comparison, pairs(comparison, _summary(root / "results" / comparison.folder))) for comparison in COMPARISONS
+    """Return every comparison with its pairs, without those of which nothing was run."""
+    compared = [
+        (comparison, pairs(comparison, _summary(root / "results" / comparison.folder)))
+        for comparison in COMPARISONS
+        if runner.is_kept(root / "results" / comparison.folder)
     ]
+    return [(comparison, arms) for comparison, arms in compared if arms]
 
 
 def _winners(root: Path) -> str:
@@ -191,7 +198,7 @@ def _winners(root: Path) -> str:
     won = [pair for pair in distinct.values() if pair.winner is not None]
     stay = sum(holm([pair.p for pair in distinct.values()]))
     parts = [
-        "## In short",
+        "## What you gain",
         gain(root),
         "## Every comparison",
         "Arms share their seeds and are compared seed by seed at the end of the longest run. An arm wins where the whole "
@@ -250,6 +257,8 @@ def _index(root: Path, folders: Sequence[Path], certain: Certain) -> str:
         "data: a small ViT on CIFAR-10, a small GPT on the State of the Union addresses. No model here was trained on a GPU or at the paper's "
         "scale. How to run them: [the experiments](../experiments.md); how learning rates and decays were chosen: "
         "[calibration](calibration.md).",
+        "## In short",
+        answers({folder.name: _summary(folder) for folder in folders}),
         _winners(root),
         "## Every claim",
         f"A claim holds, or does not, where the whole {100 * CONFIDENCE:g} % confidence interval of a number (Student's t over seeds, arms "
@@ -262,6 +271,8 @@ def _index(root: Path, folders: Sequence[Path], certain: Certain) -> str:
         _rows(("experiment", "shows", *VERDICTS, AFTER, "runs", "core minutes"), [*rows, summed]),
         "Runs that several experiments ask for are trained once, and counted in each.",
         "\n".join(["Not run yet:", "", *(f"- {name}" for name in waiting)]) if waiting else "",
+        "## Which code made them",
+        describe(map(trace, folders)),
     ]  # fmt: skip
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -292,3 +303,4 @@ if __name__ == "__main__":
     if len(sys.argv) == 1:
         for path in BOXES:
             fill(ROOT / path, "gain", gain(ROOT))
+        fill(ROOT / "results" / "README.md", "commits", describe(map(trace, results(ROOT))))

@@ -19,6 +19,9 @@ device_bench = in_module("lab.device_bench", "test_device_bench.py")
 device_report = in_module("lab.device_report", "test_device_bench.py")
 accelerator = in_module("polar.accelerator", "properties/test_half_precision_properties.py")
 winners = in_module("lab.paper.winners", "test_paper_winners.py")
+MACHINES = "test_paper_provenance.py::test_runs_of_different_machines_are_not_judged_together"
+SCORED = "test_paper_provenance.py::test_no_worse_follows_the_direction_and_the_margin_of_a_score"
+ENDS = "test_paper_provenance.py::test_what_the_ends_of_a_sweep_cost_is_above_zero_where_the_middle_is_best"
 TOLD = "test_paper_null.py::test_best_lrs_are_distinguished_from_best_effective_lrs"
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -85,6 +88,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("lab.paper.null:at_its_bound", "noise around a truth that keeps the bound", "noise.value + bound.bound", "noise.value", ("test_paper_null.py::test_noise_supports_no_claim[fig-adamc-betas]",)),
     Mutant("lab.paper.experiments.learning_rates:ExponentAbove.__call__", "the exponent of the best lr upside down", "TILT - 2 * (1 - self.least) * BEND", "TILT + 2 * (1 - self.least) * BEND", (TOLD,)),
     Mutant("lab.paper.experiments.learning_rates:within_factor_two", "any effective lr is within a factor of 2", "2 * math.log(2)", "-2 * math.log(2)", (TOLD,)),
+    Mutant("lab.train.token_rows:visit_chances", "rare tokens visited in every step", "(1 - counts / counts.sum()) ** tokens_per_step", "0.0 * counts", ("test_train_options.py::test_chances_of_a_visit_follow_from_the_text",)),
+    Mutant("lab.paper.claims:no_worse", "a larger loss taken for better", "score.sign > 0", "score.sign < 0", (SCORED,)),
+    Mutant("lab.paper.experiments.swept_lr:loss_at_ends", "a sweep's ends reward what they cost", "-score.sign", "score.sign", (ENDS,)),
+    Mutant("lab.paper.runner:read", "runs of two kinds of machines in one claim", "machine_of(run) != kinds[0]", "False", (MACHINES,)),
     winners("Pair.winner", "the larger loss wins", "self.score.sign * self.gap.value", "self.gap.value"),
     winners("Pair.winner", "any difference is a victory", "self.reach", "0"),
     winners("Pair.verdict", "worse taken for no worse", "better - self.reach", "better + self.reach"),

@@ -73,13 +73,13 @@ def test_the_boxes_on_the_pages_say_what_the_results_say(generator: ModuleType):
 
 def test_the_results_page_says_who_won_every_comparison(generator: ModuleType):
     text = generator.overviews(ROOT)["index.md"]
-    for each in generator.COMPARISONS:
+    for each, _ in generator._compared(ROOT):
         section = text.split(f"### {each.question}\n")[1].split("\n### ")[0]
         found = generator.pairs(each, generator._summary(ROOT / "results" / each.folder))
         for pair in found:
             row = next(line for line in section.splitlines() if line.startswith(f"| {pair.arm} |"))
             assert pair.verdict in row and pair.interval in row and f"| {pair.base} |" in row
-        assert "3 seeds" in section
+        assert " seeds, " in section
 
 
 def test_last_digits_are_not_a_difference_and_anything_else_is():

@@ -1,0 +1,112 @@
+"""What a user wants to know of the experiments, in sentences that follow from the verdicts, for docs/experiments.py.
+
+A sentence is declared as what it says where its claim holds and what it says where it does not. Where the claim is open, or
+its runs are missing, the page says that instead, so no sentence outlives its evidence.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from steadynorm.lab import paper
+from steadynorm.lab.paper.claims import VERDICTS
+from steadynorm.lab.paper.runs import NOT_RUN
+
+HOLDS, FAILS, OPEN = VERDICTS
+
+
+class Sentence(NamedTuple):
+    """A sentence about one claim.
+
+    Attributes:
+        folder: The experiment's folder in results/.
+        claim: How the claim's text begins.
+        says: The sentence if the claim holds, as a clause.
+        denies: The sentence if it does not.
+    """
+
+    folder: str
+    claim: str
+    says: str
+    denies: str
+
+
+ANSWERS: Mapping[str, Sequence[Sentence]] = {
+    "Does correcting the decay change the loss?": (
+        Sentence("fig-nanogpt", "The final loss of ScionC is no worse", "in a small GPT, ScionC ends at a loss no worse than Scion's",
+                 "in a small GPT, ScionC ends at a worse loss than Scion"),
+        Sentence("fig-nanogpt", "The final loss of ScionC is lower", "in a small GPT, ScionC ends at a lower loss than Scion",
+                 "in a small GPT, ScionC does not end at a lower loss than Scion"),
+        Sentence("fig-nanogpt-wide", "The final loss of ScionC is no worse", "in a GPT of 6 layers x 256, ScionC ends at a loss no worse than Scion's",
+                 "in a GPT of 6 layers x 256, ScionC ends at a worse loss than Scion"),
+        Sentence("fig-muon", "The final loss, Muon's with `correct`", "torch's Muon with `correct` ends at a loss no worse than without",
+                 "torch's Muon with `correct` ends at a worse loss than without"),
+        Sentence("table-vit", "AdamC performs as AdamW does", "a small ViT reaches the same accuracy with AdamC as with AdamW",
+                 "a small ViT reaches another accuracy with AdamC than with AdamW"),
+        Sentence("table-vit", "ScionC (cosine) matches Scion", "a small ViT reaches the same accuracy with ScionC as with Scion",
+                 "a small ViT reaches another accuracy with ScionC than with Scion"),
+    ),
+    "Does it hold the norm?": (
+        Sentence("fig-nanogpt", "ScionC keeps the hidden norm stable", "ScionC at least halves the drift of a GPT's hidden norm",
+                 "ScionC does not halve the drift of a GPT's hidden norm"),
+        Sentence("fig-muon", "`correct` keeps the hidden norm", "`correct` at least halves it for torch's Muon",
+                 "`correct` does not halve it for torch's Muon"),
+        Sentence("fig-adamc", "AdamC against AdamW: the hidden norm", "AdamC at least halves that of a ViT",
+                 "AdamC does not halve that of a ViT"),
+        Sentence("fig-hold", "Corrected decay ends at its target", "corrected decay ends within a tenth of the norm that you ask for",
+                 "corrected decay keeps the norm stable, but more than a tenth away from the one that you ask for"),
+        Sentence("fig-hold", "Balanced decay, T = 20 and 200, ends", "balanced decay ends at the norm that you ask for",
+                 "balanced decay misses the norm that you ask for"),
+    ),
+    "Which optimizer should you try first?": (
+        Sentence("table-vit", "Scion is ahead of AdamW", "for the ViT, Scion is ahead of AdamW",
+                 "for the ViT, Scion is not ahead of AdamW"),
+        Sentence("fig-muon", "The final loss of MuonC is no worse than ScionC's", "for the GPT, MuonC is no worse than ScionC",
+                 "for the GPT, ScionC is better than MuonC"),
+        Sentence("fig-nanogpt-wide", "The final loss of MuonC is no worse", "for a GPT of 6 layers x 256, MuonC is no worse than ScionC",
+                 "for a GPT of 6 layers x 256, ScionC is better than MuonC"),
+        Sentence("fig-hold", "A fixed norm at the lr", "a fixed norm trains as corrected decay does, at the lr of the same angle per step",
+                 "a fixed norm does not train as corrected decay does, even at the lr of the same angle per step"),
+        Sentence("fig-polar-steps", "4 steps may replace 5", "four polar steps are as good as five",
+                 "four polar steps are not as good as five"),
+    ),
+}  # fmt: skip
+
+
+def answers(summaries: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return every question with its sentences, and the claims that do not hold, by the summaries of the folders."""
+    titles = {folder: paper.get(held["experiment"]).title for folder, held in summaries.items()}
+    parts = []
+    for question, sentences in ANSWERS.items():
+        parts += [f"**{question}** " + " ".join(_sentence(sentence, summaries) for sentence in sentences)]
+    failed = [
+        f"- {titles[folder]}: {claim['text']} ({claim_link(folder, number)})."
+        for folder, held in summaries.items()
+        for number, claim in enumerate(held["claims"], 1)
+        if claim["verdict"] == FAILS
+    ]
+    where = f"Of all claims, {len(failed)} were refuted:" if failed else "No claim was refuted."
+    return "\n\n".join([*parts, f"**Where does it fail?** {where}", *(["\n".join(failed)] if failed else [])])
+
+
+def claim_link(folder: str, number: int) -> str:
+    """Return the link to a claim on the page of its experiment."""
+    return f"[{folder}]({folder}.md#claim-{number})"
+
+
+def _sentence(sentence: Sentence, summaries: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the sentence that the verdict allows, with a link to its claim."""
+    if sentence.folder not in summaries:
+        return f"Not run yet: whether {sentence.says} (`{sentence.folder}`)."
+    claims = summaries[sentence.folder]["claims"]
+    number, claim = next((k, claim) for k, claim in enumerate(claims, 1) if claim["text"].startswith(sentence.claim))
+    text = {
+        HOLDS: capitalized(sentence.says),
+        FAILS: capitalized(sentence.denies),
+        OPEN: f"{'Not run yet' if NOT_RUN in claim['figure'] else 'Open'}: whether {sentence.says}",
+    }[claim["verdict"]]
+    return f"{text} ({claim_link(sentence.folder, number)})."
+
+
+def capitalized(text: str) -> str:
+    """Return the text with a capital letter first, and the rest as it is."""
+    return text[:1].upper() + text[1:]
