@@ -79,7 +79,7 @@ def answers(summaries: Mapping[str, Mapping[str, Any]]) -> str:
     for question, sentences in ANSWERS.items():
         parts += [f"**{question}** " + " ".join(_sentence(sentence, summaries) for sentence in sentences)]
     failed = [
-        f"- {titles[folder]}: {claim['text']} ({claim_link(folder, number)})."
+        f"- {claim['text']}: {claim_link(folder, number, titles[folder])}."
         for folder, held in summaries.items()
         for number, claim in enumerate(held["claims"], 1)
         if claim["verdict"] == FAILS
@@ -88,9 +88,9 @@ def answers(summaries: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n\n".join([*parts, f"**Where does it fail?** {where}", *(["\n".join(failed)] if failed else [])])
 
 
-def claim_link(folder: str, number: int) -> str:
-    """Return the link to a claim on the page of its experiment."""
-    return f"[{folder}]({folder}.md#claim-{number})"
+def claim_link(folder: str, number: int, words: str = "") -> str:
+    """Return the link to a claim on the page of its experiment, by default with the folder's name."""
+    return f"[{words or folder}]({folder}.md#claim-{number})"
 
 
 def _sentence(sentence: Sentence, summaries: Mapping[str, Mapping[str, Any]]) -> str:

@@ -147,7 +147,8 @@ def test_the_index_lists_every_refuted_claim(answers):
     text = answers.answers(summaries)
     for name, held in summaries.items():
         for number, claim in enumerate(held["claims"], 1):
-            listed = f"{claim['text']} ([{name}]({name}.md#claim-{number}))." in text
+            title = paper.get(held["experiment"]).title
+            listed = f"- {claim['text']}: [{title}]({name}.md#claim-{number})." in text
             assert listed == (claim["verdict"] == "does not hold")
 
 
