@@ -116,6 +116,6 @@ MUTANTS: tuple[Mutant, ...] = (
     device_report("compare", "faster and slower exchanged", "reference / milliseconds", "milliseconds / reference"),
     device_report("verdict", "launches counted in seconds", "1e3 * LAUNCH_SECONDS * kernels", "LAUNCH_SECONDS * kernels"),
     accelerator("_SIZE", "fp16 Gram powers may overflow", "8.0", "32.0"),
-    accelerator("find_factors", "the rounded matrices held through the iteration", "return _steps_on_x(_wide(scale_and_round(x, working)), quintics, tall, scale, published)", "y = _wide(scale_and_round(x, working)); return _steps_on_x(y, quintics, tall, scale, published)", "test_launches.py::test_temporaries_of_a_square_factor_are_three_matrices"),
+    accelerator("find_factors", "the rounded matrices held through the iteration", "return _steps_on_x(_wide(scale_and_round(batches, working)), quintics, tall, scale, published)", "y = _wide(scale_and_round(batches, working)); return _steps_on_x(y, quintics, tall, scale, published)", "test_launches.py::test_temporaries_of_a_square_factor_are_three_matrices"),
 )
 # fmt: on

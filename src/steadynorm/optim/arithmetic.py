@@ -31,7 +31,7 @@ class Arithmetic(NamedTuple):
     def chunk_elements(self, group: Group, row_separable: bool) -> int:
         """Return how many elements fit into a chunk on an accelerator, given what a step keeps per element at one time.
 
-        A polar factor takes 8 bytes: the gradient, then the iteration in half precision, then weights and update. What more
+        A polar factor takes 8 bytes: the gradient, then the iteration in half precision, then the update twice. What more
         a setting takes is counted by `lab.launch_counter`, and tests/test_launches.py holds the budget.
         """
         size = 24 if self.counts_updates else 16 if row_separable else 8

@@ -61,10 +61,9 @@ def scale_and_round(batches: Sequence[Tensor], working: torch.dtype) -> Tensor:
     """
     sides, counts = batches[0].shape[-2:], [x.numel() // math.prod(x.shape[-2:]) for x in batches]
     out = torch.empty(sum(counts), *sides, dtype=working, device=batches[0].device)
-    never_zero = torch.tensor(1e-200, dtype=torch.float64)
     for x, part in zip(batches, out.split(counts), strict=True):
         norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True, dtype=torch.float64)
-        torch.div(x, torch.add(never_zero, norm, alpha=1 / _SIZE), out=part.view(x.shape))
+        torch.div(x, torch.rsub(norm, 1e-200, alpha=-1 / _SIZE), out=part.view(x.shape))  # norm / _SIZE, never zero
     return out
 
 
