@@ -42,7 +42,7 @@ COMPARISONS = (
         "fig-muon",
         "Does correcting Muon's decay change the loss, and is ScionC as good as Muon?",
         {"Muon, corrected": "Muon", "ScionC, Nesterov": "Muon", "MuonC": "ScionC, Nesterov"},
-        "The page has the sweeps of MuonC and ScionC.",
+        "Its page also declares sweeps of their learning rates.",
     ),
     Comparison("fig-nanogpt", "Is ScionC better than Scion on text?", {"ScionC": "Scion"}),
     Comparison("fig-nanogpt-wide", "And in a GPT of 6 layers x 256?", {"ScionC": "Scion", "MuonC": "ScionC"}),
