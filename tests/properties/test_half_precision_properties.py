@@ -36,7 +36,10 @@ class LargestEntry(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and result.dtype == FP16 and result.numel() and "empty" not in func._schema.name:
+        is_new = (
+            not func.is_view and "empty" not in func._schema.name
+        )  # memory that nobody has written yet may hold anything
+        if is_new and isinstance(result, Tensor) and result.dtype == FP16 and result.numel():
             self.results += 1
             self.is_finite &= bool(result.isfinite().all())
             self.value = max(self.value, result.abs().max().item())
@@ -77,7 +80,7 @@ def test_the_worst_cases_stay_finite_and_give_a_factor(case, scale, polar):
     for shape in ((16, 16), (16, 64), (64, 16), (2, 4096)):
         x = worst_cases(*shape)[case]
         factor, largest = iterate((x.double() * scale / x.abs().max()).float(), polar)
-        assert largest.is_finite and largest.results > 3 * polar.steps
+        assert largest.is_finite and largest.results > 2 * polar.steps
         assert largest.value <= 1.01 * _SIZE**4
         norms = torch.linalg.matrix_norm(factor.double(), 2)
         assert 0.6 < norms < 1.25, shape
