@@ -124,7 +124,7 @@ class Batch(NamedTuple):
     def _held_rates(self, theta: Tensor, u: Tensor, sums: Tensor, eta: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
         """Return eta and gamma as `hold` wants them, (batch, 1, ...), given `inner_products`."""
         assert self.hold is not None
-        sums = torch.stack([*sums.unbind(0), self._decayed_sq(theta, u, sums[2])])
+        sums = torch.stack([*sums.unbind(0), self._decayed_sq(theta, u, sums.select(0, 2))])
         sums = sums if self.sum_over_shards is None else self.sum_over_shards(sums)
         rates = self.hold.rates(Measured(*sums.unbind(0)), eta.to(sums.dtype), gamma.to(sums.dtype))
         eta, gamma = (rate.view(-1, *[1] * (theta.ndim - 1)) for rate in rates)
