@@ -16,6 +16,7 @@ from brittle import assert_same_run, config, recorded
 from injecting import Action, child, ended, files_in, injected, instants, killed_after, killed_at_line, lines_of, often
 
 from steadynorm import records
+from steadynorm.lab import origin
 from steadynorm.lab.paper import runner, slim_records
 from steadynorm.lab.paper.claims import JudgedClaim
 from steadynorm.lab.paper.experiment import Context, Experiment, Outcome
@@ -234,7 +235,7 @@ def experiment(context: Context) -> Outcome:
 def test_the_summary_and_page_of_an_experiment_survive_a_kill(
     tmp_path: Path, light: None, monkeypatch: pytest.MonkeyPatch, times: int
 ):
-    monkeypatch.setattr(runner, "commit", lambda: None)
+    monkeypatch.setattr(origin, "commit", lambda: None)
     tiny = Experiment("tiny", "Tiny", "nothing", experiment, {"desk": 1.0, "paper": 1.0})
 
     def carry(folder: Path) -> None:
