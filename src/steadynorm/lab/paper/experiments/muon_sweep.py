@@ -40,6 +40,7 @@ def _brackets(arm: str) -> Test:
 def _show(runs: Runs) -> Shown:
     curves = [Curve(c.key, WHOLE, c.dashed, c.caption, c.log_y, c.zero).plot(runs) for c in CURVES]
     sweeps = [plot_by_lr(runs, BY_LOSS, SWEPT, field) for field in LRS]
+    sweeps = [plot for plot in sweeps if any(len(line.x) > 1 for line in plot.series)]  # others have not been run
     tables = [table_of_metrics(runs, MUON_METRICS, arms=WHOLE), table_by_lr(runs, BY_LOSS, SWEPT, tuple(LRS))]
     return [*curves, *sweeps, *tables], numbers(runs, MUON_METRICS)
 
