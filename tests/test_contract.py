@@ -474,6 +474,9 @@ def test_a_grad_scaler_skips_on_inf_and_otherwise_changes_nothing(entry: Entry):
         "SGDC nesterov",
         "SGDC trace",
         "RenormalizedAdamW",
+        "ScionC fixed",
+        "ScionC cautious",
+        "MuonC balance",
     )
 )  # seconds each
 def test_a_compiled_step_equals_eager_and_stops_compiling(entry: Entry):
