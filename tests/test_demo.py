@@ -11,7 +11,7 @@ import pytest
 
 from steadynorm import records
 from steadynorm.cli import main
-from steadynorm.lab import demo
+from steadynorm.lab import demo, origin
 
 TINY = shlex.split(
     "--task.model.layers 1 --task.model.width 16 --task.model.heads 2 --task.eval-tokens 1536 --save-every 10 --no-bf16"
@@ -24,6 +24,7 @@ def test_both_runs_are_trained_and_summarised(tmp_path: Path, monkeypatch: pytes
         return forked.Command(command[3:], Path(stdout.name))
 
     monkeypatch.setattr(demo.subprocess, "Popen", start)
+    monkeypatch.setattr(origin, "commit", lambda: "abc")  # asked of git, by the Popen that is replaced here
     folders = demo.train(tmp_path, 20, TINY)
     assert [records.read(each).config["optim"]["name"] for each in folders] == ["scion", "scionc"]
     one, two = (demo.summarise(each) for each in folders)
