@@ -154,6 +154,6 @@ def _first_polynomial(gram: Tensor, quintic: Quintic, published: bool) -> Tensor
         inverse = torch.linalg.vector_norm(square, dim=(-2, -1), keepdim=True, dtype=exact).pow_(-0.25)
     inverse.clamp_(max=_MOST_INVERSE)
     out = torch.mul(square, inverse.pow(5).mul_(c), out=square)  # in place, whatever dtype the factor has
-    out.addcmul_(gram, inverse.pow(3), value=b)
+    torch.addcmul(out, gram, inverse.pow(3), value=b, out=out)  # a method with `value` would be decomposed by dynamo
     out.diagonal(dim1=-2, dim2=-1).add_(inverse.squeeze(-1), alpha=a)
     return out
