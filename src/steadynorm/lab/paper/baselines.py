@@ -212,7 +212,7 @@ GPT = {
         muon_output_lr=1e-3,
     ),
 }
-# One size up: some fifty times the arithmetic of the small GPT.
+# One size up: a run is some thirty times the arithmetic of the small GPT's.
 _WIDE_TASK = replace(
     _GPT_TASK,
     model=GPTConfig(layers=6, width=256, heads=4, vocab=50304, context=128),
@@ -224,7 +224,7 @@ GPT_WIDE = {
     "desk": replace(
         GPT["desk"],
         base=_desk(GPT_DESK, _WIDE_TASK, 4),
-        steps_per_unit=10,
+        steps_per_unit=6,
         muon_output_lr=GPT["desk"].muon_output_lr * _GPT_TASK.model.width / _WIDE_TASK.model.width,
         data="gpt2-bpe",
         seconds_per_step=1.3,
