@@ -162,6 +162,13 @@ class Hold(NamedTuple):
     norm_sq: Tensor | None
     steps: float
 
+    @classmethod
+    def of(cls, group: Group, state: Mapping[str, list[Tensor]], norm_sq: Tensor | None) -> "Hold | None":
+        """Return how parameters of a group are held, given their state; None if by decay alone."""
+        if (kind := hold_of(group)) == "decay":
+            return None
+        return cls(kind, state[HOLD_STATE[kind]], norm_sq, float(group["balance_steps"]))
+
     def part(self, which: slice) -> "Hold":
         """Return the hold of some of the parameters."""
         return self._replace(state=self.state[which])

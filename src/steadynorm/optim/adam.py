@@ -19,7 +19,6 @@ from steadynorm.optim.placement import is_dtensor
 from steadynorm.optim.state import checked_state, ensure_state, load_exactly, no_skips
 from steadynorm.optim.validation import (
     check_group_numbers,
-    check_lr,
     check_one,
     check_parameter,
     check_range,
@@ -29,7 +28,7 @@ from steadynorm.optim.validation import (
     refuse_momentum,
     take_params,
 )
-from steadynorm.theory.equilibrium import eta_of
+from steadynorm.theory.equilibrium import check_lr, eta_of
 
 _NUMBERS = ("betas", "eps", "weight_decay")  # torch checks them in its constructor only
 

@@ -18,7 +18,6 @@ from steadynorm.decay.hold import (
     check_hold,
     fresh_hold_state,
     held_target,
-    hold_of,
     hold_state_keys,
     refuse_idle_balance,
 )
@@ -33,7 +32,6 @@ from steadynorm.optim.state import DerivedCache, checked_state, ensure_state, lo
 from steadynorm.optim.validation import (
     check_capturable,
     check_dense_gradients,
-    check_lr,
     check_one,
     check_parameter,
     check_unchanged,
@@ -41,6 +39,7 @@ from steadynorm.optim.validation import (
     name_of,
     take_params,
 )
+from steadynorm.theory.equilibrium import check_lr
 
 
 class SteadyOptimizer(Optimizer, ABC):
@@ -183,7 +182,7 @@ class SteadyOptimizer(Optimizer, ABC):
         if not machine.is_capturing():
             self.before_step()
         observing, self.observing, self.observed = self.observing, False, ()
-        buckets = self._cache.get(self, self.setting_keys, self._make_buckets)
+        buckets = self._cache.get(self, (*self.setting_keys, RESIDUAL), self._make_buckets)
         placement = self._cache.placement(self)
         steps = [self._bucket_step(bucket, placement, observing) for bucket in buckets]
         steps = placement.agree(self, steps)
@@ -199,7 +198,7 @@ class SteadyOptimizer(Optimizer, ABC):
             grads = placement.gradients(bucket)
         except ValueError as error:
             raise ValueError(f"{label}: a parameter {error}") from None
-        state, kind = self._states(group, bucket), self.arithmetic(group)
+        state, kind = self._states(bucket), self.arithmetic(group)
         return BucketStep(
             kind.rule,
             bucket,
@@ -210,10 +209,10 @@ class SteadyOptimizer(Optimizer, ABC):
             bool(group["maximize"]),
             state.get("momentum_left"),
             unmeasured_products(bucket) if observing else None,
-            hold=self._hold(group, scalars, state),
+            hold=Hold.of(group, state, scalars.get("norm_sq")) if bucket.is_held else None,
             is_cautious=bool(group.get("cautious")),
             counts=state.get("step"),
-            residuals=low_halves(state),
+            residuals=low_halves(state[RESIDUAL]) if RESIDUAL in state else None,
         )
 
     def _scalars(self, group: Group, bucket: Bucket, label: str) -> Scalars:
@@ -234,8 +233,9 @@ class SteadyOptimizer(Optimizer, ABC):
             numbers = self.scalars(group, bucket)
         except ValueError as error:
             raise ValueError(f"{label}: {error}") from None
-        target = None if hold_of(group) == "decay" else held_target(group, self.family, bucket.shape)
-        return numbers if target is None else {**numbers, "norm_sq": target}
+        if not bucket.is_held or (target := held_target(group, self.family, bucket.shape)) is None:
+            return numbers
+        return {**numbers, "norm_sq": target}
 
     def fill_scalars(self) -> None:
         """Write this step's lr, decay, momentum and target to the device, where a captured step reads them.
@@ -247,20 +247,13 @@ class SteadyOptimizer(Optimizer, ABC):
             group = self.param_groups[bucket.group]
             bucket.fill(self._numbers(group, bucket, f"{type(self).__name__}, {group_label(bucket.group, group)}"))
 
-    def _hold(self, group: Group, scalars: Scalars, state: dict[str, list[Tensor]]) -> Hold | None:
-        """Return how a bucket's parameters are held this step; None for decay."""
-        if (kind := hold_of(group)) == "decay":
-            return None
-        return Hold(kind, state[HOLD_STATE[kind]], scalars.get("norm_sq"), float(group["balance_steps"]))
-
-    def _states(self, group: Group, bucket: Bucket) -> dict[str, list[Tensor]]:
+    def _states(self, bucket: Bucket) -> dict[str, list[Tensor]]:
         """Return the state of a bucket's parameters, ours only: others may keep theirs beside it."""
-        keys = self._own_keys(group, bucket.params[0])
         try:
-            return {key: [self.state[p][key] for p in bucket.params] for key in keys}
+            return {key: [self.state[p][key] for p in bucket.params] for key in bucket.state_keys}
         except KeyError:  # it was cleared
             self._ensure_state()
-        return {key: [self.state[p][key] for p in bucket.params] for key in keys}
+        return {key: [self.state[p][key] for p in bucket.params] for key in bucket.state_keys}
 
     def _make_buckets(self) -> list[Bucket]:
         """Return buckets of the parameters that have a gradient now."""
@@ -291,6 +284,7 @@ class SteadyOptimizer(Optimizer, ABC):
                     slices,
                     shard,
                     group.get("hold") in HOLD_STATE,
+                    self._own_keys(group, p),
                     kind.split_rule,
                     kind.is_elementwise,
                     kind.chunk_elements(group, row_separable),

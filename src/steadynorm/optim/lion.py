@@ -14,7 +14,7 @@ from steadynorm.optim.batch import Batch, Encoding, Scalars, SplitRule
 from steadynorm.optim.buckets import Bucket
 from steadynorm.optim.peak_relative import PeakRelativeOptimizer
 from steadynorm.optim.state import zeros_like
-from steadynorm.optim.validation import check_betas, check_group_numbers, check_lr, refuse_momentum
+from steadynorm.optim.validation import check_betas, refuse_momentum
 from steadynorm.theory.equilibrium import eta_of
 
 
@@ -122,7 +122,6 @@ class LionC(PeakRelativeOptimizer):
 
     def scalars(self, group: Group, bucket: Bucket) -> dict[str, float]:
         lr, (beta1, beta2) = float(group["lr"]), group["betas"]
-        check_lr(lr)
-        check_group_numbers(group, "betas", "weight_decay")
+        check_betas(group["betas"])
         eta = eta_of(lr, group["weight_decay"])
         return {"gamma": lr, "eta": eta, "beta1": float(beta1), "beta2": float(beta2), "keep": float(beta2)}

@@ -20,7 +20,7 @@ from steadynorm.optim.idle import WHOLE, Slices
 from steadynorm.optim.peak_relative import PeakRelativeOptimizer
 from steadynorm.optim.scion_rule import SCION_RULE, ScionSettings, polar_of
 from steadynorm.optim.state import check_momentum_dtype, zero_momentum, zeros_like
-from steadynorm.optim.validation import check_group_numbers, check_lr, check_one, check_range
+from steadynorm.optim.validation import check_group_numbers, check_one, check_range
 from steadynorm.polar import Polar
 from steadynorm.theory.equilibrium import eta_of
 from steadynorm.theory.updates import MUON_ADJUST, muon_adam_lr, muon_factor, muon_row
@@ -173,8 +173,6 @@ class MuonC(PeakRelativeOptimizer):
 
     def scalars(self, group: Group, bucket: Bucket) -> dict[str, float]:
         lr, decay = float(group["lr"]), group["weight_decay"]
-        check_lr(lr)
-        check_range("weight_decay", decay, closed=True)
         common = {"gamma": lr, "eta": eta_of(lr, decay)}
         if group["use_muon"]:
             momentum = _check_momentum(group["momentum"])

@@ -13,7 +13,7 @@ from steadynorm.optim.base import SteadyOptimizer
 from steadynorm.optim.batch import Batch, Scalars, decay_and_step_, inner_products, kept_share
 from steadynorm.optim.buckets import Bucket
 from steadynorm.optim.state import zeros_like
-from steadynorm.optim.validation import check_group_numbers, check_lr, refuse_momentum
+from steadynorm.optim.validation import check_group_numbers, refuse_momentum
 from steadynorm.theory.equilibrium import eta_of
 
 
@@ -125,7 +125,6 @@ class RenormalizedAdamW(SteadyOptimizer):
 
     def scalars(self, group: Group, bucket: Bucket) -> dict[str, float]:
         lr, (beta1, beta2) = float(group["lr"]), group["betas"]
-        check_lr(lr)
-        check_group_numbers(group, "betas", "eps", "weight_decay")
+        check_group_numbers(group, "betas", "eps")
         eta = eta_of(lr, group["weight_decay"])
         return {"gamma": lr, "eta": eta, "eps": float(group["eps"]), "beta1": float(beta1), "beta2": float(beta2)}

@@ -47,8 +47,6 @@ def fresh_residual(group: Mapping[str, Any], p: Tensor) -> dict[str, Tensor]:
     return {RESIDUAL: torch.zeros(*p.shape, 2, dtype=torch.uint8, device=p.device)}
 
 
-def low_halves(state: Mapping[str, Sequence[Tensor]]) -> list[Tensor] | None:
-    """Return this rank's residuals from the state of several parameters, as int16 views; None if none are kept."""
-    if RESIDUAL not in state:
-        return None
-    return [local(value).view(torch.int16).squeeze(-1) for value in state[RESIDUAL]]
+def low_halves(residuals: Sequence[Tensor]) -> list[Tensor]:
+    """Return this rank's part of residuals as they are kept in the state, as int16 views."""
+    return [local(value).view(torch.int16).squeeze(-1) for value in residuals]

@@ -19,13 +19,13 @@ from steadynorm.optim.scion_rule import SCION_RULE, ScionSettings, settings_of
 from steadynorm.optim.state import check_momentum_dtype, zero_momentum
 from steadynorm.optim.validation import (
     check_group_numbers,
-    check_lr,
     check_range,
     find_parameter,
     is_param_groups,
     refuse_momentum,
 )
 from steadynorm.theory.equilibrium import eta_of
+from steadynorm.theory.momentum import check_alpha
 from steadynorm.views import BlockLayout, Blocks
 
 
@@ -162,11 +162,8 @@ class Scion(SteadyOptimizer):
         return weight_decay_now(group, SCION, kernel, settings.length_share(shape))
 
     def scalars(self, group: Group, bucket: Bucket) -> dict[str, float]:
-        lr, alpha = float(group["lr"]), float(group["alpha"])
-        check_lr(lr)
-        check_group_numbers(group, "alpha")
+        lr, alpha = float(group["lr"]), check_alpha(float(group["alpha"]))
         decay = self._weight_decay(group, bucket.settings, bucket.shape)
-        check_range("weight_decay", decay, closed=True)
         return {"gamma": lr, "alpha": alpha, "eta": eta_of(lr, decay), "keep": 1 - alpha}
 
 

@@ -12,8 +12,9 @@ from steadynorm.optim.batch import Batch, Scalars
 from steadynorm.optim.buckets import Bucket
 from steadynorm.optim.peak_relative import PeakRelativeOptimizer
 from steadynorm.optim.state import zeros_like
-from steadynorm.optim.validation import check_group_numbers, check_lr, refuse_momentum
+from steadynorm.optim.validation import check_group_numbers, refuse_momentum
 from steadynorm.theory.equilibrium import eta_of
+from steadynorm.theory.momentum import check_alpha
 
 
 class SGDSettings(NamedTuple):
@@ -116,7 +117,5 @@ class SGDC(PeakRelativeOptimizer):
         super().check_group(group)
 
     def scalars(self, group: Group, bucket: Bucket) -> dict[str, float]:
-        lr, alpha = float(group["lr"]), float(group["alpha"])
-        check_lr(lr)
-        check_group_numbers(group, "alpha", "weight_decay")
+        lr, alpha = float(group["lr"]), check_alpha(float(group["alpha"]))
         return {"gamma": lr, "eta": eta_of(lr, group["weight_decay"]), "alpha": alpha}

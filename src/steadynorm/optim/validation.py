@@ -116,12 +116,6 @@ def check_one(lr: float | Tensor) -> None:
         raise ValueError("Tensor lr must be 1-element")
 
 
-def check_lr(lr: float) -> None:
-    """Raise ValueError unless lr is finite and not negative."""
-    if not (lr >= 0 and math.isfinite(lr)):
-        raise ValueError(f"lr={lr} must be finite and not negative")
-
-
 def check_range(name: str, value: float, *, above: float = 0.0, most: float = math.inf, closed: bool = False) -> None:
     """Raise ValueError unless `above` < value <= most (closed: `above` allowed), and finite."""
     if not isinstance(value, Real | Tensor):
