@@ -14,7 +14,7 @@ from steadynorm.optim.batch import Batch, Encoding, Scalars, SplitRule
 from steadynorm.optim.buckets import Bucket
 from steadynorm.optim.peak_relative import PeakRelativeOptimizer
 from steadynorm.optim.state import zeros_like
-from steadynorm.optim.validation import check_betas, refuse_momentum
+from steadynorm.optim.validation import check_betas, group_defaults, refuse_momentum
 from steadynorm.theory.equilibrium import eta_of
 
 
@@ -97,21 +97,7 @@ class LionC(PeakRelativeOptimizer):
         momentum: None = None,
     ):
         refuse_momentum(type(self), momentum)
-        defaults: Group = {
-            "lr": lr,
-            "betas": betas,
-            "weight_decay": weight_decay,
-            "peak_lr": peak_lr,
-            "steady_norm_sq": steady_norm_sq,
-            "hold": hold,
-            "balance_steps": balance_steps,
-            "cautious": cautious,
-            "capturable": capturable,
-            "weight_residual": weight_residual,
-            "check_finite": check_finite,
-            "maximize": maximize,
-        }
-        super().__init__(params, defaults, mesh)
+        super().__init__(params, group_defaults(locals()), mesh)
 
     def fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
         return {"momentum_buffer": zeros_like(p, self.mesh)}

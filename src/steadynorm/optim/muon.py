@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from steadynorm.optim.idle import WHOLE, Slices
 from steadynorm.optim.peak_relative import PeakRelativeOptimizer
 from steadynorm.optim.scion_rule import SCION_RULE, ScionSettings, polar_of
 from steadynorm.optim.state import check_momentum_dtype, zero_momentum, zeros_like
-from steadynorm.optim.validation import check_group_numbers, check_one, check_range
+from steadynorm.optim.validation import check_group_numbers, check_one, check_range, group_defaults
 from steadynorm.polar import Polar
 from steadynorm.theory.equilibrium import eta_of
 from steadynorm.theory.updates import MUON_ADJUST, muon_adam_lr, muon_factor, muon_row
@@ -140,7 +140,7 @@ class MuonC(PeakRelativeOptimizer):
         maximize: bool = False,
         mesh: Any = None,
     ):
-        super().__init__(params, _group_defaults(locals()), mesh)
+        super().__init__(params, group_defaults(locals()), mesh)
 
     # --- the two kinds of groups
 
@@ -216,8 +216,3 @@ def _check_momentum(momentum: float) -> float:
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum={momentum} is outside [0, 1)")
     return float(momentum)
-
-
-def _group_defaults(arguments: Mapping[str, Any]) -> Group:
-    """Return the arguments of the constructor, given as its locals(), that are settings of a group, and `adam_lr`."""
-    return {key: value for key, value in arguments.items() if key not in ("self", "params", "mesh", "__class__")}

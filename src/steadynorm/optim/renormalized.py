@@ -13,7 +13,7 @@ from steadynorm.optim.base import SteadyOptimizer
 from steadynorm.optim.batch import Batch, Scalars, decay_and_step_, inner_products, kept_share
 from steadynorm.optim.buckets import Bucket
 from steadynorm.optim.state import zeros_like
-from steadynorm.optim.validation import check_group_numbers, refuse_momentum
+from steadynorm.optim.validation import check_group_numbers, group_defaults, refuse_momentum
 from steadynorm.theory.equilibrium import eta_of
 
 
@@ -101,17 +101,7 @@ class RenormalizedAdamW(SteadyOptimizer):
         momentum: None = None,
     ):
         refuse_momentum(type(self), momentum)
-        defaults: Group = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "capturable": capturable,
-            "weight_residual": weight_residual,
-            "check_finite": check_finite,
-            "maximize": maximize,
-        }
-        super().__init__(params, defaults)
+        super().__init__(params, group_defaults(locals()))
 
     def fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
         return {key: zeros_like(p) for key in MOMENTS}

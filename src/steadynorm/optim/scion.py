@@ -1,6 +1,5 @@
 """Scion and ScionC (Algorithm 2 of the paper)."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -21,6 +20,7 @@ from steadynorm.optim.validation import (
     check_group_numbers,
     check_range,
     find_parameter,
+    group_defaults,
     is_param_groups,
     refuse_momentum,
 )
@@ -125,7 +125,8 @@ class Scion(SteadyOptimizer):
         mesh: Any = None,
         momentum: None = None,
     ):
-        super().__init__(params, _group_defaults(type(self), locals()), mesh)
+        refuse_momentum(type(self), momentum)
+        super().__init__(params, group_defaults(locals()), mesh)
 
     def fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
         return {"momentum_buffer": zero_momentum(p, group["momentum_dtype"], self.mesh)}
@@ -230,7 +231,8 @@ class ScionC(Scion):
         mesh: Any = None,
         momentum: None = None,
     ):
-        defaults = _group_defaults(type(self), locals())
+        refuse_momentum(type(self), momentum)
+        defaults = group_defaults(locals())
         if weight_decay:
             raise ValueError(_constant_for_all(weight_decay, float(lr), alpha, nesterov))
         groups: Any = params if is_param_groups(params) else ()
@@ -284,10 +286,3 @@ def _constant_for_all(weight_decay: float, lr: float, alpha: float, nesterov: bo
         f"ScionC: weight_decay={weight_decay} would be constant and switch the correction off; {remedy}, use Scion for "
         "constant decay, or set weight_decay in single groups"
     )
-
-
-def _group_defaults(optimizer: type[SteadyOptimizer], arguments: Mapping[str, Any]) -> Group:
-    """Return the arguments of a constructor, given as its locals(), that are settings of a group."""
-    refuse_momentum(optimizer, arguments["momentum"])
-    others = ("self", "params", "mesh", "momentum", "__class__")
-    return {name: value for name, value in arguments.items() if name not in others}

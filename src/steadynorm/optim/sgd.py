@@ -12,7 +12,7 @@ from steadynorm.optim.batch import Batch, Scalars
 from steadynorm.optim.buckets import Bucket
 from steadynorm.optim.peak_relative import PeakRelativeOptimizer
 from steadynorm.optim.state import zeros_like
-from steadynorm.optim.validation import check_group_numbers, refuse_momentum
+from steadynorm.optim.validation import check_group_numbers, group_defaults, refuse_momentum
 from steadynorm.theory.equilibrium import eta_of
 from steadynorm.theory.momentum import check_alpha
 
@@ -88,22 +88,7 @@ class SGDC(PeakRelativeOptimizer):
         momentum: None = None,
     ):
         refuse_momentum(type(self), momentum)
-        defaults: Group = {
-            "lr": lr,
-            "alpha": alpha,
-            "weight_decay": weight_decay,
-            "nesterov": nesterov,
-            "trace": trace,
-            "peak_lr": peak_lr,
-            "hold": hold,
-            "balance_steps": BALANCE_STEPS,
-            "cautious": cautious,
-            "capturable": capturable,
-            "weight_residual": weight_residual,
-            "check_finite": check_finite,
-            "maximize": maximize,
-        }
-        super().__init__(params, defaults)
+        super().__init__(params, {**group_defaults(locals()), "balance_steps": BALANCE_STEPS})
 
     def fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
         return {"momentum_buffer": zeros_like(p)}

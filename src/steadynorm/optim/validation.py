@@ -63,6 +63,12 @@ def explain_group_errors(optimizer: Optimizer, group: Any) -> Iterator[None]:
         raise ValueError(f"{where}: {error}; {how}") from None  # in torch's words, which its tests look for
 
 
+def group_defaults(arguments: Mapping[str, Any]) -> Group:
+    """Return the arguments of a constructor, given as its locals(), that are settings of a group; a refused momentum is none."""
+    others = ("self", "params", "mesh", "__class__", *(["momentum"] if arguments.get("momentum") is None else []))
+    return {name: value for name, value in arguments.items() if name not in others}
+
+
 def is_param_groups(params: Any) -> bool:
     """Return whether `params` was made by `steadynorm.param_groups`."""
     return hasattr(params, "fill_unset")
