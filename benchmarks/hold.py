@@ -28,6 +28,7 @@ from steadynorm.optim import ScionC
 DOCS = Path(__file__).parents[1] / "docs"
 OUT, PAGE = DOCS / "out" / "hold.json", DOCS / "hold-the-norm.md"
 BUDGETS = {"gpt": (GPT["desk"], 40), "vit": (VIT["desk"], 120)}  # 600 steps each
+TITLES = {"gpt": "GPT", "vit": "ViT"}
 ARMS: dict[str, dict[str, Any]] = {
     "decay": {},
     "balance, T = 20": {"hold": "balance", "balance_steps": 20.0},
@@ -126,7 +127,7 @@ def table(measured: dict[str, Any]) -> str:
         # What never reached its target, or starts at it by chance, has no excursion to speak of in open loop.
         astray = "" if case[1] == "decay" else f"{100 * max(row['astray'] for row in own):.2g} %"
         end = f"{least:.3f} to {most:.3f}" if most - least >= 5e-4 else f"{least:.4f}"
-        rows.append(f"| {case[0].upper()} | {case[1]} | {case[2]} | {own[0]['parameters']} | {end} | {astray} |")
+        rows.append(f"| {TITLES[case[0]]} | {case[1]} | {case[2]} | {own[0]['parameters']} | {end} | {astray} |")
     seeds = len({row["seed"] for row in measured["rows"]})
     costs = ", ".join(f"{way} {ratio:.3f}" for way, ratio in measured["cost"].items())
     return "\n".join(
