@@ -190,3 +190,24 @@ def test_corrected_adamw_decays_alike_with_and_without_capturable(monkeypatch):
             each.step()
     for p, q in zip(params, twins, strict=True):
         torch.testing.assert_close(p, q, rtol=2e-3, atol=1e-5)  # torch computes with an fp32 lr; decay takes 4 %
+
+
+def test_scalars_that_a_captured_step_reads_outlive_other_patterns_of_gradients():
+    """Buckets of other patterns are dropped after some; those with scalars on the device stay, and are still filled."""
+    params = [nn.Parameter(torch.ones(4)) for _ in range(6)]
+    optimizer = sn.ScionC(params, lr=LR, lmo="bias", capturable=True)
+    for p in params:
+        p.grad = torch.ones(4)
+    optimizer.step()
+    scalars = {id(x) for buckets in optimizer._cache.values() for bucket in buckets for x in bucket.live.values()}
+    for pattern in range(1, 40):
+        for k, p in enumerate(params):
+            p.grad = torch.ones(4) if pattern >> k & 1 else None
+        optimizer.step()
+    kept = {id(x): x for buckets in optimizer._cache.values() for bucket in buckets for x in bucket.live.values()}
+    assert scalars <= kept.keys()
+
+
+def test_fill_scalars_names_itself_in_errors():
+    with pytest.raises(TypeError, match="fill_scalars takes an optimizer"):
+        sn.fill_scalars(nn.Linear(2, 2))  # pyright: ignore[reportArgumentType]

@@ -529,3 +529,29 @@ def test_a_group_without_decay_stays_undecayed(target: dict[str, float]) -> None
         corrected, without = decays(optimizer, lr)
         assert corrected > 0
         assert without == 0.0
+
+
+def test_skipping_a_parameter_of_scion_leaves_its_decay_constant():
+    """Scion reads its decay from the group by itself, so the stand-in's groups must not look corrected."""
+    corrected, skipped = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
+    optimizer = correct(sn.Scion([corrected, skipped], lr=LR, lmo="bias", weight_decay=DECAY), skip=[skipped])
+    optimizer.param_groups[0]["lr"] = LR / 2
+    corrected.grad, skipped.grad = torch.zeros(2), torch.zeros(2)
+    optimizer.step()
+    assert 1 - corrected[0].item() == pytest.approx(LR / 2 * DECAY / 2, rel=1e-3)
+    assert 1 - skipped[0].item() == pytest.approx(LR / 2 * DECAY, rel=1e-3)
+    assert optimizer.param_groups[0]["corrected"] is True
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "message"),
+    [
+        ({}, {"hold": "fixed"}, "Scion holds norms inside its own step; pass hold="),
+        ({}, {"cautious": True}, "cautious=True needs the sign|Scion holds norms inside its own step"),
+        ({"capturable": True}, {}, "Scion fills the scalars of a captured step itself; use ScionC"),
+    ],
+)
+def test_correct_refuses_what_scion_does_in_its_own_step(own: dict[str, Any], asked: dict[str, Any], message: str):
+    optimizer = sn.Scion([weight()], lr=LR, lmo="bias", weight_decay=DECAY, **own)
+    with pytest.raises(ValueError, match=message):
+        correct(optimizer, **asked)

@@ -229,6 +229,7 @@ def test_it_refuses_groups_that_do_not_say_their_kind_or_do_not_fit_it():
     assert "lmo='sign' is not Muon's" in refusal([{"params": [p], "lmo": "sign", "use_muon": True}])
     assert "no use_muon" in refusal([{"params": [p], "lmo": "spectral"}])
     assert "momentum=1.0 is outside [0, 1)" in refusal([p], use_muon=True, momentum=1.0)
+    assert "momentum=None is outside [0, 1)" in refusal([p], use_muon=True, momentum=None)
     assert "adjust_lr_fn='none' is unknown" in refusal([p], use_muon=True, adjust_lr_fn="none")
     assert "blocks=5" in refusal([p], use_muon=True, blocks=5)
     assert "betas[0]=1.0" in refusal([q], use_muon=False, betas=(1.0, 0.9))

@@ -111,6 +111,7 @@ def correct(
             if target:
                 family.gain(family.momentum(group), group)  # raises if the group does not say enough for a target
             check_held({**group, **keys}, family)
+            _refuse_what_ours_do(optimizer, group, held)
         except ValueError as error:
             raise ValueError(f"correct: {group_label(index, group)}: {error}") from None
         plans.append((group, keys))
@@ -182,7 +183,7 @@ def fill_scalars(optimizer: Optimizer) -> None:
     Raises:
         ValueError: If the optimizer is neither ours nor corrected.
     """
-    optimizer = unwrap(optimizer)
+    optimizer = unwrap(optimizer, "fill_scalars")
     if hasattr(optimizer, "fill_scalars"):
         optimizer.fill_scalars()  # pyright: ignore[reportAttributeAccessIssue]
     elif (correction := correction_of(optimizer)) is not None:
@@ -247,6 +248,17 @@ def _check_guess(optimizer: Optimizer, group: Group, keys: Group) -> None:
         raise ValueError(
             f"the run is under way and its lr={keys['peak_lr']:g} is below lr={made_with:g}, with which the optimizer was "
             "made, so the peak cannot be guessed; pass peak_lr=<the schedule's maximum>"
+        )
+
+
+def _refuse_what_ours_do(optimizer: Optimizer, group: Group, held: Group) -> None:
+    """Raise ValueError for what an optimizer of ours (Scion, RenormalizedAdamW) does inside its own step."""
+    name = type(optimizer).__name__
+    if held and "hold" in group:
+        raise ValueError(f"{name} holds norms inside its own step; pass hold= and cautious= to it, not to correct()")
+    if hasattr(optimizer, "fill_scalars") and group.get("capturable"):
+        raise ValueError(
+            f"{name} fills the scalars of a captured step itself; use ScionC, or leave capturable=True out"
         )
 
 

@@ -78,7 +78,7 @@ def _parts(group: Group) -> Iterator[Group]:
     decays = [0.0 if _is_decayed_elsewhere(group) else group["weight_decay"]]
     decays += [group["base_weight_decay"]] if skipped else []
     for chosen, decay in zip((False, True), decays, strict=False):
-        part = {**group, "weight_decay": decay}
+        part = {**group, "weight_decay": decay, "corrected": False}  # our own Scion would derive it again
         for key in ("params", "param_names"):
             if key in group:
                 part[key] = [value for k, value in enumerate(group[key]) if (k in skipped) is chosen]
@@ -121,12 +121,12 @@ def find_skipped(groups: Sequence[Group], skip: Any, model: nn.Module | None = N
     for entry in entries:
         if not isinstance(entry, int):
             wanted |= _meant(entry, names)
-    found: dict[int, list[int]] = {index % len(groups): [] for index in indices}
+    positions: dict[int, list[int]] = {index % len(groups): [] for index in indices}
     for index, group in enumerate(groups):
         hits = [k for k, p in enumerate(group["params"]) if p in wanted]
-        if hits and index not in found:
-            found[index] = [] if len(hits) == len(group["params"]) else hits
-    return found
+        if hits and index not in positions:
+            positions[index] = [] if len(hits) == len(group["params"]) else hits
+    return positions
 
 
 def output_weights(model: nn.Module) -> list[Tensor]:
@@ -162,12 +162,12 @@ def _meant(entry: Any, names: Mapping[Tensor, list[str]]) -> set[Tensor]:
         return _named(entry, names)
     if not isinstance(entry, Tensor | nn.Module):
         raise TypeError(f"correct: skip takes parameters, modules, names, globs and group indices, got {entry!r}")
-    found = {p for p in (entry.parameters() if isinstance(entry, nn.Module) else [entry]) if p in names}
-    if not found:
+    meant = {p for p in (entry.parameters() if isinstance(entry, nn.Module) else [entry]) if p in names}
+    if not meant:
         if isinstance(entry, Tensor):
             raise ValueError("correct: skip holds a parameter that this optimizer does not have")
         raise ValueError(f"correct: skip holds {type(entry).__name__}, of which this optimizer has no parameter")
-    return found
+    return meant
 
 
 def _named(pattern: str, names: Mapping[Tensor, list[str]]) -> set[Tensor]:
@@ -175,10 +175,10 @@ def _named(pattern: str, names: Mapping[Tensor, list[str]]) -> set[Tensor]:
     from steadynorm.groups.roles import ParamSite
 
     either = (pattern, f"{pattern}.*")
-    found = {p for p, its in names.items() if ParamSite(p, tuple(its), ()).first_match(either)}  # pyright: ignore[reportArgumentType]
-    if not found:
+    matches = {p for p, its in names.items() if ParamSite(p, tuple(its), ()).first_match(either)}  # pyright: ignore[reportArgumentType]
+    if not matches:
         known = {name for its in names.values() for name in its}
         known |= {name.rpartition(".")[0] for name in known}
         remedy = suggest(pattern, known) or "give the optimizer model.named_parameters(), or correct() the model"
         raise ValueError(f"correct: skip names {pattern!r}, which no group has; {remedy}")
-    return found
+    return matches

@@ -76,7 +76,7 @@ class SteadyOptimizer(Optimizer, ABC):
 
     def __init__(self, params: ParamsT, defaults: Group, mesh: Any = None):
         self.mesh, params = checked_mesh(mesh), take_params(params, defaults, type(self), self.group_kind)
-        self._cache: DerivedCache[list[Bucket]] = DerivedCache()
+        self._cache: DerivedCache[list[Bucket]] = DerivedCache(_is_captured)
         super().__init__(params, defaults)
         refuse_idle_balance(type(self).__name__, self.param_groups)
 
@@ -153,7 +153,7 @@ class SteadyOptimizer(Optimizer, ABC):
 
     def _forget(self) -> None:
         """Drop what is derived from groups and state."""
-        self._cache = DerivedCache()
+        self._cache = DerivedCache(_is_captured)
 
     def _ensure_state(self) -> None:
         ensure_state(self, self._own_keys, self._all_state)
@@ -342,3 +342,8 @@ class SteadyOptimizer(Optimizer, ABC):
             for p in (p for p in group["params"] if not is_dtensor(p)):
                 for key in self.arithmetic(group).state_keys:
                     self.mesh = getattr(self.state.get(p, {}).get(key), "device_mesh", self.mesh)
+
+
+def _is_captured(buckets: Sequence[Bucket]) -> bool:
+    """Return whether a captured step may read the scalars of these buckets."""
+    return any(bucket.live for bucket in buckets)

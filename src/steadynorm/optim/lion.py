@@ -96,8 +96,9 @@ class LionC(PeakRelativeOptimizer):
         mesh: Any = None,
         momentum: None = None,
     ):
-        refuse_momentum(type(self), momentum)
-        super().__init__(params, group_defaults(locals()), mesh)
+        defaults = group_defaults(locals())
+        refuse_momentum(type(self), defaults.pop("momentum"))
+        super().__init__(params, defaults, mesh)
 
     def fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
         return {"momentum_buffer": zeros_like(p, self.mesh)}

@@ -211,8 +211,8 @@ class MuonC(PeakRelativeOptimizer):
         super().check_group(group)
 
 
-def _check_momentum(momentum: float) -> float:
+def _check_momentum(momentum: float | None) -> float:
     """Return the momentum; raise ValueError unless it is in [0, 1)."""
-    if not 0 <= momentum < 1:
+    if momentum is None or not 0 <= momentum < 1:
         raise ValueError(f"momentum={momentum} is outside [0, 1)")
     return float(momentum)

@@ -100,8 +100,9 @@ class RenormalizedAdamW(SteadyOptimizer):
         maximize: bool = False,
         momentum: None = None,
     ):
-        refuse_momentum(type(self), momentum)
-        super().__init__(params, group_defaults(locals()))
+        defaults = group_defaults(locals())
+        refuse_momentum(type(self), defaults.pop("momentum"))
+        super().__init__(params, defaults)
 
     def fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
         return {key: zeros_like(p) for key in MOMENTS}

@@ -125,8 +125,9 @@ class Scion(SteadyOptimizer):
         mesh: Any = None,
         momentum: None = None,
     ):
-        refuse_momentum(type(self), momentum)
-        super().__init__(params, group_defaults(locals()), mesh)
+        defaults = group_defaults(locals())
+        refuse_momentum(type(self), defaults.pop("momentum"))
+        super().__init__(params, defaults, mesh)
 
     def fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
         return {"momentum_buffer": zero_momentum(p, group["momentum_dtype"], self.mesh)}
@@ -231,8 +232,8 @@ class ScionC(Scion):
         mesh: Any = None,
         momentum: None = None,
     ):
-        refuse_momentum(type(self), momentum)
         defaults = group_defaults(locals())
+        refuse_momentum(type(self), defaults.pop("momentum"))
         if weight_decay:
             raise ValueError(_constant_for_all(weight_decay, float(lr), alpha, nesterov))
         groups: Any = params if is_param_groups(params) else ()

@@ -87,8 +87,9 @@ class SGDC(PeakRelativeOptimizer):
         maximize: bool = False,
         momentum: None = None,
     ):
-        refuse_momentum(type(self), momentum)
-        super().__init__(params, {**group_defaults(locals()), "balance_steps": BALANCE_STEPS})
+        defaults = {**group_defaults(locals()), "balance_steps": BALANCE_STEPS}
+        refuse_momentum(type(self), defaults.pop("momentum"))
+        super().__init__(params, defaults)
 
     def fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
         return {"momentum_buffer": zeros_like(p)}

@@ -28,7 +28,8 @@ FreshState = Callable[[Group, Tensor], dict[str, Tensor]]
 class DerivedCache(Generic[Derived]):
     """What an optimizer derives from its groups, parameters and their state. Neither saved nor copied."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_pinned: Callable[[Derived], bool] = lambda value: False) -> None:
+        self._is_pinned = is_pinned  # whether a value must outlive others, because somebody else uses it
         self._placement: Local | None = None
         self._values: dict[Any, Derived] = {}
         self._params: list[Tensor] = []  # all of them, kept alive, so that an id in a key belongs to nobody else
@@ -58,10 +59,10 @@ class DerivedCache(Generic[Derived]):
         if key not in self._values:
             params = [p for group in optimizer.param_groups for p in group["params"]]
             if list(map(id, params)) != list(map(id, self._params)):
-                self.__init__()
+                self.__init__(self._is_pinned)
                 self._params = params
             if len(self._values) > 16:  # gradients come and go at random: do not hoard
-                self._values.clear()
+                self._values = {known: value for known, value in self._values.items() if self._is_pinned(value)}
             self._values[key] = derive()
         return self._values[key]
 

@@ -64,9 +64,8 @@ def explain_group_errors(optimizer: Optimizer, group: Any) -> Iterator[None]:
 
 
 def group_defaults(arguments: Mapping[str, Any]) -> Group:
-    """Return the arguments of a constructor, given as its locals(), that are settings of a group; a refused momentum is none."""
-    others = ("self", "params", "mesh", "__class__", *(["momentum"] if arguments.get("momentum") is None else []))
-    return {name: value for name, value in arguments.items() if name not in others}
+    """Return the arguments of a constructor, given as its locals(), that are settings of a group."""
+    return {key: value for key, value in arguments.items() if key not in ("self", "params", "mesh", "__class__")}
 
 
 def is_param_groups(params: Any) -> bool:
