@@ -85,7 +85,7 @@ def _work(folder: Path, rounds: int, world: int, rank: int) -> None:
 
 
 def _scionc(params: list[nn.Parameter], **how: Any) -> sn.ScionC:
-    return sn.ScionC(params, lr=1e-3, lmo="spectral", **how)
+    return sn.ScionC(params, lr=1e-3, lmo="spectral", polar_steps=5, **how)
 
 
 def _sharded(world: int) -> list[nn.Parameter]:

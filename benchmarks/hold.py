@@ -96,7 +96,7 @@ def cost(rounds: int = 60) -> dict[str, float]:
         params = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
         for p in params:
             p.grad = torch.randn_like(p)
-        steppers[way] = ScionC(params, lr=0.01, lmo="spectral", **settings)
+        steppers[way] = ScionC(params, lr=0.01, lmo="spectral", polar_steps=5, **settings)
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     order = list(ways)
     for _ in range(rounds):

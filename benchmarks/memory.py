@@ -9,10 +9,10 @@ from steadynorm.lab import bench
 
 def memory_of_a_step(dtype: str) -> dict[str, float]:
     small = bench.parameters([(64, 64), (64, 256)])
-    ScionC(small, lr=1e-3, lmo="spectral").step()  # load libraries, start threads
+    ScionC(small, lr=1e-3, lmo="spectral", polar_steps=5).step()  # load libraries, start threads
     hidden, table = bench.parameters(bench.GPT_124M_LAYER * 12), bench.parameters([(50304, 768)])
     groups = [{"params": hidden, "lmo": "spectral"}, {"params": table, "lmo": "sign", "weight_decay": 1e-4}]
-    optimizer = ScionC(groups, lr=1e-3, momentum_dtype=dtype)
+    optimizer = ScionC(groups, lr=1e-3, polar_steps=5, momentum_dtype=dtype)
     for state in optimizer.state.values():
         state["momentum_buffer"].zero_()  # zeros are not resident until written
     count = sum(p.numel() for p in hidden + table)

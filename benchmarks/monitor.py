@@ -26,7 +26,7 @@ def trainer(*, monitored: bool, config: GPTConfig = DESK) -> Callable[[], tuple[
     """
     torch.manual_seed(0)
     model = GPT(config)
-    optimizer = sn.ScionC(sn.param_groups(model, lr=0.02, output_lr=0.3))
+    optimizer = sn.ScionC(sn.param_groups(model, lr=0.02, output_lr=0.3), polar_steps=5)
     monitor = sn.Monitor(optimizer, model, flush=MEASURE) if monitored else None
     tokens = torch.randint(0, config.vocab, (BATCH, config.context))
     steps = 0
@@ -80,7 +80,7 @@ def cost_of_measure() -> float:
     """Seconds of one measure() of MEASURE records."""
     torch.manual_seed(0)
     model = GPT(DESK)
-    optimizer = sn.ScionC(sn.param_groups(model))
+    optimizer = sn.ScionC(sn.param_groups(model), polar_steps=5)
     monitor = sn.Monitor(optimizer, model, flush=MEASURE)
     for p in model.parameters():
         p.grad = torch.randn_like(p)

@@ -122,7 +122,7 @@ def problem(seed: int = 0) -> tuple[nn.ParameterDict, ScionC, Scheduler]:
         {"params": [model["spectral"]], "lmo": "spectral", "name": "spectral", "lr": LR, "polar": "svd"},
         {"params": [model["fast"]], "lmo": "spectral", "name": "fast", "lr": LR},
     ]
-    optimizer = ScionC(groups, lr=LR, alpha=ALPHA, steady_norm_sq=TARGET, overlap="exact")
+    optimizer = ScionC(groups, lr=LR, alpha=ALPHA, steady_norm_sq=TARGET, overlap="exact", polar_steps=5)
     return model, optimizer, Scheduler(optimizer, scale={"lr": cycle})
 
 

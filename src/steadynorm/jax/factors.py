@@ -8,11 +8,10 @@ becomes NaN and does not affect the other matrices of its batch.
 import jax  # pyright: ignore[reportMissingImports]
 import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 
-from steadynorm.polar.coefficients import GRAM_MIN_ASPECT, GRAM_MIN_ROWS_BF16, Quintic, find_quintics
+from steadynorm.polar.coefficients import DEFAULT_STEPS, GRAM_MIN_ASPECT, GRAM_MIN_ROWS_BF16, Quintic, find_quintics
 
 PolarMethod = str | tuple[str, int]  # a method, or a method and its number of steps
 
-_STEPS = 5
 _GRAM_MIN_ROWS = {"bfloat16": GRAM_MIN_ROWS_BF16, "float32": 32, "float64": 32}  # below 32 rows it gains nothing
 
 
@@ -20,12 +19,12 @@ def split_method(polar: PolarMethod) -> tuple[str, int]:
     """Return the method and its number of steps; raise ValueError if the method is unknown.
 
     >>> split_method("express"), split_method(("newton-schulz", 3))
-    (('express', 5), ('newton-schulz', 3))
+    (('express', 4), ('newton-schulz', 3))
     """
     is_pair = isinstance(polar, tuple | list) and len(polar) == 2
     if not (isinstance(polar, str) or is_pair):
         raise ValueError(f'polar={polar!r}: pass a method, or a method and its number of steps as in ("express", 4)')
-    method, steps = (polar, _STEPS) if isinstance(polar, str) else polar
+    method, steps = (polar, DEFAULT_STEPS.get(polar, 0)) if isinstance(polar, str) else polar
     find_quintics(method, steps)
     return method, steps
 

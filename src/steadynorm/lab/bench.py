@@ -57,10 +57,14 @@ def make_contenders() -> list[Contender]:
         Contender("torch AdamW fused", lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True)),
         Contender("Muon, corrected", lambda p: correct(torch.optim.Muon(p, lr=1e-3)), _torch_newton_schulz),
         Contender("AdamC fused", lambda p: AdamC(p, lr=1e-3, fused=True)),
-        Contender("Scion, 5 steps", lambda p: Scion(p, lr=1e-3, lmo="spectral", weight_decay=0.1), Polar(steps=5)),
-        Contender("ScionC, 5 steps", lambda p: ScionC(p, lr=1e-3, lmo="spectral"), Polar(steps=5)),
+        Contender(
+            "Scion, 5 steps",
+            lambda p: Scion(p, lr=1e-3, lmo="spectral", weight_decay=0.1, polar_steps=5),
+            Polar(steps=5),
+        ),
+        Contender("ScionC, 5 steps", lambda p: ScionC(p, lr=1e-3, lmo="spectral", polar_steps=5), Polar(steps=5)),
         Contender("ScionC, 4 steps", lambda p: ScionC(p, lr=1e-3, lmo="spectral", polar_steps=4), Polar(steps=4)),
-        Contender("MuonC, 5 steps", lambda p: MuonC(p, lr=1e-3, use_muon=True), Polar(steps=5)),
+        Contender("MuonC, 5 steps", lambda p: MuonC(p, lr=1e-3, use_muon=True, polar_steps=5), Polar(steps=5)),
     ]
 
 

@@ -18,7 +18,7 @@ from steadynorm.optim.arithmetic import CHUNK_MIB, Arithmetic
 from steadynorm.optim.buckets import Bucket
 from steadynorm.optim.idle import WHOLE, Slices
 from steadynorm.optim.peak_relative import PeakRelativeOptimizer
-from steadynorm.optim.scion_rule import SCION_RULE, ScionSettings, polar_of
+from steadynorm.optim.scion_rule import SCION_RULE, ScionSettings, polar_of, with_polar_steps
 from steadynorm.optim.state import check_momentum_dtype, zero_momentum, zeros_like
 from steadynorm.optim.validation import check_group_numbers, check_one, check_range, group_defaults
 from steadynorm.polar import Polar
@@ -126,7 +126,7 @@ class MuonC(PeakRelativeOptimizer):
         lmo: str | None = None,
         blocks: Blocks = 1,
         polar: str = "express",
-        polar_steps: int = 5,
+        polar_steps: int | None = None,
         polar_dtype: str = "auto",
         momentum_dtype: str | None = None,
         own_time: bool = True,
@@ -187,7 +187,7 @@ class MuonC(PeakRelativeOptimizer):
         """Add a group as torch does. A group of Adam's has `adam_lr` and no target, unless it says otherwise."""
         if isinstance(param_group, dict) and not param_group.get("use_muon", self.defaults["use_muon"]):
             param_group = {"lr": self._adam_lr(), "steady_norm_sq": None, **param_group}
-        super().add_param_group(param_group)
+        super().add_param_group(with_polar_steps(param_group, self.defaults))
         self.param_groups[-1].pop("adam_lr")  # an argument, not a setting of a group: its lr is
 
     def _adam_lr(self) -> float | Tensor:

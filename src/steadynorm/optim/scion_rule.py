@@ -14,6 +14,7 @@ from steadynorm.decay.rule import Group
 from steadynorm.optim.batch import Batch, Encoding, Scalars, SplitRule, pieces
 from steadynorm.optim.idle import Slices
 from steadynorm.polar import Polar
+from steadynorm.polar.coefficients import DEFAULT_STEPS
 from steadynorm.views import BlockLayout, Run
 
 
@@ -142,6 +143,13 @@ def polar_of(group: Group) -> Polar:
     """Return how polar factors of a group are found."""
     dtype = group.get("polar_dtype", "auto")
     return Polar(group["polar"], group["polar_steps"], dtype=dtype, keeps_dtype=False)
+
+
+def with_polar_steps(group: Group, defaults: Group) -> Group:
+    """Return a group that says how many polar steps it takes: by default as many as its method needs."""
+    if not isinstance(group, dict) or {**defaults, **group}["polar_steps"] is not None:
+        return group
+    return {**group, "polar_steps": DEFAULT_STEPS.get(group.get("polar", defaults["polar"]))}
 
 
 def settings_of(group: Group, shape: Sequence[int]) -> ScionSettings:

@@ -8,7 +8,9 @@ import numpy as np
 
 from steadynorm.theory.updates import NEWTON_SCHULZ
 
-METHODS = ("express", "newton-schulz", "svd")
+# Four steps of PolarExpress train as well as five (fig-polar-steps of the experiments); Muon takes five of its own.
+DEFAULT_STEPS = {"express": 4, "newton-schulz": 5, "svd": 1}
+METHODS = tuple(DEFAULT_STEPS)
 
 Quintic: TypeAlias = tuple[float, float, float]  # p(s) = a s + b s^3 + c s^5
 
