@@ -7,6 +7,7 @@ import torch
 
 import steadynorm as sn
 from steadynorm import theory
+from steadynorm.decay.families import SCION
 from steadynorm.lmo import LMOS, get
 from steadynorm.optim.batch import Encoding
 from steadynorm.optim.scion_rule import ScionSettings, encode
@@ -357,12 +358,11 @@ def test_newton_schulz_falls_short_by_a_known_share(shape, blocks):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     seen = settings.lmo.update(x, blocks=blocks, polar=settings.polar).square().sum().item()
     nominal = settings.lmo.update_norm_sq(shape, blocks=blocks)
-    assert settings.length_share(shape) == pytest.approx(seen / nominal, rel=0.02)
-    assert settings.length_share(shape) < 0.97
+    share = SCION.length_share(shape, optimizer.param_groups[0])
+    assert share == pytest.approx(seen / nominal, rel=0.02)
+    assert share < 0.97
     exact = sn.ScionC([p], lmo="spectral", blocks=blocks, overlap="exact")
-    assert optimizer.weight_decay_of(p) == pytest.approx(
-        settings.length_share(shape) * exact.weight_decay_of(p), rel=0.01
-    )
+    assert optimizer.weight_decay_of(p) == pytest.approx(share * exact.weight_decay_of(p), rel=0.01)
 
 
 def test_blocks_fall_short_by_the_mean_of_their_shares_weighted_by_their_squared_updates():

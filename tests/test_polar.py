@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+import steadynorm as sn
 from steadynorm.polar import METHODS, Polar, coefficients, iteration, polar_factor
 
 SHAPES = [(64, 64), (32, 128), (128, 32), (17, 40), (40, 17), (1, 9), (9, 1), (1, 1), (2, 3)]
@@ -311,3 +312,14 @@ def test_autocast_changes_nothing(method, shape):
         assert torch.is_autocast_enabled("cpu")
     assert inside.dtype == torch.float32
     assert torch.equal(inside, polar_factor(x, method=method))
+
+
+@pytest.mark.parametrize("make", [sn.Scion, sn.ScionC, lambda groups, **k: sn.MuonC(groups, use_muon=True, **k)])
+def test_four_steps_are_the_default_and_newton_schulz_takes_five(make):
+    """A group may have its own method, and what is asked for stays."""
+    p, q, r = (torch.nn.Parameter(torch.ones(4, 4)) for _ in range(3))
+    groups = [{"params": [p]}, {"params": [q], "polar": "newton-schulz"}, {"params": [r], "polar_steps": 3}]
+    optimizer = make([{"lmo": "spectral", **group} for group in groups])
+    assert [group["polar_steps"] for group in optimizer.param_groups] == [4, 5, 3]
+    optimizer = make([{"params": [torch.nn.Parameter(torch.ones(4, 4))], "lmo": "spectral"}], polar="newton-schulz")
+    assert optimizer.param_groups[0]["polar_steps"] == 5

@@ -31,6 +31,7 @@ class Lmo:
         numbers: the view, U^2 and the overlap kernel.
         rows_wait: whether single rows often have no gradient, as in an embedding.
         entry_size: of an update whose entries are all c or -c: c for a d_out x d_in matrix.
+        polar_scale: of an update that is a polar factor: what that of a d_out x d_in matrix is multiplied by.
         starts_at_zero: whether `init_` fills with zeros.
 
     >>> LMOS["sign"].update(torch.tensor([[3.0, -0.5], [0.0, 1.0]]))
@@ -39,11 +40,12 @@ class Lmo:
     """
 
     numbers: Update
-    # Both see matrices (..., d_out, d_in), transposed where the view says so.
-    _update: Callable[[Tensor, Polar, Tensor | None], Tensor]
+    # Both see matrices (..., d_out, d_in), transposed where the view says so. Polar factors need no function of their own.
+    _update: Callable[[Tensor], Tensor] | None
     _norm: Callable[[Tensor], Tensor]
     rows_wait: bool = False
     entry_size: Callable[[int, int], float] | None = None
+    polar_scale: Callable[[int, int], float] | None = None
     starts_at_zero: bool = False
 
     @property
@@ -94,7 +96,11 @@ class Lmo:
         """Return the update of one run of blocks of every parameter."""
         matrices = self.view.to_matrices(x, run.blocks, side, batch_ndim)
         target = out.view(matrices.shape) if out is not None and self.view.keeps_order(run.blocks, side) else None
-        u = self._update(matrices, polar, target)
+        if self._update is not None:
+            u = self._update(matrices)
+        else:
+            assert self.polar_scale is not None
+            u = polar(matrices, out=target, scale=self.polar_scale(run.d_out, run.d_in))
         if run.divisor != 1:
             u = u.div_(run.divisor)
         return self.view.from_matrices(u, x.shape, side, batch_ndim)
@@ -197,53 +203,50 @@ def _length(x: Tensor, dim: int) -> Tensor:
     return (x / torch.where(largest > 0, largest, 1.0)).norm(dim=dim) * largest.squeeze(dim)
 
 
-def _spectral(x: Tensor, polar: Polar, out: Tensor | None) -> Tensor:
-    return polar(x, out=out, scale=math.sqrt(x.shape[-2] / x.shape[-1]))
+def _rms_to_rms(d_out: int, d_in: int) -> float:
+    """Return what a polar factor is multiplied by to have unit norm as a map from RMS to RMS."""
+    return math.sqrt(d_out / d_in)
 
 
 def _spectral_norm(x: Tensor) -> Tensor:
     return torch.linalg.matrix_norm(x, 2) * math.sqrt(x.shape[-1] / x.shape[-2])
 
 
-def _spectral_transposed(x: Tensor, polar: Polar, out: Tensor | None) -> Tensor:
-    """polar(x^T) = polar(x)^T, so only the scale sqrt(d_out/d_in) turns: x is (..., d_in, d_out)."""
-    return polar(x, out=out, scale=math.sqrt(x.shape[-1] / x.shape[-2]))
-
-
 LMOS: dict[str, Lmo] = {
     row.name: row
     for row in (
-        Lmo(UPDATES["spectral"], _spectral, _spectral_norm),
-        Lmo(UPDATES["spectral-transposed"], _spectral_transposed, lambda x: _spectral_norm(x.mT)),
-        Lmo(UPDATES["conv"], _spectral, _spectral_norm),
-        Lmo(UPDATES["conv-tap"], _spectral, _spectral_norm),
+        Lmo(UPDATES["spectral"], None, _spectral_norm, polar_scale=_rms_to_rms),
+        # polar(x^T) = polar(x)^T, so a matrix that is stored transposed has the same update.
+        Lmo(UPDATES["spectral-transposed"], None, lambda x: _spectral_norm(x.mT), polar_scale=_rms_to_rms),
+        Lmo(UPDATES["conv"], None, _spectral_norm, polar_scale=_rms_to_rms),
+        Lmo(UPDATES["conv-tap"], None, _spectral_norm, polar_scale=_rms_to_rms),
         Lmo(
             UPDATES["sign"],
-            lambda x, *_: x.sign().div_(x.shape[-1]),
+            lambda x: x.sign().div_(x.shape[-1]),
             lambda x: x.abs().amax((-2, -1)) * x.shape[-1],
             entry_size=lambda m, n: 1 / n,
         ),
         Lmo(
             UPDATES["embedding"],
-            lambda x, *_: x.sign(),
+            lambda x: x.sign(),
             lambda x: x.abs().amax((-2, -1)),
             rows_wait=True,
             entry_size=lambda m, n: 1.0,
         ),
         Lmo(
             UPDATES["bias"],
-            lambda x, *_: _unit(x, -1) * math.sqrt(x.shape[-1]),
+            lambda x: _unit(x, -1) * math.sqrt(x.shape[-1]),
             lambda x: _length(x, -1) / math.sqrt(x.shape[-1]),
             starts_at_zero=True,
         ),
         Lmo(
             UPDATES["row"],
-            lambda x, *_: _unit(x, -1) / math.sqrt(x.shape[-1]),
+            lambda x: _unit(x, -1) / math.sqrt(x.shape[-1]),
             lambda x: _length(x, -1) * math.sqrt(x.shape[-1]),
         ),
         Lmo(
             UPDATES["column"],
-            lambda x, *_: _unit(x, -2) * math.sqrt(x.shape[-2]),
+            lambda x: _unit(x, -2) * math.sqrt(x.shape[-2]),
             lambda x: _length(x, -2) / math.sqrt(x.shape[-2]),
         ),
     )

@@ -19,7 +19,8 @@ _lock = Lock()
 
 def for_each(action: Callable[[Item], object], items: Sequence[Item]) -> None:
     """Call `action` with every item on all cores, wait for all calls, then raise the first error."""
-    futures = [pool(len(items)).submit(action, item) for item in items]
+    workers = pool(len(items))
+    futures = [workers.submit(action, item) for item in items]
     wait(futures)
     for future in futures:
         future.result()

@@ -1,7 +1,6 @@
 """The `Correction`: writes lambda_t into an optimizer's groups before each step, and survives checkpoints."""
 
 import contextlib
-import math
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -34,6 +33,7 @@ from steadynorm.decay.rule import (
     weight_decay_now,
 )
 from steadynorm.decay.skip import StandIn, unsplit
+from steadynorm.theory.equilibrium import check_lr
 
 
 class Correction:
@@ -67,7 +67,12 @@ class Correction:
 
     def fill(self, optimizer: Optimizer) -> None:
         """Write lambda_t of this step into the groups, and to the device where a captured step reads it."""
-        values = [self._value(index, group) for index, group in enumerate(optimizer.param_groups)]
+        values = []
+        for index, group in enumerate(optimizer.param_groups):
+            try:
+                values.append(self._value(index, group))
+            except ValueError as error:
+                raise ValueError(f"{group_label(index, group)}: {error}") from None
         self._warn_of_lost_decay(optimizer.param_groups, values)
         for group, value in zip(optimizer.param_groups, values, strict=True):
             if value is not None:
@@ -98,43 +103,35 @@ class Correction:
             if found is not usual[0] and (isinstance(found, torch.Tensor) or found not in usual):
                 self.warned = True
                 warnings.warn(
-                    f"{group_label(index, group)}: weight_decay={found} is not used, it is computed at every step; "
+                    f"{group_label(index, group)}: weight_decay={found} is not used, because it is computed at every step; "
                     "set or schedule base_weight_decay, or set corrected=False in the group",
                     stacklevel=4,
                 )
 
     def _value(self, index: int, group: Group) -> float | None:
         """Return lambda_t, or None if the group's decay is left alone."""
-        lr = float(group["lr"])
-        if not (lr >= 0 and math.isfinite(lr)):
-            raise ValueError(f"{group_label(index, group)}: lr={lr} must be finite and not negative")
+        lr = check_lr(float(group["lr"]))
         if "base_weight_decay" not in group:  # added after correct()
             if not group.get("weight_decay") or group.get("corrected") is False:
                 return None
-            group.update(self._keys_of_added(index, group))
+            group.update(self._keys_of_added(group))
         if not group["corrected"] or "weight_decay" not in group:
             return None
         if group["base_weight_decay"] == 0:
             return 0.0
         if not group["peak_lr_given"] and group.get("max_lr") is not None:  # OneCycleLR came after correct()
             group["peak_lr"] = float(group["max_lr"])
-        try:
-            value = weight_decay_now(group, self.family, exact_kernel(group, self.family))
-        except ValueError as error:
-            raise ValueError(f"{group_label(index, group)}: {error}") from None
+        value = weight_decay_now(group, self.family, exact_kernel(group, self.family))
         self.peak_watch.see(index, group, lr)
         return value
 
-    def _keys_of_added(self, index: int, group: Group) -> Group:
+    def _keys_of_added(self, group: Group) -> Group:
         """Return the keys of a group added after correct(). Its lr may be anything by now, so it must name its peak."""
-        try:
-            if not names_peak(group):
-                raise ValueError("it was added after correct() and says no peak; put peak_lr=<its largest lr> in it")
-            keys = correction_keys(group, self.family)
-            check_held({**group, **keys}, self.family)
-            return keys
-        except ValueError as error:
-            raise ValueError(f"{group_label(index, group)}: {error}") from None
+        if not names_peak(group):
+            raise ValueError("it was added after correct() and says no peak; put peak_lr=<its largest lr> in it")
+        keys = correction_keys(group, self.family)
+        check_held({**group, **keys}, self.family)
+        return keys
 
     def before_load(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
         """Note the groups' keys, for a checkpoint that lacks them; bring one with split groups into today's layout."""
@@ -202,10 +199,10 @@ class Correction:
 
     def before_save(self, optimizer: Optimizer) -> None:
         """Write the keys of groups added after correct(), so that a checkpoint has them even before their first step."""
-        for index, group in enumerate(optimizer.param_groups):
+        for group in optimizer.param_groups:
             if "base_weight_decay" not in group:
                 with contextlib.suppress(ValueError):  # what makes no sense is refused by the step
-                    group.update(self._keys_of_added(index, group))
+                    group.update(self._keys_of_added(group))
 
 
 def check_held(group: Group, family: Family) -> None:
@@ -226,7 +223,7 @@ def refuse_residual(weight_residual: bool | None) -> None:
     if weight_residual:
         raise ValueError(
             "weight_residual=True needs a step that writes the weights itself, and this one is torch's or somebody else's; "
-            "keep the weights in fp32 (with autocast), or use ScionC, LionC, SGDC or RenormalizedAdamW"
+            "keep the weights in fp32 (with autocast), or use ScionC, MuonC, LionC, SGDC or RenormalizedAdamW"
         )
 
 
@@ -242,7 +239,7 @@ def exact_kernel(group: Group, family: Family) -> theory.Overlap | None:
     kernels = {theory.overlap(family.exact_lmo, p.shape) for p in group["params"]}
     if len(kernels) != 1:
         raise ValueError(
-            f"overlap='exact' needs one kernel a group, but its shapes have {len(kernels)}; "
+            f"overlap='exact' needs one kernel per group, but its shapes have {len(kernels)}; "
             "split the group by shape or use overlap='linear'"
         )
     return kernels.pop()

@@ -110,7 +110,7 @@ class Family:
         return float(math.prod(shape))
 
     def nominal_norm_sq(self, shape: Sequence[int], group: Group) -> float | None:
-        """Return U^2 of an exact update, the unit of targets; None if it is unknown."""
+        """Return U^2 in the unit of targets: of an exact update for Scion, of the actual one elsewhere; None if unknown."""
         return self.update_norm_sq(shape, group) if self.has_target else None
 
 
@@ -168,8 +168,12 @@ class _Scion(Family):
 
     def update_norm_sq(self, shape: Sequence[int], group: Group) -> float | None:
         update, blocks = _scion_update(shape, group)
-        share = update.length_share(shape, blocks, group["polar"], group["polar_steps"])
-        return update.update_norm_sq(shape, blocks=blocks) * share
+        return update.update_norm_sq(shape, blocks=blocks) * self.length_share(shape, group)
+
+    def length_share(self, shape: Sequence[int], group: Group) -> float:
+        """Return |u|^2 over that of an exact update, which Newton-Schulz falls short of; for Gaussian momentum."""
+        update, blocks = _scion_update(shape, group)
+        return update.length_share(shape, blocks, group["polar"], group["polar_steps"])
 
     def nominal_norm_sq(self, shape: Sequence[int], group: Group) -> float | None:
         update, blocks = _scion_update(shape, group)

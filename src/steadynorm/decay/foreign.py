@@ -253,10 +253,12 @@ def _check_guess(optimizer: Optimizer, group: Group, keys: Group) -> None:
 
 def _refuse_what_ours_do(optimizer: Optimizer, group: Group, held: Group) -> None:
     """Raise ValueError for what an optimizer of ours (Scion, RenormalizedAdamW) does inside its own step."""
+    if not hasattr(optimizer, "fill_scalars"):
+        return
     name = type(optimizer).__name__
     if held and "hold" in group:
         raise ValueError(f"{name} holds norms inside its own step; pass hold= and cautious= to it, not to correct()")
-    if hasattr(optimizer, "fill_scalars") and group.get("capturable"):
+    if group.get("capturable"):
         raise ValueError(
             f"{name} fills the scalars of a captured step itself; use ScionC, or leave capturable=True out"
         )

@@ -1,6 +1,6 @@
 """How a group holds its weight norm: by open-loop decay, by balanced decay, or fixed; and the decay that does it.
 
-    decay      eta_t = lr lambda_t, from lr and momentum alone (the paper's correction)
+    decay      eta_t = lr lambda_t, from lr and momentum only (the paper's correction)
     balance    eta_t = [gamma^2 A - 2 gamma B] / (2 N*) + (|theta|^2/N* - 1) / (2 T)
     fixed      theta - gamma u, scaled to the norm R
 
@@ -164,7 +164,7 @@ class Hold(NamedTuple):
 
     @classmethod
     def of(cls, group: Group, state: Mapping[str, list[Tensor]], norm_sq: Tensor | None) -> "Hold | None":
-        """Return how parameters of a group are held, given their state; None if by decay alone."""
+        """Return how parameters of a group are held, given their state; None if only decay holds them."""
         if (kind := hold_of(group)) == "decay":
             return None
         return cls(kind, state[HOLD_STATE[kind]], norm_sq, float(group["balance_steps"]))

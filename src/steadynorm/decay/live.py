@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from steadynorm.decay.rescale import took_step
 from steadynorm.decay.rule import Group, is_live
 from steadynorm.decay.skip import skipped_positions
 
@@ -53,13 +54,8 @@ class LiveDecay:
                         f"{type(optimizer).__name__}: its decay is not on the device yet; call "
                         "steadynorm.fill_scalars(optimizer), or take a step, before you capture one"
                     )
-                torch._foreach_mul_(params, _unless_skipped(optimizer, self._factors[index, kind]))
-
-
-def _unless_skipped(optimizer: Optimizer, factor: Tensor) -> Tensor:
-    """Return 1 where a loss scaler, or AdamC, makes torch's fused kernel skip the step on the device."""
-    found_inf = getattr(optimizer, "found_inf", None)
-    return factor if found_inf is None else torch.where(found_inf.to(factor.device).reshape(()) == 0, factor, 1.0)
+                factor = self._factors[index, kind]
+                torch._foreach_mul_(params, torch.where(took_step(optimizer, factor), factor, 1.0))
 
 
 def _exact(dtype: torch.dtype) -> torch.dtype:

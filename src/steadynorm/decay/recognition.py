@@ -4,7 +4,7 @@
 |---|---|---|---|
 | adam | AdamW; Adam, NAdam, RAdam with decoupled_weight_decay; "Adam" in the name and `decoupled=True` | - | 1 |
 | muon | "Muon" in the name | 1 - `momentum`, `nesterov` (required if momentum moves) | G(alpha_t)/G(alpha_0) |
-| scion | our Scion | `alpha`, `nesterov` | G(alpha_t)/G(alpha_0) |
+| scion | "Scion" in the name, with `alpha` in every group | `alpha`, `nesterov` | G(alpha_t)/G(alpha_0) |
 | lion | "Lion" in the name | `betas` | G(betas_t)/G(betas_0) |
 | sgd | our SGDC | `alpha`, `trace` | 1; with trace (alpha_0/alpha_t)^2 |
 | other | `decoupled=True` | - | 1 |
@@ -21,7 +21,7 @@ _COUPLED = ("SGD", "ASGD", "Adagrad", "Adadelta", "Adamax", "RMSprop", "Rprop")
 _NO_DECAY = ("LBFGS", "SparseAdam")
 _FLAGGED = ("Adam", "NAdam", "RAdam")  # decoupled only if their group says so
 _DECOUPLING = ("weight_decouple", "decoupled_decay")  # flags of pytorch_optimizer and timm
-_UNFORECAST = ("NAdam", "RAdam", "RenormalizedAdamW")  # their steps are not those of the Adam that the theory describes
+_UNFORECAST = ("NAdam", "RAdam")  # their steps are not those of the Adam that the theory describes
 
 
 def unwrap(optimizer: Optimizer, where: str = "correct") -> Optimizer:

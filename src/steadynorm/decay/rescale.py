@@ -128,7 +128,7 @@ def _factors(optimizer: Optimizer, bucket: _Bucket) -> Tensor:
     """Return what to multiply each parameter by, (params,); its state is updated."""
     group, gamma, kind = bucket.group, bucket.gamma, hold_of(bucket.group)
     before = torch.stack(bucket.lengths)
-    stepped = _stepped(optimizer, before)
+    stepped = took_step(optimizer, before)
     decayed = torch.full_like(before, 1 - gamma * float(group["weight_decay"]))
     if kind == "decay":
         return torch.where(stepped, decayed, 1.0)
@@ -196,7 +196,7 @@ def _state(optimizer: Optimizer, group: Group, p: Tensor) -> Tensor:
     return optimizer.state[p][key]
 
 
-def _stepped(optimizer: Optimizer, like: Tensor) -> Tensor:
+def took_step(optimizer: Optimizer, like: Tensor) -> Tensor:
     """Return, as a 0-d tensor, whether the step was taken; a loss scaler makes fused kernels skip it on the device."""
     found_inf = getattr(optimizer, "found_inf", None)
     if found_inf is None:

@@ -106,7 +106,7 @@ def decay_rule(group: Mapping[str, Any], p: Any = None) -> DecayRule:
 def weight_decay_now(
     group: Group, family: "Family", kernel: "Overlap | None" = None, length_share: float = 1.0
 ) -> float:
-    """Return lambda_t of one group, from its keys alone.
+    """Return lambda_t of one group, which depends only on its keys.
 
     Args:
         group: the parameter group with this step's lr and momentum.

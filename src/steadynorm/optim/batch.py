@@ -16,7 +16,9 @@ from steadynorm.lengths import inner_product
 from steadynorm.optim import halves
 
 State: TypeAlias = dict[str, Tensor]
-Scalars: TypeAlias = dict[str, Tensor]  # 0-d, on the CPU: values that change from step to step without recompiling
+Scalars: TypeAlias = dict[
+    str, Tensor
+]  # 0-d, on the CPU, or on the device of a capturable step; a new value recompiles nothing
 # A launch takes some 4 microseconds, in which an accelerator moves 8 MB: copying a tensor of this size to a stack and back.
 LARGE_ELEMENTS = 1 << 19
 
@@ -208,7 +210,7 @@ def pieces(*stacks: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def decay_and_step_(theta: Tensor | Sequence[Tensor], u: Tensor, keep: Tensor, gamma: Tensor, step: Tensor) -> None:
-    """theta <- keep theta - gamma step u, in place: the one function that changes weights.
+    """theta <- keep theta - gamma step u, in place: the decay and the step of every optimizer but RenormalizedAdamW.
 
     Args:
         theta: The weights, stacked, or as a list of parameters.

@@ -55,7 +55,7 @@ class Bucket:
         slices: Which of their slices wait or fade while their gradient is zero.
         shard: How they are sharded; None for plain tensors, of which every process has its own.
         is_held: Whether a step needs sums over whole parameters, so that none may be cut.
-        state_keys: The keys of their state, of which a step touches no other.
+        state_keys: The state keys that a step reads and writes; it touches no others.
         split_rule: As in `Arithmetic`, as is is_elementwise.
         chunk_elements: How many elements fit into a chunk on an accelerator.
         live: A captured step's scalars, on the device, which keep their place; empty otherwise.

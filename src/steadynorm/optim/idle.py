@@ -62,7 +62,7 @@ def magnitudes(grad: Tensor, slices: Slices) -> Tensor:
 
 
 def is_finite(largest: Tensor) -> Tensor:
-    """Return whether the momentum can take a gradient, (batch,): the difference of two must be finite as well."""
+    """Return whether each gradient is finite, and small enough that the difference of two is finite as well, (batch,)."""
     finite = largest <= torch.finfo(largest.dtype).max / 2  # NaN fails every comparison
     return finite.all(1) if finite.shape[1] > 1 else finite.flatten()
 

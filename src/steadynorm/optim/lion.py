@@ -27,7 +27,7 @@ def _accumulate(batch: Batch, scalars: Scalars, settings: Any) -> Tensor:
 
 
 def _sign(x: Tensor, settings: Any, out: Tensor | None) -> Tensor:
-    """theta_t = (1-eta) theta - gamma sign(x)."""
+    """Return u = sign(x), in place of x."""
     return x.sign_()
 
 

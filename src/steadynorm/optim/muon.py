@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -21,32 +20,15 @@ from steadynorm.optim.peak_relative import PeakRelativeOptimizer
 from steadynorm.optim.scion_rule import SCION_RULE, ScionSettings, polar_of, with_polar_steps
 from steadynorm.optim.state import check_momentum_dtype, zero_momentum, zeros_like
 from steadynorm.optim.validation import check_group_numbers, check_one, check_range, group_defaults
-from steadynorm.polar import Polar
 from steadynorm.theory.equilibrium import eta_of
 from steadynorm.theory.updates import MUON_ADJUST, muon_adam_lr, muon_factor, muon_row
 from steadynorm.views import BlockLayout, Blocks
 
 
-@dataclass(frozen=True)
-class MuonSettings(ScionSettings):
-    """What does not change from step to step, for hidden matrices; `lmo` has Muon's scale."""
-
-    adjust: str
-
-    def polar_scale(self, d_out: int, d_in: int) -> float:
-        return muon_factor(self.adjust, (d_out, d_in))
-
-
 @functools.cache
 def muon_lmo(name: str, adjust: str) -> Lmo:
-    """Return an lmo whose update is Muon's: polar factors times `muon_factor` of the matrix's d_out and d_in."""
-    row = LMOS[name]
-
-    def update(x: Tensor, polar: Polar, out: Tensor | None) -> Tensor:
-        sides = (x.shape[-1], x.shape[-2]) if row.view.is_transposed else x.shape[-2:]
-        return polar(x, out=out, scale=muon_factor(adjust, sides))
-
-    return dataclasses.replace(row, _update=update)
+    """Return an lmo whose update is Muon's: polar factors times `muon_factor`."""
+    return dataclasses.replace(LMOS[name], polar_scale=lambda d_out, d_in: muon_factor(adjust, (d_out, d_in)))
 
 
 # Muon's momentum is Scion's with alpha = 1 - momentum; only the scale of the update differs.
@@ -152,19 +134,19 @@ class MuonC(PeakRelativeOptimizer):
             return {"momentum_buffer": zero_momentum(p, group["momentum_dtype"], self.mesh)}
         return {key: zeros_like(p, self.mesh) for key in MOMENTS}
 
-    def settings(self, group: Group, p: Tensor) -> tuple[MuonSettings | None, bool]:
+    def settings(self, group: Group, p: Tensor) -> tuple[ScionSettings | None, bool]:
         if not group["use_muon"]:
             return None, True  # element-wise
         settings = self.settings_of(group, p.shape)
         return settings, settings.lmo.slice_separable(p.shape)
 
     @staticmethod
-    def settings_of(group: Group, shape: Sequence[int]) -> MuonSettings:
+    def settings_of(group: Group, shape: Sequence[int]) -> ScionSettings:
         """Return what a group of Muon's says of a parameter of this shape."""
         adjust = group["adjust_lr_fn"] or "original"
         lmo = muon_lmo(muon_row(group["lmo"], shape).name, adjust)
         lmo.check(shape, group["blocks"])
-        return MuonSettings(lmo, BlockLayout.of(group["blocks"]), bool(group["nesterov"]), polar_of(group), adjust)
+        return ScionSettings(lmo, BlockLayout.of(group["blocks"]), bool(group["nesterov"]), polar_of(group))
 
     def slices(self, group: Group, p: Tensor) -> Slices:
         if not group["use_muon"]:

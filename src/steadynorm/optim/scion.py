@@ -52,8 +52,8 @@ class Scion(SteadyOptimizer):
         own_time: Whether rows of embeddings and matrices of stacks (experts) stand still in steps without a gradient,
             so that rare ones settle where frequent ones do. If False, they keep moving along what is left of their
             momentum.
-        hold: How the weight norm is held: "decay", "balance" (ScionC only: decay that follows measured updates, so that the
-            target is met where gradients are not independent of the weights as well), or "fixed" (weights are scaled to
+        hold: How the weight norm is held: "decay", "balance" (ScionC only: the decay follows measured updates, so the
+            target is met even where gradients depend on the weights), or "fixed" (weights are scaled to
             the target, or without one to their first norm, after every step).
         balance_steps: T, over how many steps "balance" averages, and returns a norm that is off.
         cautious: Whether decay acts only on weights that agree with their update in sign.
@@ -67,8 +67,8 @@ class Scion(SteadyOptimizer):
         check_finite: Whether to raise on a non-finite gradient, which forces a device sync. By default such a parameter
             is left as it was, and its `skipped` counter goes up.
         maximize: Whether to ascend.
-        mesh: The DeviceMesh or ProcessGroup of processes with equal parameters and gradients (DDP), which then share
-            the work, and of which each keeps 1/W of the momentum. DTensor parameters (FSDP2, tensor parallel) need no
+        mesh: The DeviceMesh or ProcessGroup of processes with equal parameters and gradients (DDP). They share the work, and
+            each of the W processes keeps 1/W of the momentum. DTensor parameters (FSDP2, tensor parallel) need no
             option.
         momentum: Refused, because it means opposite things to Scion and to torch; use `alpha`.
 
@@ -149,7 +149,7 @@ class Scion(SteadyOptimizer):
             raise ValueError(
                 "no lmo; use steadynorm.param_groups(model), which picks one per role, or put one in the group: "
                 f'{{"params": [...], "lmo": "spectral"}}, or {", ".join(name for name in lmos.LMOS if name != "spectral")}. '
-                "'by-shape' goes by shape alone and sends embeddings to spectral"
+                "'by-shape' looks only at the shape, so it gives embeddings the spectral lmo"
             )
         check_group_numbers(group, "alpha")
         BlockLayout.of(group["blocks"])  # raises if it is none
@@ -160,16 +160,15 @@ class Scion(SteadyOptimizer):
         elif "steady_norm_sq" not in self.defaults:
             raise ValueError("weight_decay=None means corrected: use ScionC, or param_groups(model, weight_decay=...)")
 
-    def _weight_decay(self, group: Group, settings: ScionSettings, shape: tuple[int, ...]) -> float:
+    def _weight_decay(self, group: Group, shape: tuple[int, ...]) -> float:
         """Return lambda_t of parameters of this shape."""
         if group.get("overlap") != "exact" or isinstance(decay_rule(group), Constant):
             return weight_decay_now(group, SCION)
-        kernel = settings.lmo.overlap(shape, blocks=settings.blocks)
-        return weight_decay_now(group, SCION, kernel, settings.length_share(shape))
+        return weight_decay_now(group, SCION, SCION.kernel(shape, group), SCION.length_share(shape, group))
 
     def scalars(self, group: Group, bucket: Bucket) -> dict[str, float]:
         lr, alpha = float(group["lr"]), check_alpha(float(group["alpha"]))
-        decay = self._weight_decay(group, bucket.settings, bucket.shape)
+        decay = self._weight_decay(group, bucket.shape)
         return {"gamma": lr, "alpha": alpha, "eta": eta_of(lr, decay), "keep": 1 - alpha}
 
 
@@ -268,7 +267,7 @@ class ScionC(Scion):
             raise ValueError(f"overlap={group['overlap']!r} is unknown; choose 'linear' or 'exact'")
         for p in group["params"]:
             if p.numel():
-                self._weight_decay(group, self.settings(group, p)[0], tuple(p.shape))
+                self._weight_decay(group, tuple(p.shape))
 
     def merge_saved_group(self, saved: Group, group: Group) -> Group:
         """Keep a corrected group corrected when a checkpoint of Scion, which knows only constant decay, is loaded."""
@@ -277,8 +276,8 @@ class ScionC(Scion):
 
     def weight_decay_of(self, parameter: Tensor | str) -> float:
         """Return the lambda_t that a step would use now for this parameter, given itself or by its name in the groups."""
-        group, p = find_parameter(self, parameter, "weight_decay_of")
-        return self._weight_decay(group, self.settings(group, p)[0], tuple(p.shape))
+        group, p = find_parameter(self, parameter)
+        return self._weight_decay(group, tuple(p.shape))
 
 
 def _constant_for_all(weight_decay: float, lr: float, alpha: float, nesterov: bool) -> str:

@@ -1,6 +1,5 @@
 """The arithmetic of Scion: momentum, then the update of its lmo."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -27,13 +26,10 @@ class ScionSettings:
     nesterov: bool
     polar: Polar
 
-    def length_share(self, shape: Sequence[int]) -> float:
-        """Return |u|^2 over that of an exact lmo, which Newton-Schulz falls short of; for Gaussian momentum."""
-        return self.lmo.numbers.length_share(shape, self.blocks, self.polar.method, self.polar.steps)
-
-    def polar_scale(self, d_out: int, d_in: int) -> float:
-        """Return by what the polar factor of a matrix is multiplied."""
-        return math.sqrt(d_out / d_in)
+    def scale_of(self, run: Run) -> float:
+        """Return what the polar factors of a run of blocks are multiplied by."""
+        assert self.lmo.polar_scale is not None
+        return self.lmo.polar_scale(run.d_out, run.d_in) / run.divisor
 
     def slices(self, shape: Sequence[int], *, own_time: bool) -> Slices:
         """Return which parts of a parameter of this shape wait or fade while their gradient is zero."""
@@ -63,7 +59,7 @@ def _from_kept(m: Tensor, grad: Tensor, alpha: Tensor, nesterov: bool) -> Tensor
 
 
 def _normalize(x: Tensor, settings: ScionSettings, out: Tensor | None) -> Tensor:
-    """theta_t = (1-eta) theta + gamma lmo(x)."""
+    """Return u = -lmo(x), with which theta_t = (1-eta) theta - gamma u."""
     if settings.lmo.numbers.is_polar and machine.is_accelerator(x.device):
         return _normalize_all([x], [settings])[0]
     return settings.lmo.update(x, blocks=settings.blocks, polar=settings.polar, batch_ndim=1, out=out)
@@ -80,7 +76,7 @@ class Kind(NamedTuple):
 def _kind(run: Run, settings: ScionSettings) -> Kind:
     """Return the kind of matrices that a run of blocks consists of."""
     sides = (run.d_in, run.d_out) if settings.lmo.view.is_transposed else (run.d_out, run.d_in)
-    return Kind(settings.polar, sides, settings.polar_scale(run.d_out, run.d_in) / run.divisor)
+    return Kind(settings.polar, sides, settings.scale_of(run))
 
 
 def _kinds(shape: tuple[int, ...], settings: ScionSettings) -> frozenset[Kind]:
@@ -132,7 +128,7 @@ def encode(shape: tuple[int, ...], settings: ScionSettings, dtype: torch.dtype, 
             return Encoding(dtype, dtype)
         return Encoding(torch.bfloat16, torch.bfloat16, lmo.entry_size(runs[0].d_out, runs[0].d_in))
     dtypes = {settings.polar.working_dtype(dtype, device, (run.d_out, run.d_in)) for run in runs}
-    scales = {settings.polar_scale(run.d_out, run.d_in) / run.divisor for run in runs}
+    scales = {settings.scale_of(run) for run in runs}
     working, scale = dtypes.pop(), scales.pop()
     if dtypes or scales or working not in (torch.bfloat16, torch.float16):  # blocks of other sizes have other scales
         return Encoding(dtype, dtype)

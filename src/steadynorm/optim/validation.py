@@ -121,13 +121,13 @@ def check_one(lr: float | Tensor) -> None:
         raise ValueError("Tensor lr must be 1-element")
 
 
-def check_range(name: str, value: float, *, above: float = 0.0, most: float = math.inf, closed: bool = False) -> None:
-    """Raise ValueError unless `above` < value <= most (closed: `above` allowed), and finite."""
+def check_range(name: str, value: float, *, most: float = math.inf, closed: bool = False) -> None:
+    """Raise ValueError unless 0 < value <= most (closed: 0 allowed), and finite."""
     if not isinstance(value, Real | Tensor):
         raise ValueError(f"{name}={value!r} must be a number")
-    low = value >= above if closed else value > above
+    low = value >= 0 if closed else value > 0
     if not (low and value <= most and math.isfinite(value)):
-        raise ValueError(f"{name}={value} must be finite and in {'[' if closed else '('}{above:g}, {most:g}]")
+        raise ValueError(f"{name}={value} must be finite and in {'[' if closed else '('}0, {most:g}]")
 
 
 def check_capturable(group: Group) -> None:
@@ -200,7 +200,7 @@ def _described(x: Tensor) -> str:
     return f"{tuple(x.shape)} {x.dtype} on {x.device}"
 
 
-def find_parameter(optimizer: Optimizer, wanted: Tensor | str, method: str) -> tuple[Group, Tensor]:
+def find_parameter(optimizer: Optimizer, wanted: Tensor | str) -> tuple[Group, Tensor]:
     """Return a parameter, given itself or by its name, with its group; raise ValueError if no group has it."""
     names: list[str] = []
     for group in optimizer.param_groups:
@@ -215,7 +215,7 @@ def find_parameter(optimizer: Optimizer, wanted: Tensor | str, method: str) -> t
         remedy = suggest(wanted, names) or "their parameters have no names; pass the parameter itself"
     elif isinstance(wanted, Tensor):
         what = f"this parameter of shape {tuple(wanted.shape)}"
-    raise ValueError(f"{type(optimizer).__name__}.{method}: no group has {what}; {remedy}")
+    raise ValueError(f"{type(optimizer).__name__}.weight_decay_of: no group has {what}; {remedy}")
 
 
 def name_of(group: Group, k: int) -> str:

@@ -8,8 +8,9 @@ import numpy as np
 
 from steadynorm.theory.updates import NEWTON_SCHULZ
 
-# Four steps of PolarExpress train as well as five (fig-polar-steps of the experiments); Muon takes five of its own.
-DEFAULT_STEPS = {"express": 4, "newton-schulz": 5, "svd": 1}
+# Four steps of PolarExpress train as well as five (fig-polar-steps of the experiments); Muon takes five of its own. An SVD
+# takes none, but the method may be changed in the middle of a run.
+DEFAULT_STEPS = {"express": 4, "newton-schulz": 5, "svd": 5}
 METHODS = tuple(DEFAULT_STEPS)
 
 Quintic: TypeAlias = tuple[float, float, float]  # p(s) = a s + b s^3 + c s^5

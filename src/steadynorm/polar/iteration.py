@@ -135,7 +135,7 @@ def polar_factor(x: Tensor, *, method: str = "express", steps: int = 5) -> Tenso
     return Polar(method, steps)(x)
 
 
-def _polar(x: Tensor, polar: Polar, working: torch.dtype, out: Tensor) -> Tensor:
+def _polar(x: Tensor, polar: Polar, working: torch.dtype, out: Tensor) -> None:
     """Write the factors to `out` in groups of matrices, each scaled by a power of two first."""
     exact = torch.float64 if x.dtype == torch.float64 else torch.float32
     matrices, results = (
@@ -144,7 +144,6 @@ def _polar(x: Tensor, polar: Polar, working: torch.dtype, out: Tensor) -> Tensor
     for low, high in _groups(matrices, working, svd=not polar.quintics):
         part = _scaled(matrices.narrow(0, low, high - low), working, exact)
         torch._foreach_copy_([results.narrow(0, low, high - low)], [_factor(part, polar)])
-    return out
 
 
 def _scaled(x: Tensor, working: torch.dtype, exact: torch.dtype) -> Tensor:
