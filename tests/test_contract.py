@@ -476,7 +476,12 @@ def test_a_grad_scaler_skips_on_inf_and_otherwise_changes_nothing(entry: Entry):
         "RenormalizedAdamW",
         "ScionC fixed",
         "ScionC cautious",
+        "ScionC balance",
         "MuonC balance",
+        "MuonC rest",
+        "AdamC fused",
+        "correct(AdamW) fixed",
+        "correct(Muon)",
     )
 )  # seconds each
 def test_a_compiled_step_equals_eager_and_stops_compiling(entry: Entry):

@@ -70,7 +70,7 @@ def test_blocks_and_whole_matrices_share_launches_and_copy_nothing_for_it(monkey
 
     def make(params: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
         fused, whole = {"params": params[:12], "blocks": 3}, {"params": params[12:]}
-        return [sn.ScionC([fused, whole], lmo="spectral")]
+        return [sn.ScionC([fused, whole], lmo="spectral", polar_steps=5)]
 
     shapes = ((2304, 768),) * 12 + ((768, 768),) * 12
     together = count_step(make, shapes).counts

@@ -93,6 +93,7 @@ def test_code_is_found_by_its_syntax_tree(place, old, new, mutated, tmp_path):
     assert mutated in mutate(Mutant(place, "", old, new, ()), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_broken_formula_is_killed_and_a_harmless_change_survives(capsys, monkeypatch, tmp_path):
     """This also shows that the copy is tested, although the package is installed."""
     harmless = Mutant("schedule:_SHAPES", "nothing", FORMULA, f"0.5 * {FORMULA[:-4]}", QUICK)
