@@ -62,6 +62,10 @@ def _lines(axis: Axes, plot: page.Plot, colours: dict[str, str]) -> None:
     axis.set_ylabel(plot.y_label)
     if plot.log_x:
         axis.set_xscale("log")
+        at = sorted({float(x) for series in plot.series for x in series.x})
+        if len(at) <= 6:  # a sweep: its own values, not powers of ten
+            axis.set_xticks(at, [f"{x:g}" for x in at])
+            axis.xaxis.set_minor_locator(NullLocator())
     if plot.log_y:
         axis.set_yscale("log")
         if _decades(plot) < 1:  # powers of ten would leave it without numbers
