@@ -12,6 +12,7 @@ import steadynorm.jax as sj
 from steadynorm.jax.oracles import apply_oracle, find_oracle
 from steadynorm.lmo import LMOS
 from steadynorm.polar import METHODS, Polar
+from steadynorm.polar.coefficients import DEFAULT_STEPS
 
 SHAPES = [(2, 48, 48), (2, 40, 160), (2, 160, 40), (3, 8, 6), (2, 1, 5), (200, 400)]
 
@@ -32,7 +33,7 @@ def test_the_factor_is_torchs(shape, method):
     x = draw(shape)
     with jax.enable_x64(True):
         ours = np.asarray(sj.polar_factor(jnp.asarray(x), method))
-    np.testing.assert_allclose(ours, Polar(method)(torch.from_numpy(x)).numpy(), atol=1e-10)
+    np.testing.assert_allclose(ours, Polar(method, DEFAULT_STEPS[method])(torch.from_numpy(x)).numpy(), atol=1e-10)
 
 
 @pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
