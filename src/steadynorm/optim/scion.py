@@ -45,7 +45,8 @@ class Scion(SteadyOptimizer):
         nesterov: Whether the lmo sees (1 - alpha) m_t + alpha g_t.
         blocks: Blocks that are matrices of their own: 3 (fused QKV), (2048, 512, 512) (its sizes) or ("inputs", 16) (heads).
         polar: "express", "newton-schulz" (Muon's own iteration, whose updates are up to 7 % shorter) or "svd".
-        polar_steps: How many steps. Default: 4, and 5 for "newton-schulz". 5 steps of "express" are a fifth slower and more exact.
+        polar_steps: How many steps. Default: 4, and 5 for "newton-schulz". 5 steps of "express" are more exact and take a
+            quarter to a third longer.
         polar_dtype: The dtype of the polar iteration: "float16", "bfloat16", "float32", or "auto", which is fp16 on an
             accelerator, bf16 on a CPU that has it and fp32 elsewhere.
         momentum_dtype: "bfloat16" halves the state. Default: fp32 (fp64 for fp64 parameters).
