@@ -547,7 +547,7 @@ def test_skipping_a_parameter_of_scion_leaves_its_decay_constant():
     ("own", "asked", "message"),
     [
         ({}, {"hold": "fixed"}, "Scion holds norms inside its own step; pass hold="),
-        ({}, {"cautious": True}, "cautious=True needs the sign of each update"),
+        ({}, {"cautious": True}, "Scion holds norms inside its own step; pass hold="),
         ({"capturable": True}, {}, "Scion fills the scalars of a captured step itself; use ScionC"),
     ],
 )
