@@ -13,7 +13,7 @@ import torch
 
 from steadynorm import lmo as lmos
 from steadynorm.optim.buckets import Bucket
-from steadynorm.optim.scion_rule import SCION_RULE, ScionSettings
+from steadynorm.optim.scion_rule import SCION_ARITHMETIC, SCION_RULE, ScionSettings
 from steadynorm.optim.sharding.layout import Box, Layout
 from steadynorm.optim.sharding.ownership import layout_in, plan_exchange
 from steadynorm.optim.sharding.strategy import takes_two_hops
@@ -104,7 +104,7 @@ def _buckets(shapes: tuple[Shape, ...], ranks: int, replicated: bool, settings: 
     for shape in shapes:
         whole = Box((0,) * len(shape), shape)
         layout = Layout("model", 0, tuple(_boxes(shape, ranks)), whole, replicated)
-        bucket = found.setdefault(shape, Bucket(0, shape, False, settings, [], shard=layout, split_rule=SCION_RULE))
+        bucket = found.setdefault(shape, Bucket(0, shape, SCION_ARITHMETIC, False, settings, [], shard=layout))
         bucket.params.append(torch.empty(shape, device="meta"))
     return list(found.values())
 

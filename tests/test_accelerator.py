@@ -11,6 +11,7 @@ from steadynorm import machine
 from steadynorm.lab.bench import spectra
 from steadynorm.optim import batch, buckets, companions, idle
 from steadynorm.optim.arithmetic import Arithmetic
+from steadynorm.optim.scion_rule import SCION_ARITHMETIC
 from steadynorm.polar import Polar, iteration
 
 SHAPES = [(16, 16), (16, 16), (48, 16), (16, 64), (16, 64), (40, 8), (8,), (8,), (4, 3, 3, 3), (2, 6, 5), ()]
@@ -208,7 +209,7 @@ def test_the_budget_decides_how_many_parameters_are_processed_at_once(accelerato
     params, kind = [nn.Parameter(torch.zeros(64, 64)) for _ in range(6)], Arithmetic(lambda *_: None, ())
     for mebibytes, chunks in ((1, 1), (64 * 64 * 8 * 2 / 2**20, 3), (1e-9, 6)):
         elements = kind.chunk_elements({"chunk_mib": mebibytes}, row_separable=False)
-        bucket = buckets.Bucket(0, (64, 64), False, None, list(params), chunk_elements=elements)
+        bucket = buckets.Bucket(0, (64, 64), SCION_ARITHMETIC, False, None, list(params), chunk_elements=elements)
         assert len(list(buckets.split(bucket, 6))) == chunks
 
 

@@ -1,7 +1,16 @@
-"""A single-process step enters no distributed code of ours: placement is chosen when buckets are made."""
+"""A single-process step enters no distributed code of ours, and only the files that CONTRIBUTING lists."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
+
+import torch
+
+import steadynorm as sn
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = Path(sn.__file__).parent
 
 STEP = """
 import torch, steadynorm as sn
@@ -37,3 +46,27 @@ def test_a_plain_step_runs_where_sharding_cannot_be_imported():
 
 def test_a_plain_step_loads_no_sharding_code():
     assert run(LOADED) == ""
+
+
+def files_entered(call) -> set[str]:
+    """Return the files of the package in which a call runs code."""
+    files, before = set(), sys.getprofile()
+    sys.setprofile(lambda frame, *_: files.add(frame.f_code.co_filename))
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+    inside = (Path(file) for file in files if Path(file).is_relative_to(PACKAGE))
+    return {path.relative_to(PACKAGE).as_posix() for path in inside}
+
+
+def test_a_warm_step_enters_the_files_that_contributing_lists():
+    weight = torch.nn.Parameter(torch.randn(8, 8))
+    weight.grad = torch.randn(8, 8)
+    optimizer = sn.ScionC([weight], lmo="spectral")
+    optimizer.step()
+    section = (
+        (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## One step, file by file")[1].split("\n## ")[0]
+    )
+    rows = re.findall(r"^\| (`.+?) \|", section, re.MULTILINE)
+    assert files_entered(optimizer.step) == {name for row in rows for name in re.findall(r"`([^`]+)`", row)}

@@ -72,10 +72,16 @@ class Lmo:
             batch_ndim: how many leading dimensions number independent parameters.
             out: contiguous memory like x, or x itself, that the result may be written to.
         """
-        shape, layout = x.shape[batch_ndim:], BlockLayout.of(blocks)
-        self.check(shape, layout)
+        self.check(x.shape[batch_ndim:], blocks)
+        return self.checked_update(x, BlockLayout.of(blocks), polar, batch_ndim, out)
+
+    def checked_update(
+        self, x: Tensor, layout: BlockLayout, polar: Polar, batch_ndim: int, out: Tensor | None
+    ) -> Tensor:
+        """Return the same for a shape and blocks that have passed `check`, as those of an optimizer have."""
         if x.numel() == 0:
             return x.clone()
+        shape = x.shape[batch_ndim:]
         runs = self.view.runs(shape, layout)
         if len(runs) == 1:
             return self._update_run(x, runs[0], layout.side, polar, batch_ndim, out)

@@ -23,7 +23,7 @@ from steadynorm.lab.bench import Shape
 from steadynorm.lab.launch_counter import CONTENDERS, Counts, count_step
 from steadynorm.optim import ScionC
 from steadynorm.optim.batch import Batch, Scalars
-from steadynorm.optim.scion import SCION_RULE, ScionSettings
+from steadynorm.optim.scion_rule import SCION_ARITHMETIC, SCION_RULE, ScionSettings
 from steadynorm.polar import Polar, symmetric_kernels
 from steadynorm.progress import Say
 
@@ -270,7 +270,7 @@ class PhaseTimer:
             with self.phase("decay and weights"):
                 batch.descend(u, scalars)
 
-        timed = type("TimedScionC", (ScionC,), {"rule": staticmethod(rule), "split_rule": None})
+        timed = type("TimedScionC", (ScionC,), {"arithmetic": SCION_ARITHMETIC._replace(rule=rule, split_rule=None)})
         return timed(params, lmo="spectral")
 
 

@@ -23,12 +23,12 @@ from steadynorm.decay.hold import (
 )
 from steadynorm.decay.rule import Group, group_label
 from steadynorm.optim.arithmetic import Arithmetic
-from steadynorm.optim.batch import Rule, Scalars, SplitRule
+from steadynorm.optim.batch import Scalars
 from steadynorm.optim.buckets import Bucket, BucketStep, check_finite, unmeasured_products
 from steadynorm.optim.idle import WHOLE, Slices, magnitudes
-from steadynorm.optim.placement import Local, checked_mesh, is_dtensor
+from steadynorm.optim.placement import DerivedCache, Local, checked_mesh, is_dtensor
 from steadynorm.optim.residual import RESIDUAL, check_residual, fresh_residual, is_kept, low_halves
-from steadynorm.optim.state import DerivedCache, checked_state, ensure_state, load_exactly, no_skips, no_updates, pack
+from steadynorm.optim.state import checked_state, ensure_state, load_exactly, no_skips, no_updates, pack
 from steadynorm.optim.validation import (
     check_capturable,
     check_dense_gradients,
@@ -48,7 +48,7 @@ class SteadyOptimizer(Optimizer, ABC):
     Everything that a resumed run needs is in the groups and the state; buckets are a cache, rebuilt when missing.
 
     Attributes:
-        rule, split_rule, is_elementwise, normalizes, counts_updates, state_keys: What `arithmetic` returns for any group.
+        arithmetic: What the steps of its groups are made of, unless `arithmetic_of` says otherwise.
         mesh: What the state of plain parameters is sharded over.
         signature_keys: Group keys without which a checkpoint belongs to another optimizer.
         setting_keys: Group keys that `settings` reads.
@@ -59,13 +59,8 @@ class SteadyOptimizer(Optimizer, ABC):
         observed: Parameters, and <theta, u>, |u|^2, |theta|^2 of each, (3, parameters).
     """
 
-    rule: Rule
-    split_rule: SplitRule | None = None
-    is_elementwise = False
-    normalizes = False
-    counts_updates = False
+    arithmetic: Arithmetic
     mesh: Any = None
-    state_keys: tuple[str, ...]
     signature_keys: tuple[str, ...]
     setting_keys: tuple[str, ...] = ()
     group_kind = "adam"
@@ -82,12 +77,9 @@ class SteadyOptimizer(Optimizer, ABC):
 
     # --- what a subclass fills in
 
-    def arithmetic(self, group: Group) -> Arithmetic:
-        """Return what the step of a group is made of; by default the class attributes, the same for all groups."""
-        cls = type(self)
-        return Arithmetic(
-            cls.rule, cls.state_keys, cls.split_rule, cls.is_elementwise, cls.normalizes, cls.counts_updates
-        )
+    def arithmetic_of(self, group: Group) -> Arithmetic:
+        """Return what the step of a group is made of; by default the same for all groups."""
+        return self.arithmetic
 
     @abstractmethod
     def fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
@@ -159,11 +151,11 @@ class SteadyOptimizer(Optimizer, ABC):
         ensure_state(self, self._own_keys, self._all_state)
 
     def _own_keys(self, group: Group, p: Tensor) -> tuple[str, ...]:
-        kind = self.arithmetic(group)
-        left = ("momentum_left",) if kind.normalizes else ()
-        counts = ("step",) if kind.counts_updates else ()
+        own = self.arithmetic_of(group)
+        left = ("momentum_left",) if own.normalizes else ()
+        counts = ("step",) if own.counts_updates else ()
         low = (RESIDUAL,) if is_kept(group, p) else ()
-        return *kind.state_keys, "skipped", *left, *counts, *low, *hold_state_keys(group)
+        return *own.state_keys, "skipped", *left, *counts, *low, *hold_state_keys(group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -198,12 +190,11 @@ class SteadyOptimizer(Optimizer, ABC):
             grads = placement.gradients(bucket)
         except ValueError as error:
             raise ValueError(f"{label}: a parameter {error}") from None
-        state, kind = self._states(bucket), self.arithmetic(group)
+        state = self._states(bucket)
         return BucketStep(
-            kind.rule,
             bucket,
             grads,
-            {key: state[key] for key in kind.state_keys},
+            {key: state[key] for key in bucket.arithmetic.state_keys},
             state["skipped"],
             scalars,
             bool(group["maximize"]),
@@ -262,32 +253,30 @@ class SteadyOptimizer(Optimizer, ABC):
         buckets: dict[Any, Bucket] = {}
         placement = self._cache.placement(self)
         for index, group in enumerate(self.param_groups):
-            kind = self.arithmetic(group)
+            arithmetic = self.arithmetic_of(group)
             for k, p in enumerate(group["params"]):
                 if p.grad is None or p.numel() == 0:
                     continue
-                check_unchanged(self, index, k, p, kind.state_keys)
-                shape, state = tuple(p.shape), {name: self.state[p][name] for name in kind.state_keys}
+                check_unchanged(self, index, k, p, arithmetic.state_keys)
+                shape, state = tuple(p.shape), {name: self.state[p][name] for name in arithmetic.state_keys}
                 try:
                     (settings, row_separable), shard = self.settings(group, p), placement.shard_of(p, state)
                 except ValueError as error:
                     label = f"{type(self).__name__}, {group_label(index, group)}: {name_of(group, k)}"
                     raise ValueError(f"{label}: {error}") from None
                 key = (index, shape, p.dtype, p.device, settings, shard)
-                slices = self.slices(group, p)
                 bucket = Bucket(
                     index,
                     shape,
+                    arithmetic,
                     row_separable and p.ndim > 0,
                     settings,
                     [],
-                    slices,
+                    self.slices(group, p),
                     shard,
                     group.get("hold") in HOLD_STATE,
                     self._own_keys(group, p),
-                    kind.split_rule,
-                    kind.is_elementwise,
-                    kind.chunk_elements(group, row_separable),
+                    arithmetic.chunk_elements(group, row_separable),
                 )
                 buckets.setdefault(key, bucket).params.append(p)
         return placement.plan(list(buckets.values()))
@@ -327,10 +316,10 @@ class SteadyOptimizer(Optimizer, ABC):
             **fresh_residual(group, p),
             "skipped": no_skips(p),
         }
-        kind = self.arithmetic(group)
-        if kind.counts_updates:
+        own = self.arithmetic_of(group)
+        if own.counts_updates:
             state["step"] = no_updates(p)
-        if kind.normalizes:
+        if own.normalizes:
             exact = torch.float64 if p.dtype == torch.float64 else torch.float32
             state["momentum_left"] = torch.ones(self.slices(group, p).blocks, dtype=exact, device=p.device)
         return state
@@ -340,7 +329,7 @@ class SteadyOptimizer(Optimizer, ABC):
         self._forget()
         for group in self.param_groups:  # torch keeps only state and groups: the mesh is in the state
             for p in (p for p in group["params"] if not is_dtensor(p)):
-                for key in self.arithmetic(group).state_keys:
+                for key in self.arithmetic_of(group).state_keys:
                     self.mesh = getattr(self.state.get(p, {}).get(key), "device_mesh", self.mesh)
 
 

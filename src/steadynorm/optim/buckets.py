@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 from steadynorm import machine, threads
 from steadynorm.decay.hold import Hold
 from steadynorm.optim import idle
-from steadynorm.optim.batch import Batch, Rule, Scalars, SplitRule, stack, stack_finite, write_back
+from steadynorm.optim.arithmetic import Arithmetic
+from steadynorm.optim.batch import Batch, Scalars, stack, stack_finite, write_back
 from steadynorm.optim.companions import find_companions
 from steadynorm.optim.idle import WHOLE, Slices
 from steadynorm.optim.validation import NonFiniteGradientError
@@ -48,6 +49,7 @@ class Bucket:
     Attributes:
         group: The index of their group.
         shape: The shape that they share.
+        arithmetic: What their step is made of.
         row_separable: Whether slices along the first dimension do not see each other, so that a large parameter may be
             cut, unless blocks of it fade, which may lie along that dimension.
         settings: What their Rule needs beside scalars.
@@ -56,13 +58,13 @@ class Bucket:
         shard: How they are sharded; None for plain tensors, of which every process has its own.
         is_held: Whether a step needs sums over whole parameters, so that none may be cut.
         state_keys: The state keys that a step reads and writes; it touches no others.
-        split_rule: As in `Arithmetic`, as is is_elementwise.
         chunk_elements: How many elements fit into a chunk on an accelerator.
         live: A captured step's scalars, on the device, which keep their place; empty otherwise.
     """
 
     group: int
     shape: tuple[int, ...]
+    arithmetic: Arithmetic
     row_separable: bool
     settings: Any
     params: list[Tensor]
@@ -70,8 +72,6 @@ class Bucket:
     shard: Shard | None = None
     is_held: bool = False
     state_keys: tuple[str, ...] = ()
-    split_rule: SplitRule | None = None
-    is_elementwise: bool = False
     chunk_elements: int = 1 << 24
     live: Scalars = field(default_factory=dict, compare=False)
 
@@ -98,7 +98,6 @@ class BucketStep:
         counts: How many updates each parameter has had, 0-d each, where the Rule needs to know.
     """
 
-    rule: Rule
     bucket: Bucket
     grads: list[Tensor]
     state: dict[str, list[Tensor]]
@@ -127,37 +126,36 @@ def run(steps: Sequence[BucketStep]) -> None:
     """Run the step of every bucket, chunk by chunk."""
     chunks = [Chunk(step, which, cuts) for step in steps for which, cuts in split(step.bucket, len(step.grads))]
     scratch = Scratch()
-    if torch.get_num_threads() > 1 and len(chunks) > 1 and not torch.compiler.is_compiling() and _on_plain_cpu(steps):
+    if any(machine.is_accelerator(chunk.step.bucket.params[0].device) for chunk in chunks):
+        for together in find_companions(chunks):
+            _run_together(together, scratch) if len(together) > 1 else _run_chunk(together[0], scratch)
+    elif torch.get_num_threads() > 1 and len(chunks) > 1 and _are_plain(steps):
         # One core per chunk, the largest first, so that all cores end together.
         chunks.sort(key=lambda chunk: math.prod(chunk.step.bucket.shape), reverse=True)
         threads.for_each(lambda chunk: _run_chunk(chunk, scratch), chunks)
-        return
-    for together in find_companions(chunks):
-        if len(together) == 1:
-            _run_chunk(together[0], scratch)
-        else:
-            _run_together(together, scratch)
+    else:
+        for chunk in chunks:
+            _run_chunk(chunk, scratch)
 
 
-def _on_plain_cpu(steps: Sequence[BucketStep]) -> bool:
-    """Return whether all are ordinary CPU tensors and no dispatch mode (fake tensors, counters) is active."""
-    plain = all(
-        not machine.is_accelerator(p.device) and type(p) in _PLAIN for step in steps for p in step.bucket.params
-    )
-    plain = plain and all(step.bucket.shard is None for step in steps)  # collectives keep their order
-    return plain and torch._C._len_torch_dispatch_stack() == 0
+def _are_plain(steps: Sequence[BucketStep]) -> bool:
+    """Return whether all are ordinary whole tensors and nobody (compiler, fake tensors, counters) watches their operations."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        return False
+    is_whole = all(step.bucket.shard is None for step in steps)  # collectives keep their order
+    return is_whole and all(type(p) in _PLAIN for step in steps for p in step.bucket.params)
 
 
 @torch.no_grad()
 def _run_chunk(chunk: Chunk, scratch: "Scratch") -> None:
     for batch in _batches(chunk, scratch):
-        chunk.step.rule(batch, chunk.step.scalars, chunk.step.bucket.settings)
+        chunk.step.bucket.arithmetic.rule(batch, chunk.step.scalars, chunk.step.bucket.settings)
 
 
 @torch.no_grad()
 def _run_together(chunks: Sequence[Chunk], scratch: "Scratch") -> None:
     """Run chunks that share polar iterations: the momentum of all, then the updates of all, then the weights of all."""
-    rule, scalars = chunks[0].step.bucket.split_rule, [chunk.step.scalars for chunk in chunks]
+    rule, scalars = chunks[0].step.bucket.arithmetic.split_rule, [chunk.step.scalars for chunk in chunks]
     settings, running = [chunk.step.bucket.settings for chunk in chunks], [_batches(chunk, scratch) for chunk in chunks]
     assert rule is not None and rule.normalize_all is not None
     batches, xs = list[Batch](), list[Tensor]()
@@ -312,7 +310,7 @@ def split(bucket: Bucket, count: int) -> Iterator[tuple[slice, list[slice | None
     """Split a bucket of `count` parameters into chunks of bounded size: (which of them, which rows or None for all).
 
     >>> p = torch.zeros(2, 2)
-    >>> list(split(Bucket(0, (2, 2), False, None, [p, p, p]), 3))
+    >>> list(split(Bucket(0, (2, 2), Arithmetic(print, ()), False, None, [p, p, p]), 3))
     [(slice(0, 3, None), [None])]
     """
     shape, size = bucket.shape, math.prod(bucket.shape)

@@ -33,14 +33,13 @@ def find_companions(chunks: Sequence["Chunk"]) -> list[list["Chunk"]]:
 
 def _kinds(chunk: "Chunk") -> frozenset[Any]:
     """Return the kinds of matrices for which a chunk can share an iteration; none on a CPU, or where ranks take part."""
-    bucket, rule, device = chunk.step.bucket, chunk.step.bucket.split_rule, chunk.step.bucket.params[0].device
-    is_whole = bucket.shard is None and chunk.cuts == [None]
-    if rule is None or rule.kinds is None or not is_whole or not machine.is_accelerator(device):
+    bucket, grad = chunk.step.bucket, chunk.step.grads[0]
+    rule, is_whole = bucket.arithmetic.split_rule, bucket.shard is None and chunk.cuts == [None]
+    if rule is None or rule.kinds is None or not is_whole or torch.compiler.is_compiling():
         return frozenset()
-    if torch.compiler.is_compiling():
+    if not machine.is_accelerator(grad.device):
         return frozenset()
-    dtype = chunk.step.grads[0].dtype
-    return frozenset((device, dtype, kind) for kind in rule.kinds(bucket.shape, bucket.settings))
+    return frozenset((grad.device, grad.dtype, kind) for kind in rule.kinds(bucket.shape, bucket.settings))
 
 
 def _budget_share(chunk: "Chunk") -> float:

@@ -8,8 +8,7 @@ from torch._utils import _flatten_dense_tensors
 from torch.optim import Optimizer
 
 from steadynorm.decay.rule import Group
-from steadynorm.optim.placement import is_dtensor, local
-from steadynorm.optim.state import DerivedCache
+from steadynorm.optim.placement import DerivedCache, is_dtensor, local
 from steadynorm.optim.validation import NonFiniteGradientError, check_dense_gradients, check_unchanged
 
 _SMALL = 1 << 12  # gradients of fewer elements are checked together: one call each would cost more than the copy

@@ -10,6 +10,7 @@ from torch.optim.optimizer import ParamsT
 from steadynorm.decay.families import LION
 from steadynorm.decay.hold import BALANCE_STEPS
 from steadynorm.decay.rule import Group
+from steadynorm.optim.arithmetic import Arithmetic
 from steadynorm.optim.batch import Batch, Encoding, Scalars, SplitRule
 from steadynorm.optim.buckets import Bucket
 from steadynorm.optim.peak_relative import PeakRelativeOptimizer
@@ -69,12 +70,8 @@ class LionC(PeakRelativeOptimizer):
     tensor([0.9985, 1.0005, 0.9995])
     """
 
-    rule = staticmethod(LION_RULE.rule)
-    split_rule = LION_RULE
-    state_keys = ("momentum_buffer",)
+    arithmetic = Arithmetic(LION_RULE.rule, ("momentum_buffer",), LION_RULE, is_elementwise=True, normalizes=True)
     signature_keys = ("betas",)
-    is_elementwise = True
-    normalizes = True
     family = LION
 
     def __init__(

@@ -17,7 +17,7 @@ from steadynorm.optim.arithmetic import CHUNK_MIB, Arithmetic
 from steadynorm.optim.buckets import Bucket
 from steadynorm.optim.idle import WHOLE, Slices
 from steadynorm.optim.peak_relative import PeakRelativeOptimizer
-from steadynorm.optim.scion_rule import SCION_RULE, ScionSettings, polar_of, with_polar_steps
+from steadynorm.optim.scion_rule import SCION_ARITHMETIC, ScionSettings, polar_of, with_polar_steps
 from steadynorm.optim.state import check_momentum_dtype, zero_momentum, zeros_like
 from steadynorm.optim.validation import check_group_numbers, check_one, check_range, group_defaults
 from steadynorm.theory.equilibrium import eta_of
@@ -29,10 +29,6 @@ from steadynorm.views import BlockLayout, Blocks
 def muon_lmo(name: str, adjust: str) -> Lmo:
     """Return an lmo whose update is Muon's: polar factors times `muon_factor`."""
     return dataclasses.replace(LMOS[name], polar_scale=lambda d_out, d_in: muon_factor(adjust, (d_out, d_in)))
-
-
-# Muon's momentum is Scion's with alpha = 1 - momentum; only the scale of the update differs.
-MUON_ARITHMETIC = Arithmetic(SCION_RULE.rule, ("momentum_buffer",), SCION_RULE, normalizes=True)
 
 
 class MuonC(PeakRelativeOptimizer):
@@ -126,8 +122,9 @@ class MuonC(PeakRelativeOptimizer):
 
     # --- the two kinds of groups
 
-    def arithmetic(self, group: Group) -> Arithmetic:
-        return MUON_ARITHMETIC if group["use_muon"] else ADAM_ARITHMETIC
+    def arithmetic_of(self, group: Group) -> Arithmetic:
+        # Muon's momentum is Scion's with alpha = 1 - momentum; only the scale of the update differs.
+        return SCION_ARITHMETIC if group["use_muon"] else ADAM_ARITHMETIC
 
     def fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
         if group["use_muon"]:

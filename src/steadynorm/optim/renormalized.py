@@ -9,6 +9,7 @@ from torch.optim.optimizer import ParamsT
 
 from steadynorm.decay.rule import Group, refuse_scion_groups
 from steadynorm.optim.adam_rule import MOMENTS, adam_update
+from steadynorm.optim.arithmetic import Arithmetic
 from steadynorm.optim.base import SteadyOptimizer
 from steadynorm.optim.batch import Batch, Scalars, decay_and_step_, inner_products, kept_share
 from steadynorm.optim.buckets import Bucket
@@ -80,9 +81,7 @@ class RenormalizedAdamW(SteadyOptimizer):
         4.9998
     """
 
-    rule = staticmethod(renormalized_rule)
-    state_keys = MOMENTS
-    counts_updates = True
+    arithmetic = Arithmetic(renormalized_rule, MOMENTS, counts_updates=True)
     signature_keys = ("betas",)
     corrects_itself = False
 

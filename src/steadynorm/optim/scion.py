@@ -14,7 +14,7 @@ from steadynorm.optim.arithmetic import CHUNK_MIB
 from steadynorm.optim.base import SteadyOptimizer
 from steadynorm.optim.buckets import Bucket
 from steadynorm.optim.idle import Slices
-from steadynorm.optim.scion_rule import SCION_RULE, ScionSettings, settings_of, with_polar_steps
+from steadynorm.optim.scion_rule import SCION_ARITHMETIC, ScionSettings, settings_of, with_polar_steps
 from steadynorm.optim.state import check_momentum_dtype, zero_momentum
 from steadynorm.optim.validation import (
     check_group_numbers,
@@ -80,9 +80,7 @@ class Scion(SteadyOptimizer):
         >>> model(torch.ones(1, 4)).sum().backward(); optimizer.step()
     """
 
-    rule = staticmethod(SCION_RULE.rule)
-    split_rule = SCION_RULE
-    state_keys = ("momentum_buffer",)
+    arithmetic = SCION_ARITHMETIC
     signature_keys = ("alpha", "lmo")
     setting_keys = (
         "lmo",
@@ -95,7 +93,6 @@ class Scion(SteadyOptimizer):
         "chunk_mib",
         *HOLD_KEYS,
     )
-    normalizes = True
     group_kind = "scion"
     family = SCION
     corrects_itself = False

@@ -10,6 +10,7 @@ from torch import Tensor
 from steadynorm import lmo as lmos
 from steadynorm import machine
 from steadynorm.decay.rule import Group
+from steadynorm.optim.arithmetic import Arithmetic
 from steadynorm.optim.batch import Batch, Encoding, Scalars, SplitRule, pieces
 from steadynorm.optim.idle import Slices
 from steadynorm.polar import Polar
@@ -62,7 +63,7 @@ def _normalize(x: Tensor, settings: ScionSettings, out: Tensor | None) -> Tensor
     """Return u = -lmo(x), with which theta_t = (1-eta) theta - gamma u."""
     if settings.lmo.numbers.is_polar and machine.is_accelerator(x.device):
         return _normalize_all([x], [settings])[0]
-    return settings.lmo.update(x, blocks=settings.blocks, polar=settings.polar, batch_ndim=1, out=out)
+    return settings.lmo.checked_update(x, settings.blocks, settings.polar, 1, out)
 
 
 class Kind(NamedTuple):
@@ -157,3 +158,4 @@ def settings_of(group: Group, shape: Sequence[int]) -> ScionSettings:
 
 
 SCION_RULE = SplitRule(_accumulate, _normalize, _cost, encode, _kinds, _normalize_all)
+SCION_ARITHMETIC = Arithmetic(SCION_RULE.rule, ("momentum_buffer",), SCION_RULE, normalizes=True)

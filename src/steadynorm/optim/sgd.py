@@ -8,6 +8,7 @@ from torch.optim.optimizer import ParamsT
 from steadynorm.decay.families import SGD
 from steadynorm.decay.hold import BALANCE_STEPS, HOLD_KEYS
 from steadynorm.decay.rule import Group
+from steadynorm.optim.arithmetic import Arithmetic
 from steadynorm.optim.batch import Batch, Scalars
 from steadynorm.optim.buckets import Bucket
 from steadynorm.optim.peak_relative import PeakRelativeOptimizer
@@ -62,12 +63,10 @@ class SGDC(PeakRelativeOptimizer):
         tensor([0.8900, 0.8900])
     """
 
-    rule = staticmethod(sgd_rule)
-    state_keys = ("momentum_buffer",)
+    arithmetic = Arithmetic(sgd_rule, ("momentum_buffer",), is_elementwise=True)
     signature_keys = ("alpha", "trace")
     setting_keys = ("nesterov", "trace", *HOLD_KEYS)
     family = SGD
-    is_elementwise = True
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ the groups after the optimizer was made (FSDP2), and some loops restart with `op
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,61 +15,13 @@ from torch.optim import Optimizer
 from steadynorm import machine
 from steadynorm.decay.hold import HOLD_STATE
 from steadynorm.decay.rule import Group, group_label
-from steadynorm.optim.placement import Local, choose_placement, is_dtensor
+from steadynorm.optim.placement import is_dtensor
 from steadynorm.optim.residual import RESIDUAL
 from steadynorm.optim.validation import check_parameter, name_of
 
 MAY_BE_MISSING = ("skipped", "momentum_left", RESIDUAL, *HOLD_STATE.values())  # checkpoints from before these were kept
 _MOMENTUM_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-Derived = TypeVar("Derived")
 FreshState = Callable[[Group, Tensor], dict[str, Tensor]]
-
-
-class DerivedCache(Generic[Derived]):
-    """What an optimizer derives from its groups, parameters and their state. Neither saved nor copied."""
-
-    def __init__(self, is_pinned: Callable[[Derived], bool] = lambda value: False) -> None:
-        self._is_pinned = is_pinned  # whether a value must outlive others, because somebody else uses it
-        self._placement: Local | None = None
-        self._values: dict[Any, Derived] = {}
-        self._params: list[Tensor] = []  # all of them, kept alive, so that an id in a key belongs to nobody else
-
-    def placement(self, optimizer: Optimizer) -> Local:
-        """Return where the optimizer's parameters and state are, which must exist."""
-        if self._placement is None:
-            self._placement = choose_placement(optimizer)
-        return self._placement
-
-    def values(self) -> list[Derived]:
-        """Return all that is cached."""
-        return list(self._values.values())
-
-    def get(self, optimizer: Optimizer, setting_keys: Sequence[str], derive: Callable[[], Derived]) -> Derived:
-        """Return what `derive` gives for these parameters, their gradients and settings, computed once."""
-        key = tuple(
-            (
-                *(_hashable(group[name]) for name in setting_keys),
-                *[
-                    (id(p), None if (grad := p.grad) is None else grad.layout, p.shape, p.dtype, p.device)
-                    for p in group["params"]
-                ],
-            )
-            for group in optimizer.param_groups
-        )
-        if key not in self._values:
-            params = [p for group in optimizer.param_groups for p in group["params"]]
-            if list(map(id, params)) != list(map(id, self._params)):
-                self.__init__(self._is_pinned)
-                self._params = params
-            if len(self._values) > 16:  # gradients come and go at random: do not hoard
-                self._values = {known: value for known, value in self._values.items() if self._is_pinned(value)}
-            self._values[key] = derive()
-        return self._values[key]
-
-
-def _hashable(value: Any) -> Any:
-    """Return a setting as a key: a list, as of the sizes of blocks, as a tuple."""
-    return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value
 
 
 def ensure_state(optimizer: Optimizer, keys: Callable[[Group, Tensor], Sequence[str]], fresh_state: FreshState) -> None:

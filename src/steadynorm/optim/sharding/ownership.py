@@ -25,14 +25,14 @@ def layout_in(bucket: Bucket) -> Layout:
 
 def needs_exchange(bucket: Bucket) -> bool:
     """Return whether a bucket's step moves data; if not, each rank runs the Rule on its shards."""
-    if bucket.shard is None or bucket.split_rule is None or layout_in(bucket).group is None:
+    if bucket.shard is None or bucket.arithmetic.split_rule is None or layout_in(bucket).group is None:
         return False
     return layout_in(bucket).replicated or not _is_separable(bucket)
 
 
 def _is_separable(bucket: Bucket) -> bool:
     """Return whether a shard of the update is the update of the shard."""
-    return bucket.is_elementwise or (bucket.row_separable and layout_in(bucket).keeps_rows_whole)
+    return bucket.arithmetic.is_elementwise or (bucket.row_separable and layout_in(bucket).keeps_rows_whole)
 
 
 def plan_exchange(buckets: list[Bucket]) -> list[Bucket]:
@@ -43,9 +43,9 @@ def plan_exchange(buckets: list[Bucket]) -> list[Bucket]:
     loads: dict[Any, list[float]] = {}
     planned: dict[int, Bucket] = {}
     costs = {
-        k: bucket.split_rule.cost(bucket.shape, bucket.settings)
+        k: bucket.arithmetic.split_rule.cost(bucket.shape, bucket.settings)
         for k, bucket in enumerate(buckets)
-        if bucket.split_rule is not None and needs_exchange(bucket)
+        if bucket.arithmetic.split_rule is not None and needs_exchange(bucket)
     }
     for k in sorted(costs, key=lambda k: -costs[k]):
         bucket, layout = buckets[k], layout_in(buckets[k])

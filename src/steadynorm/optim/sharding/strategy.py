@@ -51,7 +51,7 @@ class Sharded(Local):
         if self._consensus.members is None:
             groups = optimizer.param_groups
             blocks = {id(p): optimizer.slices(group, p).blocks for group in groups for p in group["params"]}
-            keys = lambda group: optimizer.arithmetic(group).state_keys  # noqa: E731
+            keys = lambda group: optimizer.arithmetic_of(group).state_keys  # noqa: E731
             sharded = list(members(optimizer, keys, optimizer.setting_keys))
             self._consensus.set_members(sharded, blocks)
         if not self._consensus.members:
@@ -89,10 +89,10 @@ class Sharded(Local):
                 buckets.count_updates(step.counts, step.finite)  # checkpoints take the count from any rank
         if exchanged:
             run_interleaved(
-                exchange_chunk(step, which, owned, step.bucket.split_rule)
+                exchange_chunk(step, which, owned, step.bucket.arithmetic.split_rule)
                 for step in exchanged
                 for which, owned in step.bucket.plan  # pyright: ignore[reportAttributeAccessIssue]
-                if step.bucket.split_rule is not None
+                if step.bucket.arithmetic.split_rule is not None
             )
 
     def agree_on_finite(self, optimizer: Optimizer, flags: Mapping[int, Tensor]) -> Mapping[int, Tensor]:
