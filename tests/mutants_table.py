@@ -200,6 +200,8 @@ MUTANTS = (
     idle("block_of", "unequal blocks begin a row early", "at >= end", "at > end - 2"),
     idle("fade_", "stale updates do not fade", "(left / FADES_BELOW).clamp_(max=1.0)", "torch.ones_like(left)"),
     idle("fade_", "what is left of the momentum never comes back", "(left * keep.to(left.dtype)).masked_fill_(nonzero, 1.0)", "(left * keep.to(left.dtype)).masked_fill_(nonzero, 0.0)"),
+    buckets("split", "a stack of experts is never cut, whatever the budget", "bucket.slices.blocks > 1 and not bucket.slices.waiting_ndim", "bucket.slices.blocks > 1", "test_accelerator.py::test_a_stack_of_experts_is_cut_to_the_budget_and_takes_the_same_steps"),
+    buckets("split", "a stack that fades is cut", "not fades_in_blocks", "True", "test_accelerator.py::test_a_stack_of_experts_is_cut_to_the_budget_and_takes_the_same_steps"),
     buckets("_batches", "slices without a gradient move on", "largest[k] != 0", "largest[k] >= 0", "test_idle.py"),
     idle("is_finite", "gradients near the largest number are taken in", "torch.finfo(largest.dtype).max / 2", "torch.finfo(largest.dtype).max"),
     scion_rule("ScionSettings.slices", "an expert of a dense stack moves for ever", "Slices(waiting, shape[0], 0)", "Slices(waiting)", "test_idle.py::test_an_expert_of_a_dense_stack_fades"),

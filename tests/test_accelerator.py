@@ -213,6 +213,24 @@ def test_the_budget_decides_how_many_parameters_are_processed_at_once(accelerato
         assert len(list(buckets.split(bucket, 6))) == chunks
 
 
+def test_a_stack_of_experts_is_cut_to_the_budget_and_takes_the_same_steps(accelerator):
+    """Experts wait for their own gradients; where they only fade together, their stack stays whole."""
+
+    def steps(own_time: bool, **budget) -> tuple[Tensor, list]:
+        weight = nn.Parameter(0.1 * torch.ones(6, 16, 16, dtype=torch.float64))
+        optimizer = sn.ScionC([weight], lmo="spectral", own_time=own_time, **budget)
+        train(optimizer, [weight], range(5))
+        (_, cuts), *_ = buckets.split(optimizer._prepare()[1][0].bucket, 1)
+        return weight.detach(), cuts
+
+    budget = {"chunk_mib": 2 * 16 * 16 * 16 / 2**20}  # two experts, 16 bytes per element
+    whole, _ = steps(own_time=True)
+    weight, cuts = steps(own_time=True, **budget)
+    assert cuts == [slice(0, 2), slice(2, 4), slice(4, 6)]
+    torch.testing.assert_close(weight, whole, rtol=1e-12, atol=1e-12)
+    assert steps(own_time=False, **budget)[1] == [None]
+
+
 def test_a_budget_of_nothing_is_refused():
     with pytest.raises(ValueError, match="chunk_mib"):
         sn.ScionC(parameters(), lmo="by-shape", chunk_mib=0)

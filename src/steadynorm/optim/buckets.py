@@ -315,7 +315,8 @@ def split(bucket: Bucket, count: int) -> Iterator[tuple[slice, list[slice | None
     """
     shape, size = bucket.shape, math.prod(bucket.shape)
     most = max_elements(bucket)
-    if size > most and bucket.row_separable and not bucket.is_held and bucket.slices.blocks == 1:
+    fades_in_blocks = bucket.slices.blocks > 1 and not bucket.slices.waiting_ndim
+    if size > most and bucket.row_separable and not bucket.is_held and not fades_in_blocks:
         rows = max(1, most * shape[0] // size)
         cuts: list[slice | None] = [slice(low, min(low + rows, shape[0])) for low in range(0, shape[0], rows)]
         yield from ((slice(k, k + 1), cuts) for k in range(count))
