@@ -5,7 +5,7 @@ snapshots. Everything is keyed by the parameter's name, so order and grouping ca
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -220,11 +220,14 @@ def assert_same(a: Snapshot, b: Snapshot, *, names: Iterable[str] | None = None,
             )
 
 
-def entries(test: Callable[[Entry], bool] = lambda entry: True, slow: Collection[str] = ()) -> Any:
+def entries(
+    test: Callable[[Entry], bool] = lambda entry: True, slow: Callable[[Entry], bool] = lambda entry: False
+) -> Any:
     """Parametrise over the registry, or over the entries that `test` holds for; some of them are slow."""
-    marks = {name: [pytest.mark.slow] for name in slow}
-    chosen = [pytest.param(entry, id=entry.name, marks=marks.get(entry.name, ())) for entry in REGISTRY if test(entry)]
-    return pytest.mark.parametrize("entry", chosen)
+    marked = ((entry, [pytest.mark.slow] if slow(entry) else []) for entry in REGISTRY if test(entry))
+    return pytest.mark.parametrize(
+        "entry", [pytest.param(entry, id=entry.name, marks=marks) for entry, marks in marked]
+    )
 
 
 every = entries()

@@ -1,9 +1,7 @@
-"""The mutation check itself: every mutant still applies and can be imported, and killed is told from survived."""
+"""The mutation check itself: every mutant still applies, and killed is told from survived."""
 
 import ast
 import json
-import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import mutants
@@ -19,20 +17,9 @@ FORMULA = "(1 + math.cos(math.pi * x)) / 2"
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.place}: {mutant.breaks}")
-def test_every_mutant_applies_once_and_its_module_can_be_imported(mutant: Mutant, tmp_path, monkeypatch):
-    path = tmp_path / "mutant.py"
-    path.write_text(mutate(mutant), encoding="utf-8")
-    assert ast.dump(ast.parse(path.read_text(encoding="utf-8"))) != ast.dump(
-        ast.parse(module_path(mutant).read_text(encoding="utf-8"))
-    )
-    if mutant.place.startswith(("polar.triton_kernels:", "polar.symmetric_kernels:")):
-        return  # the first needs Triton, the second registers operators, which can be done once per process
-    name = f"steadynorm.{mutant.place.partition(':')[0]}".rpartition(".")[0] + ".mutant"
-    spec = spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, name, module)
-    spec.loader.exec_module(module)
+def test_every_mutant_applies_once_and_changes_its_module(mutant: Mutant):
+    source = module_path(mutant).read_text(encoding="utf-8")
+    assert ast.dump(ast.parse(mutate(mutant))) != ast.dump(ast.parse(source))
 
 
 def test_the_tests_of_every_mutant_exist():

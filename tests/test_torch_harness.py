@@ -67,7 +67,7 @@ def test_errors(info: OptimizerInfo):
 
 
 @every_and_corrected
-@pytest.mark.parametrize("with_lrsched", [False, True])
+@pytest.mark.parametrize("with_lrsched", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("contiguous", [True, False])
 def test_forloop_goes_right_direction(info: OptimizerInfo, contiguous: bool, with_lrsched: bool):
     for constructors in info.scheduler_inputs if with_lrsched else [[]]:
