@@ -194,8 +194,8 @@ MUTANTS = (
     lmo("LMOS", "column normalises rows", "_unit(x, -2)", "_unit(x, -1)"),
     lmo("Lmo._update_run", "taps of a convolution not counted", "u.div_(run.divisor)", "u"),
     lmo("Lmo._update_run", "fused q, k, v updated as one matrix", "self.view.to_matrices(x, run.blocks, side, batch_ndim)", "self.view.to_matrices(x, 1, side, batch_ndim)"),
-    lmo("Lmo.update", "every run of blocks is the first", "whole.narrow(dim, run.start, run.length)", "whole.narrow(dim, 0, run.length)"),
-    lmo("Lmo.update", "blocks that are not direct are left unwritten", "target.copy_(updated)", "updated"),
+    lmo("Lmo.checked_update", "every run of blocks is the first", "whole.narrow(dim, run.start, run.length)", "whole.narrow(dim, 0, run.length)"),
+    lmo("Lmo.checked_update", "blocks that are not direct are left unwritten", "target.copy_(updated)", "updated"),
     # gradients that are zero
     idle("block_of", "unequal blocks begin a row early", "at >= end", "at > end - 2"),
     idle("fade_", "stale updates do not fade", "(left / FADES_BELOW).clamp_(max=1.0)", "torch.ones_like(left)"),
