@@ -76,6 +76,7 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tmp_path_factory: py
     """
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(files, "_PAUSE", 0.0)
+    monkeypatch.setattr(files, "_TIMEOUT", 60.0)
     monkeypatch.setattr(files, "_BLOCK", 10_000)
     Unreliable.early = tmp_path_factory.mktemp("server") / "early"
     Unreliable.archive = archive(tmp_path / "set.tar.gz").read_bytes()
@@ -86,15 +87,18 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tmp_path_factory: py
         assert ended(pid) == -signal.SIGKILL
 
 
-def fetch(url: str, part: Path, **options: object) -> Path:
-    how = {"size": len(BIG), "sha256_hex": SHA256, "progress": False, "timeout": 60.0} | options
-    return download_file(url, part, **how)  # pyright: ignore
+def fetch(url: str, part: Path) -> Path:
+    return download_file(url, part, size=len(BIG), sha256_hex=SHA256, progress=False)
 
 
 @pytest.mark.parametrize("path", ["/cut", "/stall"])
-def test_a_server_that_cuts_or_stalls_delivers_the_file_in_the_end(server: str, tmp_path: Path, path: str):
-    how = {"timeout": 0.2, "retries": 10_000} if path == "/stall" else {}  # a busy machine stalls at times, too
-    assert fetch(server + path, tmp_path / "big.part", **how).read_bytes() == BIG
+def test_a_server_that_cuts_or_stalls_delivers_the_file_in_the_end(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+):
+    if path == "/stall":
+        monkeypatch.setattr(files, "_TIMEOUT", 0.2)
+        monkeypatch.setattr(files, "_RETRIES", 10_000)  # a busy machine stalls at times, too
+    assert fetch(server + path, tmp_path / "big.part").read_bytes() == BIG
     early = Unreliable.early.stat().st_size
     assert early >= 3  # a connection gives a third at most
     injected(early)

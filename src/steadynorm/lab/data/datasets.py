@@ -8,6 +8,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from steadynorm.files import PathLike, explain_os_error, is_disk_full, lock, make_folder, sha256, write_json
-from steadynorm.lab.data.download import DataError, cache_dir, download_file, publish, unpack
+from steadynorm.lab.data.download import DataError, cache_dir, download_file, unpack
 from steadynorm.lab.data.sotu import read_addresses
 from steadynorm.progress import to_stderr
 
@@ -203,9 +204,8 @@ def get(name: str, out_dir: PathLike | None = None, *, source: PathLike | None =
 
 
 def _holds(folder: Path, data: DataSet) -> bool:
-    return all((folder / name).is_file() for name in data.files()) and all(
-        sha256(folder / name) == checksum for name, checksum in data.files().items()
-    )
+    checksums = data.files().items()
+    return all((folder / name).is_file() and sha256(folder / name) == checksum for name, checksum in checksums)
 
 
 def _tidy(name: str, data: DataSet, folder: Path) -> None:
@@ -236,7 +236,9 @@ def _install(name: str, data: DataSet, origin: Origin, folder: Path, progress: b
             if (digest := sha256(finished / file)) != checksum:
                 raise DataError(f"{file}: sha256 {digest}, expected {checksum}; damaged, or another version")
         for file in data.files():
-            publish(finished / file, folder / file)
+            with (finished / file).open("rb+") as whole:
+                os.fsync(whole.fileno())
+            (finished / file).replace(folder / file)
         _write_manifest(name, data, str(origin), folder)
         shutil.rmtree(downloads, ignore_errors=True)
     finally:
