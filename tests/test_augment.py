@@ -358,12 +358,12 @@ def test_mixup_is_the_formula():
         torch.testing.assert_close(mixed[i], weight * x[i] + (1 - weight) * x[i - 1])
         torch.testing.assert_close(soft[i], weight * onehot[i] + (1 - weight) * onehot[i - 1])
     torch.testing.assert_close(soft.sum(1), torch.ones(6))
-    assert torch.equal(mixup(x, onehot, generator_for("mixup", 3, 7))[1], soft)
 
 
 def test_the_mixup_weight_is_the_larger_part_of_a_beta_draw():
-    eye = torch.eye(2, dtype=torch.float64)
-    weights = np.array([mixup(eye, eye, generator_for("mixup", 0, step))[1][0, 0].item() for step in range(2000)])
+    eye, labels = torch.eye(2, dtype=torch.float64), torch.arange(2)
+    draws = (mixup(eye, labels, generator_for("mixup", 0, step), classes=2)[1] for step in range(2000))
+    weights = np.array([soft[0, 0].item() for soft in draws])
     assert weights.min() >= 0.5
     # E max(l, 1-l)^2 + E min^2 = 2 E l^2 = (1 + p) / (1 + 2 p)
     square = weights**2 + (1 - weights) ** 2
@@ -388,8 +388,6 @@ def test_mixup_can_be_off_and_misuse_is_refused():
     assert torch.equal(onehot.argmax(1), labels)
     with pytest.raises(TypeError, match="normalize first"):
         mixup(x.to(torch.uint8), labels, generator_for("mixup", 0, 0), classes=4)
-    with pytest.raises(ValueError, match="classes="):
-        mixup(x, labels, generator_for("mixup", 0, 0))
     with pytest.raises(ValueError, match="p=-1"):
         mixup(x, labels, generator_for("mixup", 0, 0), classes=4, p=-1)
 

@@ -131,8 +131,3 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Encoder:
     )
     backend.train_from_iterator(texts, trainer)
     return _described("bpe", backend.to_str(), END_OF_TEXT)
-
-
-def saved_encoder(name: str, vocab_size: int, end_of_text: int, path: Path) -> Encoder:
-    """Return the encoder whose definition is saved at `path`."""
-    return Encoder(name, vocab_size, end_of_text, "" if name == "bytes" else path.read_text(encoding="utf-8"))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from steadynorm.lab.data.augment import generator_for
+from steadynorm.lab.data.augment import Augment, Evaluate, generator_for
 from steadynorm.lab.data.datasets import CIFAR10_CLASSES
 from steadynorm.lab.data.download import DataError
 
@@ -28,21 +28,6 @@ _CIFAR_RECORD = 1 + 3 * 32 * 32  # label, then red, green, blue by rows
 _CIFAR_RECORDS = 10_000  # per file
 
 Key = tuple[int, int]  # epoch, sample
-
-
-class ImageDataset(Protocol):
-    """Numbered pairs of an RGB Pillow image and its label; worker processes need it to be picklable."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> tuple[Image.Image, int]: ...
-
-
-class Transform(Protocol):
-    """`Augment`, `Evaluate`, or anything else that turns an image into one of `size` x `size`."""
-
-    @property
-    def size(self) -> int: ...
-    def __call__(self, image: Image.Image, generator: Any, /) -> Image.Image: ...
 
 
 class ImageFolder:
@@ -178,10 +163,8 @@ class ImageLoader:
     Args:
         dataset: Images and labels.
         batch: Samples per batch over all ranks; each rank gets batch / world consecutive ones.
-        augment: Transform, usually `Augment(size)`.
+        augment: Made of the size that the model takes.
         seed: Seed of order and augmentation.
-        rank: This process.
-        world: Number of processes.
         workers: Processes that read and augment ahead; 0 to do it in this process.
         lead: Begin a rank's part with the sample before it (the last of the batch before the first), for
             `mixup(lead=True)`; local is then batch / world + 1.
@@ -197,10 +180,10 @@ class ImageLoader:
 
     def __init__(
         self,
-        dataset: ImageDataset,
+        dataset: ImageFolder | InMemory,
         *,
         batch: int,
-        augment: Transform,
+        augment: Augment,
         seed: int,
         rank: int = 0,
         world: int = 1,
@@ -245,9 +228,9 @@ class ImageLoader:
 
 
 def validation_batches(
-    dataset: ImageDataset,
+    dataset: ImageFolder | InMemory,
     batch: int,
-    evaluate: Transform,
+    evaluate: Evaluate,
     *,
     rank: int = 0,
     world: int = 1,
@@ -273,11 +256,11 @@ def validation_batches(
 class _Samples:
     """Data set of a DataLoader whose items are whole batches, indexed by lists of keys."""
 
-    dataset: ImageDataset
-    transform: Transform
+    dataset: ImageFolder | InMemory
+    transform: Augment | Evaluate
     seed: int | None
 
-    def __getitems__(self, keys: list[Key]) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, keys: list[Key]) -> tuple[Tensor, Tensor]:
         side = self.transform.size
         images, labels = np.empty((len(keys), side, side, 3), np.uint8), np.empty(len(keys), np.int64)
         for i, (epoch, sample) in enumerate(keys):
@@ -290,9 +273,9 @@ class _Samples:
 def _batches(samples: _Samples, keys: Iterator[list[Key]], workers: int, pin: bool) -> Iterator[tuple[Tensor, Tensor]]:
     loader = DataLoader(
         samples,  # type: ignore[arg-type]
-        batch_sampler=keys,  # type: ignore[arg-type]
+        sampler=keys,  # type: ignore[arg-type]
+        batch_size=None,
         num_workers=workers,
-        collate_fn=_identity,
         pin_memory=pin,
         worker_init_fn=_leave_group,
         generator=torch.Generator(),  # an iterator would otherwise draw from torch's global generator
@@ -302,10 +285,6 @@ def _batches(samples: _Samples, keys: Iterator[list[Key]], workers: int, pin: bo
         yield from iterator
     finally:  # after an error, garbage collection would wait five seconds per worker
         getattr(iterator, "_shutdown_workers", lambda: None)()
-
-
-def _identity(batch: Any) -> Any:
-    return batch
 
 
 def _leave_group(worker: int) -> None:

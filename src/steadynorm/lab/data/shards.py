@@ -3,6 +3,7 @@
 A shard holds 256 little-endian int32 (magic 20240520, version 1, number of tokens, zeros), then uint16 tokens.
 """
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +20,15 @@ MAX_VOCAB = 1 << 16  # tokens are uint16
 Tokens = npt.NDArray[np.uint16]
 
 
-def shard_bytes(tokens: npt.ArrayLike) -> bytes:
-    """Return the content of a shard with these tokens."""
+def write_shard(path: PathLike, tokens: npt.ArrayLike) -> str:
+    """Write a shard atomically and return its SHA-256 checksum.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "a_train_000001.bin"
+    >>> checksum = write_shard(path, [5, 6, 7])
+    >>> path.stat().st_size, open_shard(path).tolist()
+    (1030, [5, 6, 7])
+    """
     array = np.asarray(tokens)
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
         raise ValueError(f"shard: expected a list of at least one integer, got {array.dtype} of shape {array.shape}")
@@ -30,21 +38,10 @@ def shard_bytes(tokens: npt.ArrayLike) -> bytes:
         raise ValueError(f"shard: {array.size} tokens; the header's int32 holds less than 2**31, write several shards")
     header = np.zeros(256, "<i4")
     header[:3] = MAGIC, VERSION, array.size
-    return header.tobytes() + array.astype("<u2", copy=False).tobytes()
-
-
-def write_shard(path: PathLike, tokens: npt.ArrayLike) -> None:
-    """Write a shard atomically.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "a_train_000001.bin"
-    >>> write_shard(path, [5, 6, 7])
-    >>> path.stat().st_size, open_shard(path).tolist()
-    (1030, [5, 6, 7])
-    """
-    content = shard_bytes(tokens)
+    content = header.tobytes() + array.astype("<u2", copy=False).tobytes()
     with atomic_write(path) as file:
         file.write(content)
+    return hashlib.sha256(content).hexdigest()
 
 
 def count_tokens(path: PathLike) -> int:

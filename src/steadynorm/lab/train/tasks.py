@@ -98,10 +98,11 @@ class GptTask(Task):
 
     def evaluate(self, model: nn.Module, device: torch.device) -> dict[str, Tensor]:
         total, count = torch.zeros((), dtype=torch.float64, device=device), 0
-        for inputs, targets in token_loader.validation_batches(
-            self.validation, batch=self._validation_batch(), length=self.task.length, max_tokens=self.task.eval_tokens,
-            rank=self.rank, world=self.world, vocab=self.task.model.vocab, checksums=self.unverified,
-        ):  # fmt: skip
+        loader = token_loader.TokenLoader(
+            self.validation, batch=self._validation_batch(), length=self.task.length, rank=self.rank, world=self.world,
+            vocab=self.task.model.vocab, repeat=False, checksums=self.unverified,
+        )  # fmt: skip
+        for inputs, targets in token_loader.first_batches(loader, self.task.eval_tokens):
             total += model(inputs.to(device), targets.to(device)).double() * targets.numel()
             count += targets.numel()
         self.unverified = {}
@@ -131,16 +132,10 @@ class VitTask(Task):
         )  # fmt: skip
 
     def batches(self) -> Iterator[Batch]:
-        classes = self.task.model.classes
+        classes, p, lead = self.task.model.classes, self.task.mixup, self.loader.lead
         for pictures, labels in self.loader:
-            step = self.loader.position // self.config.batch
-            if self.task.mixup > 0:
-                yield mixup(
-                    normalize(pictures), labels, generator_for("mixup", self.config.seed, step), classes=classes,
-                    p=self.task.mixup, lead=self.world > 1,
-                )  # fmt: skip
-            else:
-                yield normalize(pictures), functional.one_hot(labels, classes).float()
+            generator = generator_for("mixup", self.config.seed, self.loader.position // self.config.batch)
+            yield mixup(normalize(pictures), labels, generator, classes=classes, p=p, lead=lead)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         pictures, soft = batch
