@@ -56,7 +56,7 @@ MUTANTS: tuple[Mutant, ...] = (
     augment("crop_box", "crop's side in proportion to the area", "round(math.sqrt(area * shape)), round(math.sqrt(area / shape))", "round(area * shape / height), round(area / shape / width)"),
     augment("normalize", "images in [0, 1]", "images.float().mul_(2 / 255).sub_(1)", "images.float().mul_(1 / 255)"),
     augment("Evaluate.__call__", "evaluation without 256/224", "round(self.size * 256 / 224)", "self.size"),
-    augment("Augment.__call__", "always flipped", "self.flip and generator.integers(2)", "self.flip"),
+    augment("Augment.__call__", "always flipped", "generator.integers(2)", "True"),
     randaugment("_enhance", "enhancing from 0", "level * 1.8 + 0.1", "level * 1.9"),
     randaugment("_scaled", "pixels that do not follow the side", "pixels * side / REFERENCE_SIDE", "pixels"),
     randaugment("rotate", "rotation clockwise", "_affine(image, (cos, -sin, x - cos * x + sin * y), (sin, cos, y - sin * x - cos * y))", "_affine(image, (cos, sin, x - cos * x - sin * y), (-sin, cos, y + sin * x - cos * y))"),

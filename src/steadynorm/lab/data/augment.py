@@ -38,7 +38,6 @@ class Augment:
     Attributes:
         size: Side of the result in pixels.
         crop_scale: Range of the crop's share of the image's area.
-        flip: Whether to flip half of the images.
         randaugment_layers: Operations of RandAugment per image; 0 for none.
         magnitude: Strength of RandAugment, 0 to 10.
         crop_ratio: Range of the crop's width / height.
@@ -50,7 +49,6 @@ class Augment:
 
     size: int = 224
     crop_scale: tuple[float, float] = (0.05, 1.0)
-    flip: bool = True
     randaugment_layers: int = 2
     magnitude: float = MAX_MAGNITUDE
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
@@ -67,7 +65,7 @@ class Augment:
     def __call__(self, image: Image.Image, generator: np.random.Generator) -> Image.Image:
         box = crop_box(image.width, image.height, generator, self.crop_scale, self.crop_ratio)
         image = image.crop(box).resize((self.size, self.size), Image.Resampling.BILINEAR)
-        if self.flip and generator.integers(2):
+        if generator.integers(2):
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         return RandAugment(self.randaugment_layers, self.magnitude)(image, generator)
 

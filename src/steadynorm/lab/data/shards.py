@@ -80,8 +80,6 @@ def open_shard(path: PathLike) -> Tokens:
 def shard_paths(folder: PathLike, split: str) -> list[Path]:
     """Return the shards `*_train_*.bin` (split "train") or `*_val_*.bin` (split "val") of a folder, in order."""
     folder = Path(folder)
-    if split not in ("train", "val"):
-        raise ValueError(f'shard_paths: split={split!r}; pass "train" or "val"')
     if (folder / ".partial").exists() and not (folder / "meta.json").exists():
         raise DataError(f"{folder}: tokenising was not finished; run the same `steadynorm data tokenize` again")
     if not (paths := sorted(folder.glob(f"*_{split}_*.bin"))):
@@ -118,16 +116,6 @@ class TokenSet:
     key: str  # of inputs and settings
     shards: tuple[Shard, ...]
     definition_sha256: str = ""  # of tokenizer.json; absent in sets of bytes and in those of earlier versions
-
-    @property
-    def train(self) -> list[Path]:
-        """Training shards, in order."""
-        return [self.folder / shard.name for shard in self.shards if shard.split == "train"]
-
-    @property
-    def validation(self) -> list[Path]:
-        """Validation shards."""
-        return [self.folder / shard.name for shard in self.shards if shard.split == "val"]
 
     @property
     def tokens(self) -> int:

@@ -53,7 +53,7 @@ def tokenize_files(
     workers: int | None = None,
     progress: bool = True,
 ) -> TokenSet:
-    """Turn text files into a folder of shards; the first is for validation, the others for training.
+    """Turn text files into a folder of shards, the first for validation and the others for training; return the set.
 
     Each document begins with the end-of-text token and may continue in the next shard. Empty documents are skipped.
     The same call resumes after an interruption, and returns at once if the shards are complete.
@@ -71,9 +71,6 @@ def tokenize_files(
         workers: Processes (default: one per core). Several processes are spawned, so a script that calls this needs
             `if __name__ == "__main__":`.
         progress: Show a bar if there is a terminal.
-
-    Returns:
-        The finished set.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -116,47 +113,42 @@ def tokenize_files(
         return writer.finish()
 
 
-def sotu_shards(
-    out_dir: PathLike | None = None, *, tokenizer: PathLike = "bytes", vocab_size: int | None = None
-) -> tuple[list[Path], list[Path]]:
-    """Return (training, validation) shards of the State of the Union addresses, making them at the first call.
+def sotu_shards(tokenizer: str, out_dir: PathLike | None = None) -> Path:
+    """Return the folder with shards of the State of the Union addresses, making them at the first call.
 
-    Whole addresses are held out, and a "bpe" is trained only on the training addresses. Shards are verified at every
-    call and made again if they are damaged.
+    Whole addresses are held out. Shards are verified at every call and made again if they are damaged.
 
     >>> import tempfile
-    >>> train, validation = sotu_shards(tempfile.mkdtemp())
-    >>> from steadynorm.lab.data.shards import count_tokens
-    >>> count_tokens(train[0]), count_tokens(validation[0])
-    (9785579, 976067)
+    >>> from steadynorm.lab.data.shards import count_tokens, shard_paths
+    >>> folder = sotu_shards("bytes", tempfile.mkdtemp())
+    >>> [count_tokens(path) for split in ("train", "val") for path in shard_paths(folder, split)]
+    [9785579, 976067]
     """
-    name = "-".join(["sotu", Path(tokenizer).stem, *([str(vocab_size)] if vocab_size else [])])
-    out = cache_dir() / name if out_dir is None else Path(out_dir)
-    key = _key(SOTU_SHA256, _identity(tokenizer, vocab_size, None))
+    out = cache_dir() / f"sotu-{tokenizer}" if out_dir is None else Path(out_dir)
+    key = _key(SOTU_SHA256, _identity(tokenizer, None, None))
     with contextlib.suppress(DataError):
-        if (token_set := _finished(out, key, checksums=True)) is not None:
-            return token_set.train, token_set.validation
+        if _finished(out, key, checksums=True) is not None:
+            return out
     make_folder(out)
     with lock(out):
         try:
-            token_set = _finished(out, key, checksums=True)
+            if _finished(out, key, checksums=True) is not None:  # another process made them while this one waited
+                return out
         except DataError:
             if not (out / "meta.json").exists() or read_token_set(out).key != key:
                 raise
             (out / "meta.json").unlink()  # a shard is damaged: make all of them again
-            token_set = None
-        if token_set is None:
-            for stale in out.glob("sotu_*.bin"):
-                stale.unlink()
-            shutil.rmtree(out / ".partial", ignore_errors=True)
-            train, validation = ([address.text for address in part] for part in split_addresses())
-            encoder = _choose(tokenizer, vocab_size, None, iter(train))
-            held_out, rest = encoder.encode(validation), encoder.encode(train)
-            writer = ShardWriter(out, "sotu", key, len(rest), len(held_out), lambda: encoder)
-            writer.add(held_out, len(validation))
-            writer.add(rest, len(train))
-            token_set = writer.finish()
-    return token_set.train, token_set.validation
+        for stale in out.glob("sotu_*.bin"):
+            stale.unlink()
+        shutil.rmtree(out / ".partial", ignore_errors=True)
+        encoder = make_encoder(tokenizer)
+        train, validation = ([address.text for address in part] for part in split_addresses())
+        held_out, rest = encoder.encode(validation), encoder.encode(train)
+        writer = ShardWriter(out, "sotu", key, len(rest), len(held_out), lambda: encoder)
+        writer.add(held_out, len(validation))
+        writer.add(rest, len(train))
+        writer.finish()
+    return out
 
 
 def _identity(tokenizer: PathLike, vocab_size: int | None, end_of_text: str | None) -> list[Any]:
@@ -222,11 +214,11 @@ def _encode_all(units: Sequence[Unit], encoder: Encoder, text_key: str, workers:
         yield from (_encode_unit(unit, encoder, text_key) for unit in units)
         return
     workers = min(workers, len(units))
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (encoder, text_key))
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker)
     waiting: deque[Future[Encoded]] = deque()
     try:
         for unit in units:
-            waiting.append(pool.submit(_encode_in_worker, unit))
+            waiting.append(pool.submit(_encode_unit, unit, encoder, text_key))
             if len(waiting) >= 2 * workers:
                 yield waiting.popleft().result()
         while waiting:
@@ -239,12 +231,7 @@ def _encode_all(units: Sequence[Unit], encoder: Encoder, text_key: str, workers:
         pool.shutdown(cancel_futures=True)
 
 
-_job: tuple[Encoder, str]  # set in worker processes
-
-
-def _start_worker(encoder: Encoder, text_key: str) -> None:
-    global _job
-    _job = encoder, text_key
+def _start_worker() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread per process
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     Thread(target=_end_with_parent, daemon=True).start()
@@ -254,7 +241,3 @@ def _end_with_parent() -> None:
     if (parent := parent_process()) is not None:
         parent.join()
         os._exit(1)
-
-
-def _encode_in_worker(unit: Unit) -> Encoded:
-    return _encode_unit(unit, *_job)

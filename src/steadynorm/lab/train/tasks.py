@@ -75,16 +75,14 @@ class GptTask(Task):
         task = self.task = config.task
         if task.length > task.model.context:
             raise ValueError(f"length={task.length} exceeds the model's context={task.model.context}")
-        if task.data is None:
-            if task.tokenizer == "bytes" and task.model.vocab != BYTE_VOCAB:
-                raise ValueError(
-                    f"this recipe has a vocabulary of {task.model.vocab} tokens and needs its data: pass --task.data "
-                    f"SHARDS (see steadynorm data --help); the embedded text is bytes, {BYTE_VOCAB} tokens"
-                )
-            (train, self.validation), checksums = sotu_shards(tokenizer=task.tokenizer), {}
-        else:
-            train, self.validation = (shards.shard_paths(task.data, split) for split in ("train", "val"))
-            checksums = shards.shard_checksums(task.data)
+        if task.data is None and task.tokenizer == "bytes" and task.model.vocab != BYTE_VOCAB:
+            raise ValueError(
+                f"this recipe has a vocabulary of {task.model.vocab} tokens and needs its data: pass --task.data "
+                f"SHARDS (see steadynorm data --help); the embedded text is bytes, {BYTE_VOCAB} tokens"
+            )
+        folder = sotu_shards(task.tokenizer) if task.data is None else task.data
+        train, self.validation = (shards.shard_paths(folder, split) for split in ("train", "val"))
+        checksums = shards.shard_checksums(folder)
         self.chances = None if task.model.tied else visit_chances(train, task.model.vocab, config.batch * task.length)
         self.unverified = {path: checksums[path] for path in self.validation if path in checksums}
         self.tokens = config.batch * task.length
