@@ -88,7 +88,7 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tmp_path_factory: py
 
 
 def fetch(url: str, part: Path) -> Path:
-    return download_file(url, part, size=len(BIG), sha256_hex=SHA256, progress=False)
+    return download_file(url, part, size=len(BIG), sha256_hex=SHA256)
 
 
 @pytest.mark.parametrize("path", ["/cut", "/stall"])
@@ -142,13 +142,13 @@ def test_a_data_set_is_downloaded_from_its_address(
 ):
     content = Unreliable.archive
     monkeypatch.setitem(DATA_SETS, "tiny", from_server(server, content))
-    expected = files_in(get("tiny", tmp_path / "unbroken", progress=False))
-    last = lines_of(partial(get, "tiny", tmp_path / "counted", progress=False))
+    expected = files_in(get("tiny", tmp_path / "unbroken"))
+    last = lines_of(partial(get, "tiny", tmp_path / "counted"))
     generator = random.Random(4)
     for k in range(times):
         out = tmp_path / f"out{k}"
-        killed_at_line(generator.randrange(1, last), partial(get, "tiny", out, progress=False))
-        assert files_in(get("tiny", out, progress=False)).keys() == expected.keys()
+        killed_at_line(generator.randrange(1, last), partial(get, "tiny", out))
+        assert files_in(get("tiny", out)).keys() == expected.keys()
         assert all((out / name).read_bytes() == expected[name] for name in TINY)
 
 
@@ -177,13 +177,13 @@ def test_a_data_set_that_does_not_fit_on_the_disk_is_refused(
     content = Unreliable.archive
     assert 100 < len(content) < 6000 < len(A)
     monkeypatch.setitem(DATA_SETS, "tiny", from_server(server, content))
-    well, said = with_small_files(size, partial(get, "tiny", tmp_path / "out", progress=False))
+    well, said = with_small_files(size, partial(get, "tiny", tmp_path / "out"))
     assert not well
     assert any(each in said for each in FULL), said
     assert "files already there are untouched" in said
     assert str(tmp_path / "out") in said
     assert files_in(tmp_path / "out") == {}
-    found = files_in(get("tiny", tmp_path / "out", progress=False))
+    found = files_in(get("tiny", tmp_path / "out"))
     assert (found["a.bin"], found["b.bin"]) == (A, B)
 
 
@@ -195,5 +195,5 @@ def test_a_server_with_another_file_is_refused_and_nothing_is_left(
     monkeypatch.setitem(DATA_SETS, "tiny", tiny_set(origin))
     injected()
     with pytest.raises(DataError, match=r"/archive: sha256 .*damaged or another one[\s\S]*Bring a\.bin"):
-        get("tiny", tmp_path / "out", progress=False)
+        get("tiny", tmp_path / "out")
     assert files_in(tmp_path / "out") == {}

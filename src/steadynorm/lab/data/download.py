@@ -26,7 +26,7 @@ from http.client import HTTPException
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from steadynorm import progress as bars
+from steadynorm import progress
 from steadynorm.files import explain_os_error, is_disk_full, sha256
 
 _BLOCK = 1 << 20  # bytes
@@ -52,7 +52,7 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "steadynorm"
 
 
-def download_file(url: str, part: Path, *, size: int, sha256_hex: str, progress: bool = True) -> Path:
+def download_file(url: str, part: Path, *, size: int, sha256_hex: str) -> Path:
     """Download `url` into `part`, resuming what is already there by HTTP Range, verify it, and return `part`.
 
     The address is https, or http on this machine. A broken connection is retried; an unknown host or a refused
@@ -63,7 +63,7 @@ def download_file(url: str, part: Path, *, size: int, sha256_hex: str, progress:
     if where.scheme != "https" and not (where.scheme == "http" and _is_local(where.hostname or "")):
         raise DataError(f"{url}: data is only fetched over https; bring the file here and pass it as source")
     continued, idle = _size(part) > 0, 0
-    with bars.bar(size, url.rsplit("/", 1)[-1], shown=progress, size=True) as advance:
+    with progress.bar(size, url.rsplit("/", 1)[-1], size=True) as advance:
         advance(_size(part))
         while (have := _size(part)) != size:
             try:
@@ -84,7 +84,7 @@ def download_file(url: str, part: Path, *, size: int, sha256_hex: str, progress:
     part.unlink()
     if not continued:
         raise DataError(f"{url}: sha256 {digest}, expected {sha256_hex}; the file there is damaged or another one")
-    return download_file(url, part, size=size, sha256_hex=sha256_hex, progress=progress)
+    return download_file(url, part, size=size, sha256_hex=sha256_hex)
 
 
 def _is_local(host: str) -> bool:

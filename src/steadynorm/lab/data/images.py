@@ -168,7 +168,6 @@ class ImageLoader:
         workers: Processes that read and augment ahead; 0 to do it in this process.
         lead: Begin a rank's part with the sample before it (the last of the batch before the first), for
             `mixup(lead=True)`; local is then batch / world + 1.
-        pin: Use page-locked memory for faster copies to a GPU.
 
     >>> from steadynorm.lab.data.augment import Augment
     >>> data = InMemory(np.zeros((6, 8, 8, 3), np.uint8), range(6), classes="abcdef")
@@ -189,7 +188,6 @@ class ImageLoader:
         world: int = 1,
         workers: int = 0,
         lead: bool = False,
-        pin: bool = False,
     ) -> None:
         _check_split(len(dataset), batch, rank, world)
         if batch % world:
@@ -197,12 +195,12 @@ class ImageLoader:
         if not 0 <= seed < 2**64:
             raise ValueError(f"ImageLoader: seed={seed} is outside [0, 2^64)")
         self.dataset, self.batch, self.augment, self.seed = dataset, batch, augment, seed
-        self.rank, self.world, self.workers, self.lead, self.pin = rank, world, workers, lead, pin
+        self.rank, self.world, self.workers, self.lead = rank, world, workers, lead
         self.position = 0  # samples returned so far, over all ranks
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         samples = _Samples(self.dataset, self.augment, self.seed)
-        for images, labels in _batches(samples, self._keys(), self.workers, self.pin):
+        for images, labels in _batches(samples, self._keys(), self.workers):
             self.position += self.batch
             yield images, labels
 
@@ -249,7 +247,7 @@ def validation_batches(
     for start in range(0, samples, batch):
         size = min(batch, samples - start)
         keys.append([(0, start + i) for i in range(size * rank // world, size * (rank + 1) // world)])
-    yield from _batches(_Samples(dataset, evaluate, None), iter(keys), workers, pin=False)
+    yield from _batches(_Samples(dataset, evaluate, None), iter(keys), workers)
 
 
 @dataclass(frozen=True)
@@ -270,13 +268,13 @@ class _Samples:
         return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(labels)
 
 
-def _batches(samples: _Samples, keys: Iterator[list[Key]], workers: int, pin: bool) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(samples: _Samples, keys: Iterator[list[Key]], workers: int) -> Iterator[tuple[Tensor, Tensor]]:
     loader = DataLoader(
         samples,  # type: ignore[arg-type]
         sampler=keys,  # type: ignore[arg-type]
         batch_size=None,
         num_workers=workers,
-        pin_memory=pin,
+        pin_memory=torch.cuda.is_available(),  # for faster copies to a GPU
         worker_init_fn=_leave_group,
         generator=torch.Generator(),  # an iterator would otherwise draw from torch's global generator
     )

@@ -1,4 +1,4 @@
-"""Turn text into token shards: `prefix_val_000000.bin`, `prefix_train_000001.bin`, ..., `tokenizer.json`, `meta.json`.
+"""Turn text into token shards: `text_val_000000.bin`, `text_train_000001.bin`, ..., `tokenizer.json`, `meta.json`.
 
 The input is cut into units (a text file, 8 MiB of JSON lines, a row group of parquet) that depend only on the files.
 Worker processes encode units and results are joined in order, so the output does not depend on the number of workers.
@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import shutil
 import signal
 from collections import deque
@@ -24,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from steadynorm import progress as bars
+from steadynorm import progress
 from steadynorm.files import PathLike, lock, make_folder
 from steadynorm.lab.data.documents import Unit, input_files, read_documents, split_units
 from steadynorm.lab.data.download import DataError, cache_dir
@@ -46,12 +45,10 @@ def tokenize_files(
     tokenizer: PathLike = "gpt2",
     vocab_size: int | None = None,
     end_of_text: str | None = None,
-    prefix: str = "text",
     text_key: str = "text",
     shard_tokens: int = 10**8,
     validation_tokens: int | None = None,
     workers: int | None = None,
-    progress: bool = True,
 ) -> TokenSet:
     """Turn text files into a folder of shards, the first for validation and the others for training; return the set.
 
@@ -64,13 +61,11 @@ def tokenize_files(
         tokenizer: As in `make_encoder`, or "bpe" to train one on the first GiB of the input.
         vocab_size: Number of tokens of "bpe" (default 4096).
         end_of_text: As in `make_encoder`.
-        prefix: Beginning of the shards' names.
         text_key: JSON key or parquet column that holds the text.
         shard_tokens: Tokens per shard.
         validation_tokens: Tokens in the first shard; None for `shard_tokens`, as in the paper; 0 for no validation.
         workers: Processes (default: one per core). Several processes are spawned, so a script that calls this needs
             `if __name__ == "__main__":`.
-        progress: Show a bar if there is a terminal.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -85,12 +80,10 @@ def tokenize_files(
             f"tokenize_files: shard_tokens={shard_tokens}, validation_tokens={validation_tokens}, workers={workers}; "
             "tokens of a shard must be in 1..2**31-1 and workers at least 1"
         )
-    if not re.fullmatch(r"[\w.-]+", prefix) or re.search("_(train|val)_", f"_{prefix}_"):
-        raise ValueError(f"tokenize_files: prefix={prefix!r}; use letters, digits, . and -, without train or val")
     files, out = input_files(inputs), Path(out_dir)
     tokenizer_id = _identity(tokenizer, vocab_size, end_of_text)
     file_ids = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    key = _key(file_ids, tokenizer_id, prefix, text_key, shard_tokens, held_out)
+    key = _key(file_ids, tokenizer_id, "text", text_key, shard_tokens, held_out)
     if (finished := _finished(out, key)) is not None:
         return finished
     make_folder(out)
@@ -100,11 +93,11 @@ def tokenize_files(
         pieces = [unit for file in files for unit in split_units(file, text_key)]
         texts = (text for unit in pieces for text in read_documents(unit, text_key))
         size = min(_TRAIN_CHARS, sum(unit.size for unit in pieces))
-        with bars.bar(size, "training a BPE", shown=progress and tokenizer == "bpe", size=True) as advance:
+        with progress.bar(size, "training a BPE", shown=tokenizer == "bpe", size=True) as advance:
             choose = partial(_choose, tokenizer, vocab_size, end_of_text, _limited(texts, advance))
-            writer = ShardWriter(out, prefix, key, shard_tokens, held_out, choose)
+            writer = ShardWriter(out, "text", key, shard_tokens, held_out, choose)
         left = pieces[writer.unit :]
-        with bars.bar(sum(unit.size for unit in pieces), "tokenising", shown=progress, size=True) as advance:
+        with progress.bar(sum(unit.size for unit in pieces), "tokenising", size=True) as advance:
             advance(sum(unit.size for unit in pieces[: writer.unit]))
             with contextlib.closing(_encode_all(left, writer.encoder, text_key, workers or _cores())) as encoded:
                 for unit, (tokens, documents_of_unit) in zip(left, encoded, strict=True):

@@ -25,7 +25,6 @@ from steadynorm.lab.train.parallel import Team
 from steadynorm.lab.train.progress_line import Display
 from steadynorm.lab.train.run_state import RunParts, restore, store
 from steadynorm.monitor import Monitor, log_records
-from steadynorm.progress import to_stderr
 
 
 class DivergedError(ValueError):
@@ -87,8 +86,8 @@ class Trainer:
         self.flushed = self.step, self.seconds  # records reach up to here
         name = config.name or config.out.name
         self.display = Display(config.steps, name, quiet)
-        if self.step and team.is_main and not quiet:
-            to_stderr(f"{name}: resumed after step {self.step}")
+        if self.step:
+            self.display.say(f"{name}: resumed after step {self.step}")
         self.recorder = self.writer = None
         if team.is_main:
             self.recorder = records.Recorder(

@@ -126,7 +126,7 @@ class VitTask(Task):
         self.tokens = config.batch
         self.loader = images.ImageLoader(
             train, batch=config.batch, augment=augment, seed=config.seed, rank=rank, world=world,
-            workers=task.workers, lead=task.mixup > 0 and world > 1, pin=torch.cuda.is_available(),
+            workers=task.workers, lead=task.mixup > 0 and world > 1,
         )  # fmt: skip
 
     def batches(self) -> Iterator[Batch]:
