@@ -71,8 +71,8 @@ def test_equalize_counts_the_pixels_below(image):
 
 def test_invert_twice_is_nothing():
     image = noise()
-    assert np.array_equal(run("invert", image), 255 - image)
-    assert np.array_equal(run("invert", run("invert", image)), image)
+    assert np.array_equal(drawn("Invert", image, 10), 255 - image)
+    assert np.array_equal(drawn("Invert", drawn("Invert", image, 10), 10), image)
 
 
 @pytest.mark.parametrize(("magnitude", "step"), [(0, 128), (2.4, 128), (2.5, 128), (5, 64), (7.5, 32), (10, 16)])
@@ -163,17 +163,17 @@ def test_rotate_turns_counter_clockwise_about_the_centre(degrees):
 @pytest.mark.parametrize("level", [0.3, -0.3, 0.15, -0.21])
 def test_shear_is_about_the_upper_left_corner(level):
     image = noise()
-    assert np.array_equal(run("shear_x", image, level), moved(image, lambda x, y: (x + level * y, y)))
-    assert np.array_equal(run("shear_y", image, level), moved(image, lambda x, y: (x, y + level * x)))
+    assert np.array_equal(run("shear", image, level, 0), moved(image, lambda x, y: (x + level * y, y)))
+    assert np.array_equal(run("shear", image, 0, level), moved(image, lambda x, y: (x, y + level * x)))
 
 
 @pytest.mark.parametrize("pixels", [5, -7, 2.4, -14.29])
 def test_translate_moves_whole_pixels_and_fills_with_128(pixels):
     image = noise(0, 100)
-    assert np.array_equal(run("translate_x", image, pixels), moved(image, lambda x, y: (x + pixels, y)))
-    assert np.array_equal(run("translate_y", image, pixels), moved(image, lambda x, y: (x, y + pixels)))
+    assert np.array_equal(run("translate", image, pixels, 0), moved(image, lambda x, y: (x + pixels, y)))
+    assert np.array_equal(run("translate", image, 0, pixels), moved(image, lambda x, y: (x, y + pixels)))
     gone = round(abs(pixels))
-    assert (run("translate_x", image, pixels) == 128).mean() == pytest.approx(gone / image.shape[1])
+    assert (run("translate", image, pixels, 0) == 128).mean() == pytest.approx(gone / image.shape[1])
 
 
 @pytest.mark.parametrize("name", ["Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY"])
