@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from steadynorm.files import PathLike, explain_os_error, is_disk_full, lock, make_folder, sha256, write_json
 from steadynorm.lab.data.download import DataError, cache_dir, download_file, unpack
@@ -40,12 +39,6 @@ GPT2_FILES = {
 }
 _LABELS = ("train_lables.json", "test_lables.json")  # the package's spelling
 _PROGRAM_SECONDS = 900.0
-
-
-class Origin(Protocol):
-    """Source of a data set: `fetch` returns an archive or a folder that holds its files; `str` names it."""
-
-    def fetch(self, work: Path, downloads: Path) -> Path: ...
 
 
 @dataclass(frozen=True)
@@ -129,6 +122,10 @@ class Embedded:
         for address in read_addresses():
             (work / f"{address.name}.txt").write_bytes(address.text.encode())
         return work
+
+
+# Sources of a data set: `fetch` returns an archive or a folder that holds its files; `str` names it.
+Origin = Local | Address | Package | Embedded
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ position, an int, without going through what came before.
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
@@ -153,6 +153,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
+@dataclass(eq=False)
 class ImageLoader:
     """Iterate forever over training batches: uint8 images (local, 3, size, size) and int64 labels (local,).
 
@@ -160,16 +161,9 @@ class ImageLoader:
     sample is skipped. Iteration begins at the position, which advances with every batch returned, not with batches
     prepared ahead; a new iterator continues where the last one stopped.
 
-    Args:
-        dataset: Images and labels.
-        batch: Samples per batch over all ranks; each rank gets batch / world consecutive ones.
-        augment: Made of the size that the model takes.
-        seed: Seed of order and augmentation.
-        workers: Processes that read and augment ahead; 0 to do it in this process.
-        lead: Begin a rank's part with the sample before it (the last of the batch before the first), for
-            `mixup(lead=True)`; local is then batch / world + 1.
+    With `lead`, a rank's part begins with the sample before it (the last of the batch before the first), for
+    `mixup(lead=True)`; local is then batch / world + 1.
 
-    >>> from steadynorm.lab.data.augment import Augment
     >>> data = InMemory(np.zeros((6, 8, 8, 3), np.uint8), range(6), classes="abcdef")
     >>> loader = ImageLoader(data, batch=4, augment=Augment(8), seed=1)
     >>> images, labels = next(iter(loader))
@@ -177,26 +171,23 @@ class ImageLoader:
     (torch.Size([4, 3, 8, 8]), [3, 5, 2, 0], {'position': 4, 'seed': 1, 'samples': 6})
     """
 
-    def __init__(
-        self,
-        dataset: ImageFolder | InMemory,
-        *,
-        batch: int,
-        augment: Augment,
-        seed: int,
-        rank: int = 0,
-        world: int = 1,
-        workers: int = 0,
-        lead: bool = False,
-    ) -> None:
-        _check_split(len(dataset), batch, rank, world)
-        if batch % world:
-            raise ValueError(f"ImageLoader: batch={batch} cannot be split evenly over world={world} ranks")
-        if not 0 <= seed < 2**64:
-            raise ValueError(f"ImageLoader: seed={seed} is outside [0, 2^64)")
-        self.dataset, self.batch, self.augment, self.seed = dataset, batch, augment, seed
-        self.rank, self.world, self.workers, self.lead = rank, world, workers, lead
-        self.position = 0  # samples returned so far, over all ranks
+    dataset: ImageFolder | InMemory
+    _: KW_ONLY
+    batch: int  # samples over all ranks; each rank gets batch / world consecutive ones
+    augment: Augment
+    seed: int  # of order and augmentation
+    rank: int = 0
+    world: int = 1
+    workers: int = 0  # processes that read and augment ahead; 0 to do it in this process
+    lead: bool = False
+    position: int = field(default=0, init=False)  # samples returned so far, over all ranks
+
+    def __post_init__(self) -> None:
+        _check_split(len(self.dataset), self.batch, self.rank, self.world)
+        if self.batch % self.world:
+            raise ValueError(f"ImageLoader: batch={self.batch} cannot be split evenly over world={self.world} ranks")
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"ImageLoader: seed={self.seed} is outside [0, 2^64)")
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         samples = _Samples(self.dataset, self.augment, self.seed)
@@ -263,7 +254,7 @@ class _Samples:
         images, labels = np.empty((len(keys), side, side, 3), np.uint8), np.empty(len(keys), np.int64)
         for i, (epoch, sample) in enumerate(keys):
             image, labels[i] = self.dataset[sample]
-            generator = None if self.seed is None else generator_for("augment", self.seed, sample, epoch)
+            generator: Any = None if self.seed is None else generator_for("augment", self.seed, sample, epoch)
             images[i] = np.asarray(self.transform(image, generator))
         return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(labels)
 

@@ -56,13 +56,13 @@ class ShardWriter:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             noted = read_json(self.folder / "progress.json")
             shards = [Shard(**entry) for entry in noted["shards"]]
-            *encoder, definition = noted["encoder"]
+            name, vocab_size, end_of_text, definition = noted["encoder"]
             checksums = {shard.name: shard.sha256 for shard in shards}
             if definition:
                 checksums["tokenizer.json"] = definition
-            if noted["key"] == self.key and all(sha256(self._locate(name)) == checksums[name] for name in checksums):
+            if noted["key"] == self.key and all(sha256(self._locate(file)) == checksums[file] for file in checksums):
                 saved = self._locate("tokenizer.json").read_text(encoding="utf-8") if definition else ""
-                self.encoder, self.shards = Encoder(*encoder, saved), shards
+                self.encoder, self.shards = Encoder(name, vocab_size, end_of_text, saved), shards
                 self.unit, self.skip, self.documents = noted["unit"], noted["skip"], noted["documents"]
                 return True
         return False
