@@ -300,6 +300,10 @@ def test_images_are_flipped_half_of_the_time():
     flipped = sum(np.array_equal(out, gradient(16)[:, ::-1]) for out in outs)
     assert flipped + sum(np.array_equal(out, gradient(16)) for out in outs) == 1000
     assert abs(flipped - 500) < 65
+    still = Augment(16, crop_scale=(1.0, 1.0), crop_ratio=(1.0, 1.0), randaugment_layers=0, flip=False)
+    assert all(
+        np.array_equal(np.asarray(still(image, generator_for("augment", 0, i))), gradient(16)) for i in range(20)
+    )
 
 
 def test_a_crop_resizes_with_antialias():

@@ -21,7 +21,7 @@ from steadynorm.lab.data.shards import (
     shard_paths,
     write_shard,
 )
-from steadynorm.lab.data.token_loader import TokenLoader, first_batches
+from steadynorm.lab.data.token_loader import TokenLoader
 
 
 def header(magic=20240520, version=1, count=4):
@@ -243,17 +243,18 @@ def test_there_may_be_more_shards_than_file_handles(tmp_path):
 def test_validation_takes_the_same_whole_batches_every_time(tmp_path):
     paths, tokens = write_stream(tmp_path, [100, 100])
 
-    def batches(max_tokens, **ranks):
-        loader = TokenLoader(paths, batch=4, length=8, repeat=False, **ranks)
-        return list(first_batches(loader, max_tokens))
+    def once(**ranks):
+        return TokenLoader(paths, batch=4, length=8, repeat=False, **ranks)
 
-    seen = batches(99)
-    assert torch.cat([inputs.flatten() for inputs, _ in seen]).tolist() == tokens[:96].tolist()
-    for (inputs, _), one, two in zip(seen, *(batches(99, rank=r, world=2) for r in range(2)), strict=True):
+    loader = once()
+    for _ in range(2):
+        seen = list(loader.first(99))
+        assert torch.cat([inputs.flatten() for inputs, _ in seen]).tolist() == tokens[:96].tolist()
+    for (inputs, _), one, two in zip(seen, *(once(rank=r, world=2).first(99) for r in range(2)), strict=True):
         assert torch.equal(torch.cat([one[0], two[0]]), inputs)
-    assert len(batches(None)) == len(batches(10**9)) == 6
+    assert len(list(loader.first(None))) == len(list(loader.first(10**9))) == 6
     with pytest.raises(ValueError, match="max_tokens=31 is less than a batch"):
-        batches(31)
+        loader.first(31)
 
 
 def test_a_folder_without_shards_or_with_unfinished_ones_is_refused(tmp_path):

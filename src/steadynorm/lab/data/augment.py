@@ -38,6 +38,7 @@ class Augment:
     Attributes:
         size: Side of the result in pixels.
         crop_scale: Range of the crop's share of the image's area.
+        flip: Whether to flip half of the images.
         randaugment_layers: Operations of RandAugment per image; 0 for none.
         magnitude: Strength of RandAugment, 0 to 10.
         crop_ratio: Range of the crop's width / height.
@@ -49,6 +50,7 @@ class Augment:
 
     size: int = 224
     crop_scale: tuple[float, float] = (0.05, 1.0)
+    flip: bool = True
     randaugment_layers: int = 2
     magnitude: float = MAX_MAGNITUDE
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
@@ -65,7 +67,7 @@ class Augment:
     def __call__(self, image: Image.Image, generator: np.random.Generator) -> Image.Image:
         box = crop_box(image.width, image.height, generator, self.crop_scale, self.crop_ratio)
         image = image.crop(box).resize((self.size, self.size), Image.Resampling.BILINEAR)
-        if generator.integers(2):
+        if self.flip and generator.integers(2):
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         return RandAugment(self.randaugment_layers, self.magnitude)(image, generator)
 
@@ -126,7 +128,7 @@ def crop_box(
     return left, upper, left + w, upper + h
 
 
-def normalize(images: Tensor) -> Tensor:
+def normalize(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Map uint8 to [-1, 1] by (x/255 - 0.5)/0.5, on the device of the batch.
 
     >>> normalize(torch.tensor([0, 255], dtype=torch.uint8))
@@ -134,7 +136,7 @@ def normalize(images: Tensor) -> Tensor:
     """
     if images.dtype != torch.uint8:
         raise TypeError(f"normalize: images are {images.dtype}, expected uint8; are they already normalized?")
-    return images.float().mul_(2 / 255).sub_(1)
+    return images.to(dtype).mul_(2 / 255).sub_(1)
 
 
 def mixup(
@@ -164,10 +166,10 @@ def mixup(
         raise TypeError(f"mixup: images are {images.dtype}; pass them through normalize first")
     if not 0 <= p < math.inf:
         raise ValueError(f"mixup: p={p} is not a parameter of a Beta distribution; pass a number of at least 0")
-    soft = torch.nn.functional.one_hot(labels, classes).to(images.dtype)
+    labels = torch.nn.functional.one_hot(labels, classes).to(images.dtype)
     weight = float(generator.beta(p, p)) if p else 1.0
     weight = max(weight, 1 - weight)
-    return _mix(images, weight, lead), _mix(soft, weight, lead)
+    return _mix(images, weight, lead), _mix(labels, weight, lead)
 
 
 def _mix(x: Tensor, weight: float, lead: bool) -> Tensor:

@@ -124,6 +124,14 @@ class TokenLoader:
         tokens = torch.from_numpy(block.astype(np.int64))
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
+    def first(self, max_tokens: int | None) -> Iterator[Batch]:
+        """Iterate from the start of the epoch, in whole batches, over the first `max_tokens` tokens (None: all)."""
+        steps = None if max_tokens is None else max_tokens // (self.batch * self.length)
+        if steps is not None and steps < 1:
+            raise ValueError(f"max_tokens={max_tokens} is less than a batch of {self.batch} x {self.length}")
+        self._sequence = 0
+        return islice(self, steps)
+
     def state_dict(self) -> dict[str, int]:
         """Return the position and what identifies the stream, as plain integers that are equal on every rank."""
         return {"epoch": self.epoch, "sequence": self._sequence} | self._identity()
@@ -170,18 +178,3 @@ class TokenLoader:
             f"{self.paths[index]}: token {block[row, column]} at position {offset} is beyond "
             f"the vocabulary of {vocab}; the shard was made with another tokeniser, or the model needs a larger vocabulary"
         )
-
-
-def first_batches(loader: TokenLoader, max_tokens: int | None) -> Iterator[Batch]:
-    """Iterate in whole batches over the first `max_tokens` tokens (None: all) of a loader that does not repeat.
-
-    >>> import tempfile
-    >>> from steadynorm.lab.data.shards import write_shard
-    >>> checksum = write_shard(path := Path(tempfile.mkdtemp()) / "a_val_000000.bin", range(100))
-    >>> len(list(first_batches(TokenLoader([path], batch=2, length=8, repeat=False), max_tokens=50)))
-    3
-    """
-    steps = None if max_tokens is None else max_tokens // (loader.batch * loader.length)
-    if steps is not None and steps < 1:
-        raise ValueError(f"max_tokens={max_tokens} is less than a batch of {loader.batch} x {loader.length}")
-    return islice(loader, steps)
