@@ -191,7 +191,7 @@ def test_limits_leave_room_for_our_data_sets():
 def test_only_https_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str):
     monkeypatch.setattr(files.urllib.request, "urlopen", lambda *_, **__: pytest.fail("asked"))
     with pytest.raises(DataError, match="only fetched over https; bring the file here and pass it as source"):
-        download_file(url, tmp_path / "a.part", size=1, sha256_hex="0", progress=False)
+        download_file(url, tmp_path / "a.part", size=1, sha256_hex="0")
 
 
 def test_every_address_is_https_and_every_file_has_its_sha256():

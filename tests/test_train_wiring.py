@@ -18,7 +18,7 @@ from steadynorm.lab.train import loop, tasks
 from steadynorm.lab.train.config import Config, Optim, Schedule
 from steadynorm.lab.train.optimizers import build
 from steadynorm.lab.train.parallel import Team
-from steadynorm.lab.train.run_state import Progress, RunParts, restore, store
+from steadynorm.lab.train.run_state import RunParts, restore, store
 
 
 class Position:
@@ -40,12 +40,12 @@ def test_a_resumed_run_draws_the_random_numbers_that_the_unbroken_one_draws(tmp_
     parts = RunParts(nn.Linear(2, 2), [], [], task)
     torch.manual_seed(1)
     loader.at = 7
-    store(tmp_path, parts, Progress(step=3), alone, keep=1)
+    store(tmp_path, parts, (3, 0.0, {}), alone, keep=1)
     unbroken = torch.randn(4)
     torch.manual_seed(2)
     loader.at = 0
     progress = restore(tmp_path, parts, alone)
-    assert progress is not None and progress.step == 3 and loader.at == 7
+    assert progress is not None and progress[0] == 3 and loader.at == 7
     assert torch.equal(torch.randn(4), unbroken)
 
 

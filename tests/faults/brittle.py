@@ -25,7 +25,7 @@ def texts(folder: Path) -> Path:
 
 def tokens(source: Path, out: Path, **options: object) -> TokenSet:
     """Write shards of this text."""
-    defaults = {"tokenizer": "bpe", "vocab_size": 260, "shard_tokens": 1000, "workers": 1, "progress": False}
+    defaults = {"tokenizer": "bpe", "vocab_size": 260, "shard_tokens": 1000, "workers": 1}
     return tokenize_files([source], out, **(defaults | options))  # pyright: ignore
 
 

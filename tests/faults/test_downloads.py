@@ -76,6 +76,7 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tmp_path_factory: py
     """
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(files, "_PAUSE", 0.0)
+    monkeypatch.setattr(files, "_TIMEOUT", 60.0)
     monkeypatch.setattr(files, "_BLOCK", 10_000)
     Unreliable.early = tmp_path_factory.mktemp("server") / "early"
     Unreliable.archive = archive(tmp_path / "set.tar.gz").read_bytes()
@@ -86,15 +87,18 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tmp_path_factory: py
         assert ended(pid) == -signal.SIGKILL
 
 
-def fetch(url: str, part: Path, **options: object) -> Path:
-    how = {"size": len(BIG), "sha256_hex": SHA256, "progress": False, "timeout": 60.0} | options
-    return download_file(url, part, **how)  # pyright: ignore
+def fetch(url: str, part: Path) -> Path:
+    return download_file(url, part, size=len(BIG), sha256_hex=SHA256)
 
 
 @pytest.mark.parametrize("path", ["/cut", "/stall"])
-def test_a_server_that_cuts_or_stalls_delivers_the_file_in_the_end(server: str, tmp_path: Path, path: str):
-    how = {"timeout": 0.2, "retries": 10_000} if path == "/stall" else {}  # a busy machine stalls at times, too
-    assert fetch(server + path, tmp_path / "big.part", **how).read_bytes() == BIG
+def test_a_server_that_cuts_or_stalls_delivers_the_file_in_the_end(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+):
+    if path == "/stall":
+        monkeypatch.setattr(files, "_TIMEOUT", 0.2)
+        monkeypatch.setattr(files, "_RETRIES", 10_000)  # a busy machine stalls at times, too
+    assert fetch(server + path, tmp_path / "big.part").read_bytes() == BIG
     early = Unreliable.early.stat().st_size
     assert early >= 3  # a connection gives a third at most
     injected(early)
@@ -138,13 +142,13 @@ def test_a_data_set_is_downloaded_from_its_address(
 ):
     content = Unreliable.archive
     monkeypatch.setitem(DATA_SETS, "tiny", from_server(server, content))
-    expected = files_in(get("tiny", tmp_path / "unbroken", progress=False))
-    last = lines_of(partial(get, "tiny", tmp_path / "counted", progress=False))
+    expected = files_in(get("tiny", tmp_path / "unbroken"))
+    last = lines_of(partial(get, "tiny", tmp_path / "counted"))
     generator = random.Random(4)
     for k in range(times):
         out = tmp_path / f"out{k}"
-        killed_at_line(generator.randrange(1, last), partial(get, "tiny", out, progress=False))
-        assert files_in(get("tiny", out, progress=False)).keys() == expected.keys()
+        killed_at_line(generator.randrange(1, last), partial(get, "tiny", out))
+        assert files_in(get("tiny", out)).keys() == expected.keys()
         assert all((out / name).read_bytes() == expected[name] for name in TINY)
 
 
@@ -173,13 +177,13 @@ def test_a_data_set_that_does_not_fit_on_the_disk_is_refused(
     content = Unreliable.archive
     assert 100 < len(content) < 6000 < len(A)
     monkeypatch.setitem(DATA_SETS, "tiny", from_server(server, content))
-    well, said = with_small_files(size, partial(get, "tiny", tmp_path / "out", progress=False))
+    well, said = with_small_files(size, partial(get, "tiny", tmp_path / "out"))
     assert not well
     assert any(each in said for each in FULL), said
     assert "files already there are untouched" in said
     assert str(tmp_path / "out") in said
     assert files_in(tmp_path / "out") == {}
-    found = files_in(get("tiny", tmp_path / "out", progress=False))
+    found = files_in(get("tiny", tmp_path / "out"))
     assert (found["a.bin"], found["b.bin"]) == (A, B)
 
 
@@ -191,5 +195,5 @@ def test_a_server_with_another_file_is_refused_and_nothing_is_left(
     monkeypatch.setitem(DATA_SETS, "tiny", tiny_set(origin))
     injected()
     with pytest.raises(DataError, match=r"/archive: sha256 .*damaged or another one[\s\S]*Bring a\.bin"):
-        get("tiny", tmp_path / "out", progress=False)
+        get("tiny", tmp_path / "out")
     assert files_in(tmp_path / "out") == {}

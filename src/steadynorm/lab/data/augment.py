@@ -56,7 +56,7 @@ class Augment:
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
 
     def __post_init__(self) -> None:
-        _check_size("Augment", "size", self.size)
+        _check_size("Augment", self.size)
         for name, (low, high), most in (("crop_scale", self.crop_scale, 1), ("crop_ratio", self.crop_ratio, math.inf)):
             if not 0 < low <= high <= most:
                 raise ValueError(
@@ -86,7 +86,7 @@ class Evaluate:
     resize: int | None = None
 
     def __post_init__(self) -> None:
-        _check_size("Evaluate", "size", self.size)
+        _check_size("Evaluate", self.size)
         if self.resize is not None and self.resize < self.size:
             raise ValueError(f"Evaluate: resize={self.resize} is below size={self.size}; the crop must fit inside")
 
@@ -140,13 +140,7 @@ def normalize(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def mixup(
-    images: Tensor,
-    labels: Tensor,
-    generator: np.random.Generator,
-    *,
-    classes: int | None = None,
-    p: float = 0.2,
-    lead: bool = False,
+    images: Tensor, labels: Tensor, generator: np.random.Generator, *, classes: int, p: float = 0.2, lead: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Mix each image with the one before it in the batch, the first with the last, and their labels likewise.
 
@@ -154,9 +148,9 @@ def mixup(
 
     Args:
         images: (batch, ...), floating point; apply `normalize` first.
-        labels: (batch,) class numbers, with `classes`; or (batch, classes) probabilities.
+        labels: (batch,) class numbers.
         generator: `generator_for("mixup", seed, step)`, the same on every rank.
-        classes: Number of classes, needed for class numbers.
+        classes: Number of classes.
         p: Parameter of the Beta distribution; 0 mixes nothing.
         lead: The batch begins with the image before it (`ImageLoader(lead=True)`), which is mixed in but not returned,
             so that ranks mix as if the batch were in one piece.
@@ -172,10 +166,7 @@ def mixup(
         raise TypeError(f"mixup: images are {images.dtype}; pass them through normalize first")
     if not 0 <= p < math.inf:
         raise ValueError(f"mixup: p={p} is not a parameter of a Beta distribution; pass a number of at least 0")
-    if labels.ndim == 1:
-        if classes is None:
-            raise ValueError("mixup: labels are class numbers; pass classes=<how many there are>")
-        labels = torch.nn.functional.one_hot(labels, classes).to(images.dtype)
+    labels = torch.nn.functional.one_hot(labels, classes).to(images.dtype)
     weight = float(generator.beta(p, p)) if p else 1.0
     weight = max(weight, 1 - weight)
     return _mix(images, weight, lead), _mix(labels, weight, lead)
@@ -186,6 +177,6 @@ def _mix(x: Tensor, weight: float, lead: bool) -> Tensor:
     return torch.lerp(before, own, weight)
 
 
-def _check_size(where: str, name: str, size: int) -> None:
+def _check_size(where: str, size: int) -> None:
     if not isinstance(size, int) or size < 1:
-        raise ValueError(f"{where}: {name}={size!r} is not a side in pixels; pass an int of at least 1")
+        raise ValueError(f"{where}: size={size!r} is not a side in pixels; pass an int of at least 1")

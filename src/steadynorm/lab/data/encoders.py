@@ -1,4 +1,4 @@
-"""Encode text as tokens and back: bytes, GPT-2's BPE, a BPE trained here, or any `tokenizer.json`."""
+"""Encode text as tokens: bytes, GPT-2's BPE, a BPE trained here, or any `tokenizer.json`."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -23,15 +23,13 @@ _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")  # looked up in a toke
 
 @dataclass(frozen=True)
 class Encoder:
-    """Encode texts, each preceded by the end-of-text token, and decode tokens.
+    """Encode texts, each preceded by the end-of-text token.
 
     A special token spelled out in a document is encoded as text, so that no document can end itself.
 
     >>> encoder = make_encoder("bytes")
     >>> encoder.encode(["Hi", "é"]).tolist(), encoder.vocab_size
     ([256, 72, 105, 256, 195, 169], 257)
-    >>> encoder.decode([72, 105])
-    'Hi'
     """
 
     name: str
@@ -47,15 +45,6 @@ class Encoder:
             ids = [np.frombuffer(text.encode(), np.uint8).astype(np.uint16) for text in texts]
         end = np.array([self.end_of_text], np.uint16)
         return np.concatenate([part for tokens in ids for part in (end, tokens)]) if ids else end[:0]
-
-    def decode(self, tokens: Iterable[int]) -> str:
-        """Return the text of these tokens."""
-        ids = [int(token) for token in tokens]
-        if self.definition:
-            return _backend(self.definition).decode(ids, skip_special_tokens=False)
-        return b"".join(bytes([token]) if token < 256 else END_OF_TEXT.encode() for token in ids).decode(
-            errors="replace"
-        )
 
 
 @lru_cache(4)
@@ -131,8 +120,3 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Encoder:
     )
     backend.train_from_iterator(texts, trainer)
     return _described("bpe", backend.to_str(), END_OF_TEXT)
-
-
-def saved_encoder(name: str, vocab_size: int, end_of_text: int, path: Path) -> Encoder:
-    """Return the encoder whose definition is saved at `path`."""
-    return Encoder(name, vocab_size, end_of_text, "" if name == "bytes" else path.read_text(encoding="utf-8"))

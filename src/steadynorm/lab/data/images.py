@@ -7,11 +7,11 @@ position, an int, without going through what came before.
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from steadynorm.lab.data.augment import generator_for
+from steadynorm.lab.data.augment import Augment, Evaluate, generator_for
 from steadynorm.lab.data.datasets import CIFAR10_CLASSES
 from steadynorm.lab.data.download import DataError
 
@@ -28,21 +28,6 @@ _CIFAR_RECORD = 1 + 3 * 32 * 32  # label, then red, green, blue by rows
 _CIFAR_RECORDS = 10_000  # per file
 
 Key = tuple[int, int]  # epoch, sample
-
-
-class ImageDataset(Protocol):
-    """Numbered pairs of an RGB Pillow image and its label; worker processes need it to be picklable."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> tuple[Image.Image, int]: ...
-
-
-class Transform(Protocol):
-    """`Augment`, `Evaluate`, or anything else that turns an image into one of `size` x `size`."""
-
-    @property
-    def size(self) -> int: ...
-    def __call__(self, image: Image.Image, generator: Any, /) -> Image.Image: ...
 
 
 class ImageFolder:
@@ -168,6 +153,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
+@dataclass(eq=False)
 class ImageLoader:
     """Iterate forever over training batches: uint8 images (local, 3, size, size) and int64 labels (local,).
 
@@ -175,19 +161,9 @@ class ImageLoader:
     sample is skipped. Iteration begins at the position, which advances with every batch returned, not with batches
     prepared ahead; a new iterator continues where the last one stopped.
 
-    Args:
-        dataset: Images and labels.
-        batch: Samples per batch over all ranks; each rank gets batch / world consecutive ones.
-        augment: Transform, usually `Augment(size)`.
-        seed: Seed of order and augmentation.
-        rank: This process.
-        world: Number of processes.
-        workers: Processes that read and augment ahead; 0 to do it in this process.
-        lead: Begin a rank's part with the sample before it (the last of the batch before the first), for
-            `mixup(lead=True)`; local is then batch / world + 1.
-        pin: Use page-locked memory for faster copies to a GPU.
+    With `lead`, a rank's part begins with the sample before it (the last of the batch before the first), for
+    `mixup(lead=True)`; local is then batch / world + 1.
 
-    >>> from steadynorm.lab.data.augment import Augment
     >>> data = InMemory(np.zeros((6, 8, 8, 3), np.uint8), range(6), classes="abcdef")
     >>> loader = ImageLoader(data, batch=4, augment=Augment(8), seed=1)
     >>> images, labels = next(iter(loader))
@@ -195,31 +171,27 @@ class ImageLoader:
     (torch.Size([4, 3, 8, 8]), [3, 5, 2, 0], {'position': 4, 'seed': 1, 'samples': 6})
     """
 
-    def __init__(
-        self,
-        dataset: ImageDataset,
-        *,
-        batch: int,
-        augment: Transform,
-        seed: int,
-        rank: int = 0,
-        world: int = 1,
-        workers: int = 0,
-        lead: bool = False,
-        pin: bool = False,
-    ) -> None:
-        _check_split(len(dataset), batch, rank, world)
-        if batch % world:
-            raise ValueError(f"ImageLoader: batch={batch} cannot be split evenly over world={world} ranks")
-        if not 0 <= seed < 2**64:
-            raise ValueError(f"ImageLoader: seed={seed} is outside [0, 2^64)")
-        self.dataset, self.batch, self.augment, self.seed = dataset, batch, augment, seed
-        self.rank, self.world, self.workers, self.lead, self.pin = rank, world, workers, lead, pin
-        self.position = 0  # samples returned so far, over all ranks
+    dataset: ImageFolder | InMemory
+    _: KW_ONLY
+    batch: int  # samples over all ranks; each rank gets batch / world consecutive ones
+    augment: Augment
+    seed: int  # of order and augmentation
+    rank: int = 0
+    world: int = 1
+    workers: int = 0  # processes that read and augment ahead; 0 to do it in this process
+    lead: bool = False
+    position: int = field(default=0, init=False)  # samples returned so far, over all ranks
+
+    def __post_init__(self) -> None:
+        _check_split(len(self.dataset), self.batch, self.rank, self.world)
+        if self.batch % self.world:
+            raise ValueError(f"ImageLoader: batch={self.batch} cannot be split evenly over world={self.world} ranks")
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"ImageLoader: seed={self.seed} is outside [0, 2^64)")
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         samples = _Samples(self.dataset, self.augment, self.seed)
-        for images, labels in _batches(samples, self._keys(), self.workers, self.pin):
+        for images, labels in _batches(samples, self._keys(), self.workers):
             self.position += self.batch
             yield images, labels
 
@@ -245,9 +217,9 @@ class ImageLoader:
 
 
 def validation_batches(
-    dataset: ImageDataset,
+    dataset: ImageFolder | InMemory,
     batch: int,
-    evaluate: Transform,
+    evaluate: Evaluate,
     *,
     rank: int = 0,
     world: int = 1,
@@ -266,34 +238,34 @@ def validation_batches(
     for start in range(0, samples, batch):
         size = min(batch, samples - start)
         keys.append([(0, start + i) for i in range(size * rank // world, size * (rank + 1) // world)])
-    yield from _batches(_Samples(dataset, evaluate, None), iter(keys), workers, pin=False)
+    yield from _batches(_Samples(dataset, evaluate, None), iter(keys), workers)
 
 
 @dataclass(frozen=True)
 class _Samples:
     """Data set of a DataLoader whose items are whole batches, indexed by lists of keys."""
 
-    dataset: ImageDataset
-    transform: Transform
+    dataset: ImageFolder | InMemory
+    transform: Augment | Evaluate
     seed: int | None
 
-    def __getitems__(self, keys: list[Key]) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, keys: list[Key]) -> tuple[Tensor, Tensor]:
         side = self.transform.size
         images, labels = np.empty((len(keys), side, side, 3), np.uint8), np.empty(len(keys), np.int64)
         for i, (epoch, sample) in enumerate(keys):
             image, labels[i] = self.dataset[sample]
-            generator = None if self.seed is None else generator_for("augment", self.seed, sample, epoch)
+            generator: Any = None if self.seed is None else generator_for("augment", self.seed, sample, epoch)
             images[i] = np.asarray(self.transform(image, generator))
         return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(labels)
 
 
-def _batches(samples: _Samples, keys: Iterator[list[Key]], workers: int, pin: bool) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(samples: _Samples, keys: Iterator[list[Key]], workers: int) -> Iterator[tuple[Tensor, Tensor]]:
     loader = DataLoader(
         samples,  # type: ignore[arg-type]
-        batch_sampler=keys,  # type: ignore[arg-type]
+        sampler=keys,  # type: ignore[arg-type]
+        batch_size=None,
         num_workers=workers,
-        collate_fn=_identity,
-        pin_memory=pin,
+        pin_memory=torch.cuda.is_available(),  # for faster copies to a GPU
         worker_init_fn=_leave_group,
         generator=torch.Generator(),  # an iterator would otherwise draw from torch's global generator
     )
@@ -302,10 +274,6 @@ def _batches(samples: _Samples, keys: Iterator[list[Key]], workers: int, pin: bo
         yield from iterator
     finally:  # after an error, garbage collection would wait five seconds per worker
         getattr(iterator, "_shutdown_workers", lambda: None)()
-
-
-def _identity(batch: Any) -> Any:
-    return batch
 
 
 def _leave_group(worker: int) -> None:

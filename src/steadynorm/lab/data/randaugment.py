@@ -81,11 +81,6 @@ def equalize(image: Image.Image) -> Image.Image:
     return _look_up(image, np.concatenate(tables))
 
 
-def invert(image: Image.Image) -> Image.Image:
-    """Return 255 - v."""
-    return ImageChops.invert(image)
-
-
 def posterize(image: Image.Image, bits: int) -> Image.Image:
     """Keep the highest `bits` bits of each value, at least one."""
     shift = min(8 - bits, 7)
@@ -131,33 +126,20 @@ def rotate(image: Image.Image, degrees: float) -> Image.Image:
     return _affine(image, (cos, -sin, x - cos * x + sin * y), (sin, cos, y - sin * x - cos * y))
 
 
-def shear_x(image: Image.Image, level: float) -> Image.Image:
-    """Return out[y, x] = in[y, x + level y]."""
-    return _affine(image, (1, level, 0), (0, 1, 0))
+def shear(image: Image.Image, x: float = 0, y: float = 0) -> Image.Image:
+    """Return out[v, u] = in[v + y u, u + x v]."""
+    return _affine(image, (1, x, 0), (y, 1, 0))
 
 
-def shear_y(image: Image.Image, level: float) -> Image.Image:
-    """Return out[y, x] = in[y + level x, x]."""
-    return _affine(image, (1, 0, 0), (level, 1, 0))
+def translate(image: Image.Image, x: float = 0, y: float = 0) -> Image.Image:
+    """Shift by pixels to the left and upwards: out[v, u] = in[v + y, u + x]."""
+    return _affine(image, (1, 0, x), (0, 1, y))
 
 
-def translate_x(image: Image.Image, pixels: float) -> Image.Image:
-    """Shift to the left: out[y, x] = in[y, x + pixels]."""
-    return _affine(image, (1, 0, pixels), (0, 1, 0))
-
-
-def translate_y(image: Image.Image, pixels: float) -> Image.Image:
-    """Shift upwards: out[y, x] = in[y + pixels, x]."""
-    return _affine(image, (1, 0, 0), (0, 1, pixels))
-
-
-def cutout(image: Image.Image, half: int, centre: tuple[int, int]) -> Image.Image:
-    """Paint a grey square on rows and columns [centre - half, centre + half), clipped to the image.
-
-    >>> cutout(Image.new("RGB", (4, 4)), 1, centre=(0, 2)).convert("L").getcolors()
-    [(14, 0), (2, 128)]
-    """
-    image, (x, y) = image.copy(), centre
+def cutout(image: Image.Image, level: float, generator: np.random.Generator) -> Image.Image:
+    """Paint a grey square on rows and columns [centre - half, centre + half), clipped to the image."""
+    half = int(_scaled(level * 40, min(image.size)))
+    image, x, y = image.copy(), int(generator.integers(image.width)), int(generator.integers(image.height))
     image.paste(FILL, (max(x - half, 0), max(y - half, 0), min(x + half, image.width), min(y + half, image.height)))
     return image
 
@@ -174,15 +156,10 @@ def _scaled(pixels: float, side: int) -> float:
     return pixels * side / REFERENCE_SIDE
 
 
-def _cutout_somewhere(image: Image.Image, level: float, generator: np.random.Generator) -> Image.Image:
-    half = int(_scaled(level * 40, min(image.size)))
-    return cutout(image, half, (int(generator.integers(image.width)), int(generator.integers(image.height))))
-
-
 OPERATIONS: dict[str, Operation] = {
     "AutoContrast": lambda image, level, rng: autocontrast(image),
     "Equalize": lambda image, level, rng: equalize(image),
-    "Invert": lambda image, level, rng: invert(image),
+    "Invert": lambda image, level, rng: ImageChops.invert(image),
     "Rotate": lambda image, level, rng: rotate(image, _signed(level * 30, rng)),
     "Posterize": lambda image, level, rng: posterize(image, int(level * 4)),
     "Solarize": lambda image, level, rng: solarize(image, int(level * 256)),
@@ -191,11 +168,11 @@ OPERATIONS: dict[str, Operation] = {
     "Contrast": lambda image, level, rng: contrast(image, _enhance(level)),
     "Brightness": lambda image, level, rng: brightness(image, _enhance(level)),
     "Sharpness": lambda image, level, rng: sharpness(image, _enhance(level)),
-    "ShearX": lambda image, level, rng: shear_x(image, _signed(level * 0.3, rng)),
-    "ShearY": lambda image, level, rng: shear_y(image, _signed(level * 0.3, rng)),
-    "TranslateX": lambda image, level, rng: translate_x(image, _signed(_scaled(level * 100, image.width), rng)),
-    "TranslateY": lambda image, level, rng: translate_y(image, _signed(_scaled(level * 100, image.height), rng)),
-    "Cutout": _cutout_somewhere,
+    "ShearX": lambda image, level, rng: shear(image, x=_signed(level * 0.3, rng)),
+    "ShearY": lambda image, level, rng: shear(image, y=_signed(level * 0.3, rng)),
+    "TranslateX": lambda image, level, rng: translate(image, x=_signed(_scaled(level * 100, image.width), rng)),
+    "TranslateY": lambda image, level, rng: translate(image, y=_signed(_scaled(level * 100, image.height), rng)),
+    "Cutout": cutout,
 }
 _TABLE = tuple(OPERATIONS.values())
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from steadynorm.files import atomic_write, read_json, sha256, write_json
 from steadynorm.lab.data.download import DataError
-from steadynorm.lab.data.encoders import Encoder, saved_encoder
-from steadynorm.lab.data.shards import Shard, Tokens, TokenSet, read_token_set, shard_bytes
+from steadynorm.lab.data.encoders import Encoder
+from steadynorm.lab.data.shards import Shard, Tokens, TokenSet, read_token_set, write_shard
 
 
 def check_no_shards(folder: Path) -> None:
@@ -42,7 +42,6 @@ class ShardWriter:
         self.unit, self.skip, self.documents = 0, 0, 0  # next unit, tokens of it already written, documents before it
         self.shards: list[Shard] = []
         self.parts: list[Tokens] = []  # tokens of the next shard
-        self.filled = 0
         if not self._resume():
             check_no_shards(out)
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -57,13 +56,14 @@ class ShardWriter:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             noted = read_json(self.folder / "progress.json")
             shards = [Shard(**entry) for entry in noted["shards"]]
-            whole = all(sha256(self._locate(shard.name)) == shard.sha256 for shard in shards)
-            name, vocab_size, end, definition = noted["encoder"]
-            whole = whole and (not definition or sha256(self._locate("tokenizer.json")) == definition)
-            if whole and noted["key"] == self.key:
-                self.encoder = saved_encoder(name, vocab_size, end, self._locate("tokenizer.json"))
+            name, vocab_size, end_of_text, definition = noted["encoder"]
+            checksums = {shard.name: shard.sha256 for shard in shards}
+            if definition:
+                checksums["tokenizer.json"] = definition
+            if noted["key"] == self.key and all(sha256(self._locate(file)) == checksums[file] for file in checksums):
+                saved = self._locate("tokenizer.json").read_text(encoding="utf-8") if definition else ""
+                self.encoder, self.shards = Encoder(name, vocab_size, end_of_text, saved), shards
                 self.unit, self.skip, self.documents = noted["unit"], noted["skip"], noted["documents"]
-                self.shards = shards
                 return True
         return False
 
@@ -85,22 +85,24 @@ class ShardWriter:
         """Append the tokens of the next unit."""
         taken, self.skip = self.skip, 0
         while taken < len(tokens):
-            room = (self.shard_tokens if self.shards or not self.held_out else self.held_out) - self.filled
+            room = (self.shard_tokens if self._number else self.held_out) - sum(map(len, self.parts))
             self.parts.append(tokens[taken : taken + room])
-            taken, self.filled = taken + len(self.parts[-1]), self.filled + len(self.parts[-1])
+            taken += len(self.parts[-1])
             if len(self.parts[-1]) == room:
                 self._write()
                 self._note(taken)
         self.unit, self.documents = self.unit + 1, self.documents + documents
 
+    @property
+    def _number(self) -> int:
+        """Number of the next shard; 0 is for validation."""
+        return len(self.shards) + (self.held_out == 0)
+
     def _write(self) -> None:
-        split = "train" if self.shards or not self.held_out else "val"
-        name = f"{self.prefix}_{split}_{len(self.shards) + (self.held_out == 0):06d}.bin"
-        content = shard_bytes(np.concatenate(self.parts))
-        with atomic_write(self.folder / name) as file:
-            file.write(content)
-        self.shards.append(Shard(name, split, self.filled, hashlib.sha256(content).hexdigest()))
-        self.parts, self.filled = [], 0
+        split, tokens = "train" if self._number else "val", np.concatenate(self.parts)
+        name = f"{self.prefix}_{split}_{self._number:06d}.bin"
+        self.shards.append(Shard(name, split, len(tokens), write_shard(self.folder / name, tokens)))
+        self.parts = []
 
     def finish(self) -> TokenSet:
         """Write the last shard and move everything to the final folder, `meta.json` last."""

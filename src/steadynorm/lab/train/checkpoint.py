@@ -58,19 +58,10 @@ def tidy(folder: Path) -> None:
 
 
 def save(folder: Path, step: int, state: Mapping[str, Any], model: Mapping[str, Tensor] | None, *, keep: int) -> Path:
-    """Write a checkpoint, then remove all but the newest `keep`.
+    """Write a checkpoint to `folder`, remove all but the newest `keep` there, and return the new one's path.
 
-    Checkpoints of later steps are removed as well: the run resumed from before them because they are damaged.
-
-    Args:
-        folder: Folder of the run's checkpoints.
-        step: Step of this one.
-        state: Everything but the weights.
-        model: Weights, or None if their shards are already in the folder that `begin` returned.
-        keep: Number of checkpoints to keep.
-
-    Returns:
-        Path of the new checkpoint.
+    `state` is everything but the weights; `model` is None if their shards are already in the folder that `begin`
+    returned. Checkpoints of later steps are removed as well: the run resumed from before them because they are damaged.
     """
     unfinished, target = begin(folder, step, fresh=model is not None), folder / f"step-{step:06d}"
     try:

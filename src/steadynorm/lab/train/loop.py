@@ -23,9 +23,8 @@ from steadynorm.lab.train import checkpoint, optimizers, parallel, tasks
 from steadynorm.lab.train.config import Config, plain, training_part
 from steadynorm.lab.train.parallel import Team
 from steadynorm.lab.train.progress_line import Display
-from steadynorm.lab.train.run_state import Progress, RunParts, restore, store
+from steadynorm.lab.train.run_state import RunParts, restore, store
 from steadynorm.monitor import Monitor, log_records
-from steadynorm.progress import to_stderr
 
 
 class DivergedError(ValueError):
@@ -34,17 +33,11 @@ class DivergedError(ValueError):
 
 @dataclass(frozen=True)
 class Result:
-    """Outcome of a run.
-
-    Attributes:
-        steps: Steps taken.
-        finished: False if a signal stopped the run, which then resumes when it is started again.
-        final: Result of the last evaluation.
-    """
+    """Outcome of a run."""
 
     steps: int
-    finished: bool
-    final: dict[str, float]
+    finished: bool  # False if a signal stopped the run, which then resumes when it is started again
+    final: dict[str, float]  # of the last evaluation
 
 
 def train(config: Config, *, quiet: bool = False) -> Result:
@@ -66,7 +59,7 @@ def _run(config: Config, team: Team, quiet: bool) -> Result:
             _keep_config(config)
             checkpoint.tidy(config.out / "checkpoints")
         team.barrier()  # the main process checks the folder first
-        trainer = stack.enter_context(Trainer(config, team, quiet or not team.is_main))
+        trainer = stack.enter_context(contextlib.closing(Trainer(config, team, quiet or not team.is_main)))
         stack.enter_context(_signals(trainer))
         return trainer.run()
 
@@ -89,13 +82,12 @@ class Trainer:
         self.parts = RunParts(
             model, pairs, [Monitor(optimizer, model, every=config.monitor_every) for optimizer, _ in pairs], task
         )
-        progress = restore(config.out / "checkpoints", self.parts, team) or Progress()
-        self.step, self.seconds, self.final = progress.step, progress.seconds, dict(progress.final)
+        self.step, self.seconds, self.final = restore(config.out / "checkpoints", self.parts, team) or (0, 0.0, {})
         self.flushed = self.step, self.seconds  # records reach up to here
         name = config.name or config.out.name
         self.display = Display(config.steps, name, quiet)
-        if self.step and team.is_main and not quiet:
-            to_stderr(f"{name}: resumed after step {self.step}")
+        if self.step:
+            self.display.say(f"{name}: resumed after step {self.step}")
         self.recorder = self.writer = None
         if team.is_main:
             self.recorder = records.Recorder(
@@ -118,10 +110,8 @@ class Trainer:
                 purge_step = self.step + 1 if self.step else None
                 self.writer = SummaryWriter(str(config.out / "tensorboard"), purge_step=purge_step)
 
-    def __enter__(self) -> "Trainer":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close what the run writes to."""
         for output in (self.display, self.recorder, self.writer):
             if output is not None:
                 output.close()
@@ -143,7 +133,7 @@ class Trainer:
             if saves:
                 if self.recorder is not None:
                     self.recorder.sync()  # after a power cut, no checkpoint may be ahead of the records
-                progress = Progress(self.step, self.seconds, self.final)
+                progress = self.step, self.seconds, self.final
                 store(config.out / "checkpoints", self.parts, progress, self.team, keep=config.keep)
             if stops and not last:
                 self.display.say(f"stopped at step {self.step}; run the same command to resume")

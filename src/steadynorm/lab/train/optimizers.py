@@ -24,12 +24,7 @@ def build(
 ) -> list[tuple[Optimizer, Scheduler]]:
     """Return the optimizers, each with its scheduler; muon has a second one for what is not a hidden matrix.
 
-    Args:
-        model: Model to train.
-        optim: Optimizer and its settings.
-        schedule: Schedules of lr, alpha and the target.
-        steps: Length of the run.
-        mesh: With DDP, the processes over which Scion, ScionC, MuonC and LionC shard their state and work.
+    With DDP, `mesh` holds the processes over which Scion, ScionC, MuonC and LionC shard their state and work.
     """
     if optim.name in ("muon", "muon-corrected"):
         optimizers = _muon(model, optim)

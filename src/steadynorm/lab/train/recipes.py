@@ -110,11 +110,8 @@ def _adam_arms(config: Config, warmup: int) -> dict[OptimizerName, Config]:
     assert isinstance(config.task, Vit)
     task = replace(config.task, model=replace(config.task.model, variant="adam"))
     arm = replace(config, task=task, schedule=Schedule(warmup=warmup), clip=1.0)
-    return {
-        "adamw": replace(arm, optim=OPTIMIZERS["adamw"]),
-        "adamc": replace(arm, optim=replace(OPTIMIZERS["adamc"], weight_decay=0.2)),
-        "renormalized-adamw": replace(arm, optim=OPTIMIZERS["renormalized-adamw"]),
-    }
+    decays: dict[OptimizerName, float] = {"adamw": 0.1, "adamc": 0.2, "renormalized-adamw": 0.1}
+    return {name: replace(arm, optim=replace(_ADAM, name=name, weight_decay=decays[name])) for name in decays}
 
 
 # Arms in which more than the optimizer changes. The small recipe's warmup is the paper's share of the run.

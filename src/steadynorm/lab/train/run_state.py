@@ -29,6 +29,8 @@ from steadynorm.lab.train.tasks import Task
 from steadynorm.monitor import Monitor
 from steadynorm.scheduler import Scheduler
 
+Progress = tuple[int, float, dict[str, float]]  # steps and seconds trained, result of the last evaluation
+
 
 @dataclass(frozen=True)
 class RunParts:
@@ -40,21 +42,13 @@ class RunParts:
     task: Task
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Progress of a run."""
-
-    step: int = 0
-    seconds: float = 0.0
-    final: Mapping[str, float] = ()  # pyright: ignore[reportAssignmentType]
-
-
 def store(folder: Path, parts: RunParts, progress: Progress, team: Team, *, keep: int) -> None:
     """Save a checkpoint; all processes must call this together."""
+    step, seconds, final = progress
     rest = {
-        "step": progress.step,
-        "seconds": progress.seconds,
-        "final": dict(progress.final),
+        "step": step,
+        "seconds": seconds,
+        "final": final,
         "schedulers": [scheduler.state_dict() for _, scheduler in parts.optimizers],
         "monitors": [monitor.state_dict() for monitor in parts.monitors],
         "data": parts.task.loader.state_dict(),
@@ -63,9 +57,9 @@ def store(folder: Path, parts: RunParts, progress: Progress, team: Team, *, keep
     if team.mesh is None:
         optimizers = [optimizer.state_dict() for optimizer, _ in parts.optimizers]
         whole = {name: tensor.detach().cpu().contiguous() for name, tensor in parts.model.state_dict().items()}
-        checkpoint.save(folder, progress.step, rest | {"optimizers": optimizers}, whole, keep=keep)
+        checkpoint.save(folder, step, rest | {"optimizers": optimizers}, whole, keep=keep)
         return
-    unfinished = checkpoint.begin(folder, progress.step, fresh=team.is_main)
+    unfinished = checkpoint.begin(folder, step, fresh=team.is_main)
     team.barrier()
     try:
         dcp.save(_sharded(parts), checkpoint_id=unfinished / checkpoint.SHARDS)
@@ -74,7 +68,7 @@ def store(folder: Path, parts: RunParts, progress: Progress, team: Team, *, keep
             f"{unfinished}: cannot be written ({error}); the checkpoints before it are whole"
         ) from error
     if team.is_main:
-        checkpoint.save(folder, progress.step, rest, None, keep=keep)
+        checkpoint.save(folder, step, rest, None, keep=keep)
     team.barrier()
 
 
@@ -108,7 +102,7 @@ def restore(folder: Path, parts: RunParts, team: Team) -> Progress | None:
         monitor.load_state_dict(state)
     parts.task.loader.load_state_dict(rest["data"])
     torch.set_rng_state(rest["rng"])
-    return Progress(rest["step"], rest["seconds"], rest["final"])
+    return rest["step"], rest["seconds"], rest["final"]
 
 
 def _sharded(parts: RunParts) -> dict[str, Any]:

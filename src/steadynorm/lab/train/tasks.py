@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from steadynorm.lab.data import datasets, images, shards, token_loader
+from steadynorm.lab.data import datasets, images, shards
 from steadynorm.lab.data.augment import Augment, Evaluate, generator_for, mixup, normalize
 from steadynorm.lab.data.download import DataError
 from steadynorm.lab.data.encoders import BYTE_VOCAB
+from steadynorm.lab.data.token_loader import TokenLoader
 from steadynorm.lab.data.tokenize import sotu_shards
 from steadynorm.lab.models import GPT, SimpleViT
 from steadynorm.lab.train.config import Config, Gpt, Vit
@@ -75,36 +76,30 @@ class GptTask(Task):
         task = self.task = config.task
         if task.length > task.model.context:
             raise ValueError(f"length={task.length} exceeds the model's context={task.model.context}")
-        if task.data is None:
-            if task.tokenizer == "bytes" and task.model.vocab != BYTE_VOCAB:
-                raise ValueError(
-                    f"this recipe has a vocabulary of {task.model.vocab} tokens and needs its data: pass --task.data "
-                    f"SHARDS (see steadynorm data --help); the embedded text is bytes, {BYTE_VOCAB} tokens"
-                )
-            (train, self.validation), checksums = sotu_shards(tokenizer=task.tokenizer), {}
-        else:
-            train, self.validation = (shards.shard_paths(task.data, split) for split in ("train", "val"))
-            checksums = shards.shard_checksums(task.data)
+        if task.data is None and task.tokenizer == "bytes" and task.model.vocab != BYTE_VOCAB:
+            raise ValueError(
+                f"this recipe has a vocabulary of {task.model.vocab} tokens and needs its data: pass --task.data "
+                f"SHARDS (see steadynorm data --help); the embedded text is bytes, {BYTE_VOCAB} tokens"
+            )
+        folder = sotu_shards(task.tokenizer) if task.data is None else task.data
+        train, validation = (shards.shard_paths(folder, split) for split in ("train", "val"))
         self.chances = None if task.model.tied else visit_chances(train, task.model.vocab, config.batch * task.length)
-        self.unverified = {path: checksums[path] for path in self.validation if path in checksums}
         self.tokens = config.batch * task.length
-        self.loader = token_loader.TokenLoader(
-            train, batch=config.batch, length=task.length, rank=rank, world=world, vocab=task.model.vocab,
-            shuffle=config.seed if task.shuffle else None, checksums=checksums,
-        )  # fmt: skip
+        common: dict[str, Any] = {
+            "length": task.length, "rank": rank, "world": world, "vocab": task.model.vocab,
+            "checksums": shards.shard_checksums(folder),
+        }  # fmt: skip
+        self.loader = TokenLoader(train, batch=config.batch, shuffle=config.seed if task.shuffle else None, **common)
+        self.validation = TokenLoader(validation, batch=self._validation_batch(), repeat=False, **common)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         return model(*batch)
 
     def evaluate(self, model: nn.Module, device: torch.device) -> dict[str, Tensor]:
         total, count = torch.zeros((), dtype=torch.float64, device=device), 0
-        for inputs, targets in token_loader.validation_batches(
-            self.validation, batch=self._validation_batch(), length=self.task.length, max_tokens=self.task.eval_tokens,
-            rank=self.rank, world=self.world, vocab=self.task.model.vocab, checksums=self.unverified,
-        ):  # fmt: skip
+        for inputs, targets in self.validation.first(self.task.eval_tokens):
             total += model(inputs.to(device), targets.to(device)).double() * targets.numel()
             count += targets.numel()
-        self.unverified = {}
         sums = {"count": torch.tensor(float(count), dtype=torch.float64, device=device), "val_loss": total}
         if self.chances is not None:
             weight = self.bare.embedding.weight
@@ -127,20 +122,14 @@ class VitTask(Task):
         self.tokens = config.batch
         self.loader = images.ImageLoader(
             train, batch=config.batch, augment=augment, seed=config.seed, rank=rank, world=world,
-            workers=task.workers, lead=task.mixup > 0 and world > 1, pin=torch.cuda.is_available(),
+            workers=task.workers, lead=task.mixup > 0 and world > 1,
         )  # fmt: skip
 
     def batches(self) -> Iterator[Batch]:
-        classes = self.task.model.classes
+        classes, p, lead = self.task.model.classes, self.task.mixup, self.loader.lead
         for pictures, labels in self.loader:
-            step = self.loader.position // self.config.batch
-            if self.task.mixup > 0:
-                yield mixup(
-                    normalize(pictures), labels, generator_for("mixup", self.config.seed, step), classes=classes,
-                    p=self.task.mixup, lead=self.world > 1,
-                )  # fmt: skip
-            else:
-                yield normalize(pictures), functional.one_hot(labels, classes).float()
+            generator = generator_for("mixup", self.config.seed, self.loader.position // self.config.batch)
+            yield mixup(normalize(pictures), labels, generator, classes=classes, p=p, lead=lead)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         pictures, soft = batch
