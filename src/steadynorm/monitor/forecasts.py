@@ -12,24 +12,16 @@ from steadynorm.decay.families import Family
 from steadynorm.decay.hold import BALANCE_STEPS, held_target, hold_of
 from steadynorm.decay.rule import Group, applied_weight_decay, is_skipped
 from steadynorm.monitor.layers import Layer
-from steadynorm.monitor.track import ForecastTrack, HeldStep, Start, StepParams
+from steadynorm.monitor.track import ForecastTrack, Start, StepParams
 from steadynorm.monitor.transfer import SKIPS, UPDATE, Values
 from steadynorm.theory import Overlap
 
 
 class Mark(NamedTuple):
-    """Where the track of a layer stood when a record was taken."""
+    """Where a layer stood on its track when a record was taken."""
 
-    end: int  # how many steps were pending, missed ones included
-    moved: bool  # whether the layer had a gradient in the recorded step
-
-
-class Position(NamedTuple):
-    """A mark after its track has advanced."""
-
-    track: ForecastTrack
-    at: int  # how many of the steps last advanced over had been taken
-    moved: bool  # whether the last of them was the recorded step
+    at: int  # after how many of the pending steps; once its track has advanced, only those that the layer took count
+    moved: bool  # whether the layer took the recorded step
 
 
 class Forecasts:
@@ -43,6 +35,7 @@ class Forecasts:
         self.update_norms_sq: dict[Layer, float] = {}  # U^2 of each layer that has a forecast
         self.nominal_norms_sq: dict[Layer, float] = {}  # U^2 of an exact update, where the family has one
         self.skips: dict[Layer, int] = {}  # updates skipped until the last advance, where the optimizer counts them
+        self.advanced: dict[Layer, ForecastTrack] = {}  # the track with each layer's last forecasts
         self._missed: defaultdict[Layer, set[int]] = defaultdict(set)  # pending steps that a layer did not take
         self._dropped: set[Layer] = set()  # layers to which only records still refer
 
@@ -106,25 +99,23 @@ class Forecasts:
     def _step_params(self, track: ForecastTrack, layer: Layer) -> StepParams:
         group = self._group(layer)
         lr = float(group["lr"])
-        decay = applied_weight_decay(self.optimizer, group, layer.parameter)
-        held = self._held_step(layer, lr * decay)
-        return StepParams(lr, lr * decay, track.family.filter(group), held)
+        eta = lr * applied_weight_decay(self.optimizer, group, layer.parameter)
+        keep, held_at = self._held_step(layer, eta) or ((1 - eta) ** 2, None)
+        return StepParams(lr, eta, track.family.filter(group), keep, held_at)
 
-    def _held_step(self, layer: Layer, eta: float) -> HeldStep | None:
-        """Return what holds the norm of a layer in place of open-loop decay, if anything does."""
+    def _held_step(self, layer: Layer, eta: float) -> tuple[float, float] | None:
+        """Return k and C^2 of a norm that is held, N <- k N + (1 - k) C^2; None if open-loop decay controls it."""
         group, family = self._group(layer), self.family
         hold = hold_of(group)
         if hold == "decay" or family is None or is_skipped(group, layer.parameter):
             return None
         norm_sq = held_target(group, family, layer.shape)
         if norm_sq is None:
-            return HeldStep(1.0, 0.0) if hold == "fixed" else None  # fixed where it is
+            return (1.0, 0.0) if hold == "fixed" else None  # fixed where it is
         keep = 0.0 if hold == "fixed" else theory.balance_keep(eta, group.get("balance_steps", BALANCE_STEPS))
-        return HeldStep(keep if float(group["lr"]) > 0 else 1.0, norm_sq / self.update_norms_sq[layer])
+        return keep if float(group["lr"]) > 0 else 1.0, norm_sq / self.update_norms_sq[layer]
 
-    def advance(
-        self, records: Sequence[tuple[Mapping[Layer, Mark], Values]], now: Values
-    ) -> list[dict[Layer, Position]]:
+    def advance(self, records: Sequence[tuple[Mapping[Layer, Mark], Values]], now: Values) -> list[dict[Layer, Mark]]:
         """Advance all tracks; layers of a track that did not take the same steps part.
 
         Args:
@@ -132,7 +123,7 @@ class Forecasts:
             now: Values that hold the skipped updates until now.
 
         Returns:
-            The positions of each record, whose forecasts are available until the next call.
+            The marks of each record among the steps taken; `advanced` has their forecasts until the next call.
         """
         self._miss_skipped(records, _skips_in(now))
         marks = [{layer: self._without_missed(layer, mark) for layer, mark in own.items()} for own, _ in records]
@@ -141,9 +132,8 @@ class Forecasts:
             for layer, mark in own.items():
                 update_sq = values.get((UPDATE, layer), math.nan)
                 if mark.moved and 0 <= update_sq < math.inf:
-                    lengths[layer][mark.end - 1] = math.sqrt(update_sq / self.update_norms_sq[layer])
-        before, self.tracks = self.tracks, []
-        parts: dict[Layer, ForecastTrack] = {}
+                    lengths[layer][mark.at - 1] = math.sqrt(update_sq / self.update_norms_sq[layer])
+        before, self.tracks, self.advanced = self.tracks, [], {}
         for track in before:
             alike: dict[frozenset[int], list[Layer]] = {}
             for layer in track.layers:
@@ -152,11 +142,11 @@ class Forecasts:
                 part = track.part(layers, missed)
                 part.advance(self.starts, lengths)
                 self.tracks.append(part)
-                parts |= dict.fromkeys(layers, part)
+                self.advanced |= dict.fromkeys(layers, part)
         self._forget(self._dropped)
         self._missed.clear()
         self._dropped.clear()
-        return [{layer: Position(parts[layer], *mark) for layer, mark in own.items()} for own in marks]
+        return marks
 
     def _miss_skipped(self, records: Sequence[tuple[Mapping[Layer, Mark], Values]], now: Mapping[Layer, int]) -> None:
         """Add the steps that each layer skipped to those that it missed.
@@ -169,7 +159,7 @@ class Forecasts:
         for marks, skips in (*((marks, _skips_in(values)) for marks, values in records), (last, now)):
             for layer, count in skips.items():
                 if layer in marks:
-                    begin, end = seen.get(layer, 0), marks[layer].end
+                    begin, end = seen.get(layer, 0), marks[layer].at
                     if (more := count - self.skips.get(layer, 0)) > 0:
                         taken = [k for k in range(begin, end) if k not in self._missed[layer]]
                         self._missed[layer].update(taken[-more:])
@@ -178,7 +168,7 @@ class Forecasts:
 
     def _without_missed(self, layer: Layer, mark: Mark) -> Mark:
         missed = self._missed[layer]
-        return Mark(mark.end - sum(k < mark.end for k in missed), mark.moved and mark.end - 1 not in missed)
+        return Mark(mark.at - sum(k < mark.at for k in missed), mark.moved and mark.at - 1 not in missed)
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Return the tracks, which must not have pending steps, as plain values and tensors."""

@@ -226,10 +226,10 @@ class Monitor:
         start_values, record_values = fetched[: len(start_rows)], fetched[len(start_rows) :]
         for (layers, _), values in zip(start_rows, start_values, strict=True):
             self._forecasts.start(layers, values)
-        marks = [snapshot.marks for snapshot in snapshots]
-        advanced = self._forecasts.advance(list(zip(marks, record_values, strict=True)), now)
-        for snapshot, values, positions in zip(snapshots, record_values, advanced, strict=True):
-            self._records.append(compose(snapshot, values, positions, self._forecasts))
+        pairs = [(snapshot.marks, values) for snapshot, values in zip(snapshots, record_values, strict=True)]
+        advanced = self._forecasts.advance(pairs, now)
+        for snapshot, values, marks in zip(snapshots, record_values, advanced, strict=True):
+            self._records.append(compose(snapshot, values, marks, self._forecasts))
             self._history.add(self._records[-1])
 
     # --- checkpoints

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, geometric_mean
 from typing import NamedTuple
 
-from steadynorm.monitor.forecasts import Forecasts, Mark, Position
+from steadynorm.monitor.forecasts import Forecasts, Mark
 from steadynorm.monitor.layers import PEAK_LMOS, Layer
 from steadynorm.monitor.transfer import ALONG, BEFORE, UPDATE, WAITED, Row, Values
 from steadynorm.records.role_norms import ROLE_LABELS, SPLIT
@@ -27,25 +27,25 @@ class Snapshot(NamedTuple):
     row: Row  # the values on the device
 
 
-def compose(snapshot: Snapshot, values: Values, positions: Mapping[Layer, Position], forecasts: Forecasts) -> Record:
-    """Return the record of one step from what was measured in it; its forecasts must be those advanced last."""
+def compose(snapshot: Snapshot, values: Values, marks: Mapping[Layer, Mark], forecasts: Forecasts) -> Record:
+    """Return the record of one step from what was measured in it, and its marks in the last advance of the forecasts."""
     matrices: dict[Layer, list[float]] = {}
     for (kind, what), value in values.items():
         if kind == "spectral":
             matrices.setdefault(what[0], []).append(value)
     layers: dict[Layer, Record] = {}
     for layer in snapshot.layers:
-        position, lr = positions.get(layer), snapshot.lrs[layer.group]
+        mark, lr = marks.get(layer), snapshot.lrs[layer.group]
         if values.get((WAITED, layer), 0) > 0:
-            position = None  # slices that waited did not decay either
-        forecast, forecast_measured, expected = _forecast(layer, values, position, forecasts)
+            mark = None  # slices that waited did not decay either
+        forecast, forecast_measured, expected = _forecast(layer, values, mark, forecasts)
         cosine, relative_update, angle = _motion(layer, values, lr, is_fixed=snapshot.holds[layer.group] == "fixed")
         layers[layer] = {
             "norm": finite(values.get(("norm", layer))),
             "target": snapshot.targets.get(layer),
             "forecast": forecast,
             "forecast_measured": forecast_measured,
-            "update_norm": _update_norm(layer, values, position, forecasts.nominal_norms_sq),
+            "update_norm": _update_norm(layer, values, mark, forecasts),
             "relative_update": relative_update,
             "angle": angle,
             "grad": finite(values.get(("grad", layer))),
@@ -70,28 +70,26 @@ def compose(snapshot: Snapshot, values: Values, positions: Mapping[Layer, Positi
 
 
 def _forecast(
-    layer: Layer, values: Values, position: Position | None, forecasts: Forecasts
+    layer: Layer, values: Values, mark: Mark | None, forecasts: Forecasts
 ) -> tuple[float | None, float | None, float | None]:
     """Return the forecast norm after the step, that with measured updates, and the expected alignment in the step."""
-    if position is None:
+    if mark is None:
         return None, None, None
-    track, at, moved = position
+    track, at = forecasts.advanced[layer], mark.at
     unit, start = forecasts.update_norms_sq[layer], forecasts.starts[layer]
     norm, measured = (finite(track.norm(at, unit, start, known)) for known in (None, layer))
-    if not moved:
+    if not mark.moved:
         return norm, measured, None
     grad, theta_sq, u_sq = (values.get((kind, layer), math.nan) for kind in ("grad", BEFORE, UPDATE))
     return norm, measured, finite(track.cosine(at, unit, start, grad, math.sqrt(theta_sq), math.sqrt(u_sq)))
 
 
-def _update_norm(
-    layer: Layer, values: Values, position: Position | None, nominal_norms_sq: Mapping[Layer, float]
-) -> float | None:
+def _update_norm(layer: Layer, values: Values, mark: Mark | None, forecasts: Forecasts) -> float | None:
     """Return |u| over its nominal length: that of an exact lmo; of Adam's the expected one, for gradients of pure noise."""
-    if position is None or not position.moved or layer not in nominal_norms_sq:
+    if mark is None or not mark.moved or layer not in forecasts.nominal_norms_sq:
         return None
-    length = math.sqrt(values.get((UPDATE, layer), math.nan) / nominal_norms_sq[layer])
-    return finite(length / position.track.gains[position.at - 1])
+    length = math.sqrt(values.get((UPDATE, layer), math.nan) / forecasts.nominal_norms_sq[layer])
+    return finite(length / forecasts.advanced[layer].gains[mark.at - 1])
 
 
 def _motion(

@@ -39,25 +39,14 @@ class Start(NamedTuple):
     updates: int  # that it had received, where the optimizer counts them
 
 
-class HeldStep(NamedTuple):
-    """What a step does to a norm that is held: N <- keep N + (1 - keep) C^2."""
-
-    keep: float
-    steady_norm_sq: float
-
-
 class StepParams(NamedTuple):
     """What the forecast needs to know of one step."""
 
     lr: float
     eta: float
     filter: Filter
-    held: HeldStep | None = None
-
-    @property
-    def keep(self) -> float:
-        """The factor of what is left of the start."""
-        return (1 - self.eta) ** 2 if self.held is None else self.held.keep
+    keep: float = 1.0  # the factor of what is left of the start, or k where the norm is held
+    held_at: float | None = None  # C^2, where the norm is held
 
 
 class MeasuredForecast(NamedTuple):
@@ -230,12 +219,12 @@ class ForecastTrack:
 
 def _hold(norms: np.ndarray, pending: Sequence[StepParams]) -> np.ndarray:
     """Return N before the first and after each step, (steps + 1, ...), given that of the open loop."""
-    if all(params.held is None for params in pending):
+    if all(params.held_at is None for params in pending):
         return norms
     held = norms.copy()
     for t, params in enumerate(pending):
-        if params.held is None:
+        if params.held_at is None:
             held[t + 1] = params.keep * (held[t] - norms[t]) + norms[t + 1]
         else:
-            held[t + 1] = params.keep * held[t] + (1 - params.keep) * params.held.steady_norm_sq
+            held[t + 1] = params.keep * held[t] + (1 - params.keep) * params.held_at
     return held
