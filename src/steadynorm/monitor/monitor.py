@@ -89,7 +89,7 @@ class Monitor:
         self._family = forecast_family(optimizer)
         self._probe = Probe(optimizer, alignment=alignment)
         self._forecasts = Forecasts(optimizer, self._family if forecast else None)
-        self._param_ids: tuple[Any, ...] = ()  # the parameters that the probe measures
+        self._param_ids: list[list[int]] = []  # the parameters that the probe measures, by group
         self._start_rows: list[tuple[list[Layer], Row]] = []  # starts that are still on the device
         self._snapshots: list[Snapshot] = []
         self._records: list[Record] = []
@@ -197,8 +197,7 @@ class Monitor:
 
     def _refresh(self) -> None:
         """Measure the parameters that the optimizer has now; new ones start their forecast here."""
-        groups = self.optimizer.param_groups
-        ids = tuple(id(p) for group in groups for p in group["params"]), tuple(len(g["params"]) for g in groups)
+        ids = [[id(p) for p in group["params"]] for group in self.optimizer.param_groups]
         if ids == self._param_ids:
             return
         old = {(layer.name, layer.group, layer.parameter): layer for layer in self._probe.layers}

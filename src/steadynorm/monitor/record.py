@@ -54,14 +54,14 @@ def compose(snapshot: Snapshot, values: Values, marks: Mapping[Layer, Mark], for
             "excess": None if cosine is None or expected is None else cosine - expected,
             "spectral": _geometric(matrices.get(layer, [])),
         }
-    nonempty = [own for layer, own in layers.items() if layer.parameter.numel()]
+    nonempty = {layer: own for layer, own in layers.items() if layer.parameter.numel()}
     record: Record = {
         "step": snapshot.host_values["step"],
         "weight_norm": _total([value for (kind, _), value in values.items() if kind == "norm"]),
         "grad_norm": _total([value for (kind, _), value in values.items() if kind == "grad"]),
         **_lmo_norms(snapshot.layers, values, matrices),
-        **{key: _total([own[quantity] for own in nonempty]) for key, quantity in SPLIT.items() if key != "weight_norm"},
-        **_by_role(layers),
+        **{key: _total([own[SPLIT[key]] for own in nonempty.values()]) for key in SPLIT if key != "weight_norm"},
+        **_by_role(nonempty),
         **_means(layers, snapshot.labels),
         **{key: finite(value) for key, value in snapshot.host_values.items()},
         **{what: finite(value) for (kind, what), value in values.items() if kind == "log"},
@@ -135,10 +135,10 @@ def _lmo_norms(layers: Sequence[Layer], values: Values, matrices: Mapping[Layer,
 
 def _by_role(layers: Mapping[Layer, Record]) -> Record:
     """Return norms by role, if there are several roles, and the mean length of updates and excess alignment."""
-    present = {layer.role for layer in layers if layer.parameter.numel()}
+    present = {layer.role for layer in layers}
     values: Record = {}
     for role in (role for role in ROLE_LABELS if role in present and len(present) > 1):
-        own = [record for layer, record in layers.items() if layer.role == role and layer.parameter.numel()]
+        own = [record for layer, record in layers.items() if layer.role == role]
         values |= {f"{key}/{role}": _total([record[quantity] for record in own]) for key, quantity in SPLIT.items()}
         for quantity in ("update_norm", "excess"):
             values[f"{LAYER_QUANTITIES[quantity]}/{role}"] = _mean([record[quantity] for record in own])
