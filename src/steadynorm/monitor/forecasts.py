@@ -1,7 +1,9 @@
-"""The forecasts of all layers of an optimizer, and how tracks split when their layers stop moving together."""
+"""The forecasts of all layers of an optimizer, and how tracks part when their layers did not take the same steps."""
 
+import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.optim import Optimizer
 
@@ -10,38 +12,41 @@ from steadynorm.decay.families import Family
 from steadynorm.decay.hold import BALANCE_STEPS, held_target, hold_of
 from steadynorm.decay.rule import Group, applied_weight_decay, is_skipped
 from steadynorm.monitor.layers import Layer
-from steadynorm.monitor.track import ForecastTrack, HeldStep, RecordView, Start, StepParams, TrackPosition
+from steadynorm.monitor.track import ForecastTrack, Start, StepParams
+from steadynorm.monitor.transfer import SKIPS, UPDATE, Values
 from steadynorm.theory import Overlap
 
-_NONE_SKIPPED: frozenset[int] = frozenset()
+
+class Mark(NamedTuple):
+    """Where a layer stood on its track when a record was taken."""
+
+    at: int  # after how many of the pending steps; once its track has advanced, only those that the layer took count
+    moved: bool  # whether the layer took the recorded step
 
 
 class Forecasts:
-    """The tracks of all layers of one optimizer.
-
-    Attributes:
-        tracks: One per set of layers that have moved together.
-        update_norms_sq: U^2 of each layer that has a forecast.
-        nominal_norms_sq: U^2 of an exact update, where the family has one.
-        skips: Updates that each layer had skipped at the last advance, where the optimizer counts them.
-    """
+    """The tracks of all layers of one optimizer."""
 
     def __init__(self, optimizer: Optimizer, family: Family | None):
         self.optimizer = optimizer
         self.family = family  # None: nothing to forecast
-        self.tracks: list[ForecastTrack] = []
-        self.update_norms_sq: dict[Layer, float] = {}
-        self.nominal_norms_sq: dict[Layer, float] = {}
-        self.skips: dict[Layer, int] = {}
+        self.tracks: list[ForecastTrack] = []  # one per set of layers that had taken the same steps at the last advance
+        self.starts: dict[Layer, Start] = {}
+        self.update_norms_sq: dict[Layer, float] = {}  # U^2 of each layer that has a forecast
+        self.nominal_norms_sq: dict[Layer, float] = {}  # U^2 of an exact update, where the family has one
+        self.skips: dict[Layer, int] = {}  # updates skipped until the last advance, where the optimizer counts them
+        self.advanced: dict[Layer, ForecastTrack] = {}  # the track with each layer's last forecasts
+        self._missed: defaultdict[Layer, set[int]] = defaultdict(set)  # pending steps that a layer did not take
+        self._dropped: set[Layer] = set()  # layers to which only records still refer
 
     def add(self, layers: Iterable[Layer]) -> None:
-        """Start a forecast for layers that are new."""
+        """Begin a forecast for layers that are new."""
         family = self.family
         if family is None:
             return
         alike: dict[tuple[int, str, bool, float], list[Layer]] = {}
         for layer in (layer for layer in layers if layer.parameter.numel()):
-            group = self.optimizer.param_groups[layer.group]
+            group = self._group(layer)
             if (nominal := family.nominal_norm_sq(layer.shape, group)) is not None:
                 self.nominal_norms_sq[layer] = nominal
             if hold_of(group) == "decay" and group.get("cautious"):
@@ -49,125 +54,121 @@ class Forecasts:
             if (unit := family.update_norm_sq(layer.shape, group)) is not None:
                 self.update_norms_sq[layer] = unit
                 share = 1.0 if nominal is None or hold_of(group) == "decay" else nominal / unit
-                key = (layer.group, self._kernel(family, layer).name, is_skipped(group, layer.parameter), share)
+                kernel = family.kernel(layer.shape, group)
+                key = (layer.group, kernel.name, is_skipped(group, layer.parameter), share)
                 alike.setdefault(key, []).append(layer)
         for members in alike.values():
-            kernel, own = self._kernel(family, members[0]), family.of(self._group(members[0]))
+            own, kernel = self._kind(family, members[0])
             self.tracks.append(ForecastTrack(own, kernel, tuple(members), theory.initial_state(kernel)))
 
-    def _kernel(self, family: Family, layer: Layer) -> Overlap:
-        return family.kernel(layer.shape, self._group(layer))
+    def _kind(self, family: Family, layer: Layer) -> tuple[Family, Overlap]:
+        return family.of(self._group(layer)), family.kernel(layer.shape, self._group(layer))
 
     def _group(self, layer: Layer) -> Group:
         return self.optimizer.param_groups[layer.group]
 
+    def start(self, layers: Iterable[Layer], values: Values) -> None:
+        """Keep where new layers started."""
+        for layer in layers:
+            norm, momentum, count = (values.get((kind, layer), 0.0) for kind in ("norm", "momentum", "count"))
+            self.starts[layer] = Start(norm**2, momentum > 0, int(count))
+        self.skips |= _skips_in(values)
+
     def drop(self, layers: set[Layer]) -> None:
-        """Forget layers that the optimizer no longer has."""
+        """Forget layers that the optimizer no longer has, once the records that show them are made."""
+        self._dropped |= layers
+
+    def _forget(self, layers: set[Layer]) -> None:
         for track in self.tracks:
             track.layers = tuple(layer for layer in track.layers if layer not in layers)
         self.tracks = [track for track in self.tracks if track.layers]
 
-    def note_step(self, moved: set[Layer]) -> list[TrackPosition]:
-        """Append the step just taken to the tracks of the layers that had a gradient; return where each track stands."""
-        for track in list(self.tracks):
-            if moved.issuperset(track.layers):
-                continue
-            behind = tuple(layer for layer in track.layers if layer not in moved)
-            if len(behind) < len(track.layers):
-                track.layers = tuple(layer for layer in track.layers if layer in moved)
-                self.tracks.append(track.copy(behind))
-        positions = []
+    def note_step(self, moved: set[Layer]) -> dict[Layer, Mark]:
+        """Append the step just taken to the tracks of the layers that had a gradient; return where each layer stands."""
+        marks = {}
         for track in self.tracks:
-            if moves := track.layers[0] in moved:
-                track.pending.append(self._step_params(track))
-            positions.append(TrackPosition(track, track.layers, len(track.pending), moves))
-        return positions
+            if first := next((layer for layer in track.layers if layer in moved), None):
+                for layer in track.layers:
+                    if layer not in moved:
+                        self._missed[layer].add(len(track.pending))
+                # lr and kernel are the same for all layers of a track, so the decay is as well
+                track.pending.append(self._step_params(track, first))
+            marks |= {layer: Mark(len(track.pending), layer in moved) for layer in track.layers}
+        return marks
 
-    def _step_params(self, track: ForecastTrack) -> StepParams:
-        first = track.layers[0]  # lr and kernel are the same for all layers, so the decay is as well
-        group = self.optimizer.param_groups[first.group]
+    def _step_params(self, track: ForecastTrack, layer: Layer) -> StepParams:
+        group = self._group(layer)
         lr = float(group["lr"])
-        decay = applied_weight_decay(self.optimizer, group, first.parameter)
-        held = self._held_step(first, lr * decay)
-        return StepParams(lr, lr * decay, track.family.filter(group), held)
+        eta = lr * applied_weight_decay(self.optimizer, group, layer.parameter)
+        keep, held_at = self._held_step(layer, eta) or ((1 - eta) ** 2, None)
+        return StepParams(lr, eta, track.family.filter(group), keep, held_at)
 
-    def _held_step(self, layer: Layer, eta: float) -> HeldStep | None:
-        """Return what holds the norm of a layer in place of open-loop decay, if anything does."""
-        group, family = self.optimizer.param_groups[layer.group], self.family
+    def _held_step(self, layer: Layer, eta: float) -> tuple[float, float] | None:
+        """Return k and C^2 of a norm that is held, N <- k N + (1 - k) C^2; None if open-loop decay controls it."""
+        group, family = self._group(layer), self.family
         hold = hold_of(group)
         if hold == "decay" or family is None or is_skipped(group, layer.parameter):
             return None
         norm_sq = held_target(group, family, layer.shape)
         if norm_sq is None:
-            return HeldStep(1.0, 0.0) if hold == "fixed" else None  # fixed where it is
+            return (1.0, 0.0) if hold == "fixed" else None  # fixed where it is
         keep = 0.0 if hold == "fixed" else theory.balance_keep(eta, group.get("balance_steps", BALANCE_STEPS))
-        return HeldStep(keep if float(group["lr"]) > 0 else 1.0, norm_sq / self.update_norms_sq[layer])
+        return keep if float(group["lr"]) > 0 else 1.0, norm_sq / self.update_norms_sq[layer]
 
-    def advance(
-        self, starts: Mapping[Layer, Start], views: Sequence[RecordView], skips: Mapping[Layer, int]
-    ) -> list[list[TrackPosition]]:
-        """Advance all tracks, including those that only records still refer to.
-
-        Layers of a track that skipped different steps part.
+    def advance(self, records: Sequence[tuple[Mapping[Layer, Mark], Values]], now: Values) -> list[dict[Layer, Mark]]:
+        """Advance all tracks; layers of a track that did not take the same steps part.
 
         Args:
-            starts: Where each layer started.
-            views: What each record since the last call knows.
-            skips: Updates that each layer has skipped until now.
+            records: The marks and the measured values of each record since the last call.
+            now: Values that hold the skipped updates until now.
 
         Returns:
-            The positions of each record, whose forecasts are available until the next call.
+            The marks of each record among the steps taken; `advanced` has their forecasts until the next call.
         """
-        skipped, lengths = self._skipped_steps(views, skips), _lengths(views)
-        followers: dict[ForecastTrack, dict[Layer, None]] = {t: dict.fromkeys(t.layers) for t in self.tracks}
-        for position in (position for view in views for position in view.positions):
-            followers.setdefault(position.track, {}).update(dict.fromkeys(position.layers))
-        parted = {
-            track: self._advance_track(track, layers, starts, lengths, skipped) for track, layers in followers.items()
-        }
-        return [
-            [part for position in view.positions for part in _split(position, parted[position.track], skipped)]
-            for view in views
-        ]
+        self._miss_skipped(records, _skips_in(now))
+        marks = [{layer: self._without_missed(layer, mark) for layer, mark in own.items()} for own, _ in records]
+        lengths: defaultdict[Layer, dict[int, float]] = defaultdict(dict)
+        for own, (_, values) in zip(marks, records, strict=True):
+            for layer, mark in own.items():
+                update_sq = values.get((UPDATE, layer), math.nan)
+                if mark.moved and 0 <= update_sq < math.inf:
+                    lengths[layer][mark.at - 1] = math.sqrt(update_sq / self.update_norms_sq[layer])
+        before, self.tracks, self.advanced = self.tracks, [], {}
+        for track in before:
+            alike: dict[frozenset[int], list[Layer]] = {}
+            for layer in track.layers:
+                alike.setdefault(frozenset(self._missed[layer]), []).append(layer)
+            for missed, layers in alike.items():
+                part = track.part(layers, missed)
+                part.advance(self.starts, lengths)
+                self.tracks.append(part)
+                self.advanced |= dict.fromkeys(layers, part)
+        self._forget(self._dropped)
+        self._missed.clear()
+        self._dropped.clear()
+        return marks
 
-    def _advance_track(
-        self,
-        track: ForecastTrack,
-        layers: Iterable[Layer],
-        starts: Mapping[Layer, Start],
-        lengths: Mapping[Layer, Mapping[int, float]],
-        skipped: Mapping[Layer, frozenset[int]],
-    ) -> dict[frozenset[int], ForecastTrack]:
-        """Advance a track, split into as many as there are sets of skipped steps among its layers."""
-        alike: dict[frozenset[int], list[Layer]] = {}
-        for layer in layers:
-            alike.setdefault(skipped.get(layer, _NONE_SKIPPED), []).append(layer)
-        current, parts = set(track.layers), {}
-        copies = [track.copy() for _ in range(len(alike) - 1)]
-        for (steps, members), part in zip(alike.items(), (track, *copies), strict=True):
-            part.layers = tuple(layer for layer in members if layer in current)
-            part.advance({layer: starts[layer] for layer in members}, lengths, steps)
-            parts[steps] = part
-        self.tracks += [part for part in copies if part.layers]
-        return parts
-
-    def _skipped_steps(self, views: Sequence[RecordView], skips: Mapping[Layer, int]) -> dict[Layer, frozenset[int]]:
-        """Return the pending steps that each layer did not take.
+    def _miss_skipped(self, records: Sequence[tuple[Mapping[Layer, Mark], Values]], now: Mapping[Layer, int]) -> None:
+        """Add the steps that each layer skipped to those that it missed.
 
         There are as many as its counter went up by, and they are taken to be the last ones between two records. With
         every=1 there is only one; otherwise it is unknown which they were.
         """
-        steps: dict[Layer, set[int]] = {layer: set() for layer, now in skips.items() if now > self.skips.get(layer, 0)}
-        at, count = dict.fromkeys(steps, 0), {layer: self.skips.get(layer, 0) for layer in steps}
-        ends = [(layer, len(track.pending), skips) for track in self.tracks for layer in track.layers]
-        seen = [(layer, p.at, view.skips) for view in views for p in view.positions for layer in p.layers]
-        for layer, end, counts in (*seen, *ends) if steps else ():
-            if layer in steps and layer in counts:
-                more = counts[layer] - count[layer]
-                steps[layer].update(range(max(at[layer], end - more), end))
-                at[layer], count[layer] = end, counts[layer]
-        self.skips |= skips
-        return {layer: frozenset(indices) for layer, indices in steps.items() if indices}
+        last = {layer: Mark(len(track.pending), moved=False) for track in self.tracks for layer in track.layers}
+        seen: dict[Layer, int] = {}
+        for marks, skips in (*((marks, _skips_in(values)) for marks, values in records), (last, now)):
+            for layer, count in skips.items():
+                if layer in marks:
+                    begin, end = seen.get(layer, 0), marks[layer].at
+                    if (more := count - self.skips.get(layer, 0)) > 0:
+                        taken = [k for k in range(begin, end) if k not in self._missed[layer]]
+                        self._missed[layer].update(taken[-more:])
+                    seen[layer] = end
+            self.skips |= skips
+
+    def _without_missed(self, layer: Layer, mark: Mark) -> Mark:
+        missed = self._missed[layer]
+        return Mark(mark.at - sum(k < mark.at for k in missed), mark.moved and mark.at - 1 not in missed)
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Return the tracks, which must not have pending steps, as plain values and tensors."""
@@ -180,32 +181,11 @@ class Forecasts:
         loaded = []
         for saved in state:
             layers = tuple(by_name[name] for name in saved["layers"])
-            kernel, own = self._kernel(self.family, layers[0]), self.family.of(self._group(layers[0]))
-            loaded.append(ForecastTrack.from_state_dict(saved, own, kernel, layers))
-        self.drop({layer for track in loaded for layer in track.layers})
+            loaded.append(ForecastTrack.from_state_dict(saved, *self._kind(self.family, layers[0]), layers))
+        self._forget({layer for track in loaded for layer in track.layers})
         self.tracks += loaded
 
 
-def _lengths(views: Sequence[RecordView]) -> dict[Layer, dict[int, float]]:
-    """Return the measured lengths of each layer by index of the pending step."""
-    lengths: dict[Layer, dict[int, float]] = {}
-    for view in views:
-        for position in (position for position in view.positions if position.moved):
-            for layer in (layer for layer in position.layers if layer in view.lengths):
-                lengths.setdefault(layer, {})[position.at - 1] = view.lengths[layer]
-    return lengths
-
-
-def _split(
-    position: TrackPosition,
-    parted: Mapping[frozenset[int], ForecastTrack],
-    skipped: Mapping[Layer, frozenset[int]],
-) -> list[TrackPosition]:
-    """Return a position per track that its layers follow after their track has parted."""
-    parts = []
-    for steps, track in parted.items():
-        layers = tuple(layer for layer in position.layers if skipped.get(layer, _NONE_SKIPPED) == steps)
-        if layers:
-            moved = position.moved and position.at - 1 not in steps
-            parts.append(TrackPosition(track, layers, position.at, moved))
-    return parts
+def _skips_in(values: Values) -> dict[Layer, int]:
+    """Return how many updates each layer has skipped, from a row's values."""
+    return {layer: round(value) for (kind, layer), value in values.items() if kind == SKIPS}

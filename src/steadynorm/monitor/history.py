@@ -21,7 +21,7 @@ class History:
     def add(self, record: Record) -> None:
         """Remember a record, if it is the stride's turn."""
         if self.count % self.stride == 0:
-            self.rows.append({key: value for key, value in record.items() if _is_read(key)})
+            self.rows.append({key: record[key] for key in record if key == "step" or key.partition("/")[0] in COLUMNS})
         self.count += 1
         if len(self.rows) == _MOST:
             self.rows, self.stride = self.rows[::2], 2 * self.stride
@@ -29,9 +29,8 @@ class History:
     def as_run(self) -> Run:
         """Return what is remembered in the form of a run."""
         keys = dict.fromkeys(key for row in self.rows for key in row if key != "step")
-        columns = {
-            key: np.array([row.get(key) for row in self.rows], dtype=np.float64) for key in keys
-        }  # None becomes nan
+        # None becomes nan
+        columns = {key: np.array([row.get(key) for row in self.rows], dtype=np.float64) for key in keys}
         steps = np.array([row["step"] for row in self.rows], dtype=np.int64)
         return Run("", {}, "", None, steps, columns, {}, total=self.count)
 
@@ -43,7 +42,3 @@ class History:
         """Restore what was saved; a state saved before there was a history has none."""
         self.rows = list(state.get("rows", ()))
         self.count, self.stride = int(state.get("count", 0)), int(state.get("stride", 1))
-
-
-def _is_read(key: str) -> bool:
-    return key == "step" or key.partition("/")[0] in COLUMNS

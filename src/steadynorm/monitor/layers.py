@@ -30,25 +30,15 @@ _ROLES_BY_LMO = {"sign": "output", "embedding": "embedding", "bias": "vectors"}
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One parameter of the optimizer.
+    """One parameter of the optimizer."""
 
-    Attributes:
-        name: What records call it.
-        parameter: The weights.
-        group: The index of its group.
-        lmo: The lmo whose norm is measured.
-        blocks: Which blocks of it are matrices of their own.
-        layout: How the weights are sharded, if they are a DTensor.
-        role: Its role in the model: hidden, output, embedding or vectors.
-    """
-
-    name: str
+    name: str  # what records call it
     parameter: Tensor
-    group: int
-    lmo: lmos.Lmo
-    blocks: BlockLayout
-    layout: Layout | None = None
-    role: str = "hidden"
+    group: int  # the index of its group
+    lmo: lmos.Lmo  # whose norm is measured
+    blocks: BlockLayout  # which blocks of it are matrices of their own
+    layout: Layout | None = None  # how the weights are sharded, if they are a DTensor
+    role: str = "hidden"  # in the model: hidden, output, embedding or vectors
 
     @property
     def local_weights(self) -> Tensor:

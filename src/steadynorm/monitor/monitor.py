@@ -11,14 +11,14 @@ from torch.optim import Optimizer
 
 from steadynorm.decay.hold import hold_of
 from steadynorm.decay.recognition import forecast_family, unwrap
-from steadynorm.monitor.forecasts import Forecasts
+from steadynorm.monitor.forecasts import Forecasts, Mark
 from steadynorm.monitor.group_values import group_labels, read_group_values, read_targets
 from steadynorm.monitor.history import History
 from steadynorm.monitor.layers import Layer, find_layers
 from steadynorm.monitor.probe import Probe
-from steadynorm.monitor.record import Snapshot, compose, lengths_in, skips_in
+from steadynorm.monitor.record import Snapshot, compose
 from steadynorm.monitor.spectral import products_per_record
-from steadynorm.monitor.track import RecordView, Start, TrackPosition
+from steadynorm.monitor.track import Start
 from steadynorm.monitor.transfer import Row, fetch
 from steadynorm.records.advice import advise
 from steadynorm.records.role_norms import ROLE_LABELS
@@ -89,8 +89,7 @@ class Monitor:
         self._family = forecast_family(optimizer)
         self._probe = Probe(optimizer, alignment=alignment)
         self._forecasts = Forecasts(optimizer, self._family if forecast else None)
-        self._param_ids: tuple[Any, ...] = ()  # the parameters that the probe measures
-        self._starts: dict[Layer, Start] = {}
+        self._param_ids: list[list[int]] = []  # the parameters that the probe measures, by group
         self._start_rows: list[tuple[list[Layer], Row]] = []  # starts that are still on the device
         self._snapshots: list[Snapshot] = []
         self._records: list[Record] = []
@@ -177,12 +176,12 @@ class Monitor:
             self._probe.see_gradients(self._row)
         self.steps += 1
         self._watched += 1
-        positions = self._forecasts.note_step(self._probe.moved)
+        marks = self._forecasts.note_step(self._probe.moved)
         if self._row is not None:
-            self._snapshots.append(self._snapshot(self._row, positions))
+            self._snapshots.append(self._snapshot(self._row, marks))
         self._row, self._logged = None, {}
 
-    def _snapshot(self, row: Row, positions: list[TrackPosition]) -> Snapshot:
+    def _snapshot(self, row: Row, marks: dict[Layer, Mark]) -> Snapshot:
         layers = self._probe.layers
         self._probe.measure(row, products_per_record(self.every))
         for name, value in self._logged.items():
@@ -194,12 +193,11 @@ class Monitor:
         groups = self.optimizer.param_groups
         lrs, holds = [float(group["lr"]) for group in groups], [hold_of(group) for group in groups]
         targets = read_targets(self.optimizer, layers, self._family)
-        return Snapshot(on_host, labels, lrs, holds, targets, layers, positions, row.close())
+        return Snapshot(on_host, labels, lrs, holds, targets, layers, marks, row.close())
 
     def _refresh(self) -> None:
         """Measure the parameters that the optimizer has now; new ones start their forecast here."""
-        groups = self.optimizer.param_groups
-        ids = tuple(id(p) for group in groups for p in group["params"]), tuple(len(g["params"]) for g in groups)
+        ids = [[id(p) for p in group["params"]] for group in self.optimizer.param_groups]
         if ids == self._param_ids:
             return
         old = {(layer.name, layer.group, layer.parameter): layer for layer in self._probe.layers}
@@ -226,20 +224,11 @@ class Monitor:
         )
         start_values, record_values = fetched[: len(start_rows)], fetched[len(start_rows) :]
         for (layers, _), values in zip(start_rows, start_values, strict=True):
-            for layer in layers:
-                norm, momentum, count = (values.get((kind, layer), 0.0) for kind in ("norm", "momentum", "count"))
-                self._starts[layer] = Start(norm**2, momentum > 0, int(count))
-            self._forecasts.skips |= skips_in(values)
-        forecasts = self._forecasts
-        views = [
-            RecordView(snapshot.positions, skips_in(values), lengths_in(values, forecasts.update_norms_sq))
-            for snapshot, values in zip(snapshots, record_values, strict=True)
-        ]
-        advanced = forecasts.advance(self._starts, views, skips_in(now))
-        for snapshot, values, positions in zip(snapshots, record_values, advanced, strict=True):
-            snapshot = snapshot._replace(positions=positions)
-            norms_sq = forecasts.update_norms_sq, forecasts.nominal_norms_sq
-            self._records.append(compose(snapshot, values, self._starts, *norms_sq))
+            self._forecasts.start(layers, values)
+        pairs = [(snapshot.marks, values) for snapshot, values in zip(snapshots, record_values, strict=True)]
+        advanced = self._forecasts.advance(pairs, now)
+        for snapshot, values, marks in zip(snapshots, record_values, advanced, strict=True):
+            self._records.append(compose(snapshot, values, marks, self._forecasts))
             self._history.add(self._records[-1])
 
     # --- checkpoints
@@ -255,7 +244,7 @@ class Monitor:
             "records": list(self._records),
             "apart": sorted(self._differing),
             "power": self._probe.power_vectors(),
-            "starts": {layer.name: list(self._starts[layer]) for layer in self._probe.layers},
+            "starts": {layer.name: list(self._forecasts.starts[layer]) for layer in self._probe.layers},
             "courses": self._forecasts.state_dict(),
             "skips": {layer.name: count for layer, count in self._forecasts.skips.items()},
             "history": self._history.state_dict(),
@@ -277,7 +266,7 @@ class Monitor:
                 f"Monitor: the saved state has {unknown[0]!r}, which the optimizer does not: another model?"
             )
         self._probe.load_power_vectors(state["power"])
-        self._starts |= {by_name[name]: Start(*values) for name, values in state["starts"].items()}
+        self._forecasts.starts |= {by_name[name]: Start(*values) for name, values in state["starts"].items()}
         self._forecasts.load_state_dict(state["courses"], by_name)
         self._forecasts.skips |= {by_name[name]: n for name, n in state.get("skips", {}).items() if name in by_name}
         waited = {by_name[name]: n.clone() for name, n in state.get("waited", {}).items() if name in by_name}

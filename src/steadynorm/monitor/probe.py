@@ -11,33 +11,25 @@ from steadynorm.decay.recognition import is_decoupled
 from steadynorm.decay.rule import applied_weight_decay
 from steadynorm.monitor.layers import PEAK_LMOS, Layer
 from steadynorm.monitor.norms import gradient, l2_norms, peak, totals
-from steadynorm.monitor.record import ALONG, BEFORE, SKIPS, UPDATE, WAITED
 from steadynorm.monitor.spectral import SpectralNorms, spectral_norms
-from steadynorm.monitor.transfer import Row
+from steadynorm.monitor.transfer import ALONG, BEFORE, SKIPS, UPDATE, WAITED, Row
 from steadynorm.optim.base import SteadyOptimizer
 from steadynorm.optim.placement import local
 from steadynorm.optim.sharding.layout import layout_of
 
 
 class Probe:
-    """Puts values of the weights, gradients and updates of one optimizer into rows.
-
-    Attributes:
-        layers: The layers measured.
-        moved: Those that had a gradient in the current step.
-        waited: Per layer, a 0-d tensor: the steps in which some of its slices had no gradient.
-    """
+    """Puts values of the weights, gradients and updates of one optimizer into rows."""
 
     def __init__(self, optimizer: Optimizer, *, alignment: bool | None):
         self.optimizer = optimizer
         self.layers: list[Layer] = []
-        self.moved: set[Layer] = set()
-        self.waited: dict[Layer, Tensor] = {}
+        self.moved: set[Layer] = set()  # those that had a gradient in the current step
+        self.waited: dict[Layer, Tensor] = {}  # 0-d: the steps in which some slices of a layer had no gradient
         self._own = optimizer if isinstance(optimizer, SteadyOptimizer) else None
         self._observed = self._own if alignment is not False else None  # its own step yields the products
         self._copies_weights = alignment is True and self._own is None
         self._by_device: dict[torch.device, list[Layer]] = {}
-        self._by_parameter: dict[Tensor, Layer] = {}  # tensors hash by identity
         self._spectral: list[SpectralNorms] = []
         self._waiting: list[Layer] = []  # layers with slices that wait while they have no gradient
         self._before: dict[Layer, Tensor] = {}  # copies of the weights before the step
@@ -46,10 +38,9 @@ class Probe:
         """Measure these layers from now on; `new` are those that were not measured before."""
         vectors = self.power_vectors()
         for group in spectral_norms(new):
-            group.warm_up()
+            group(group.WARM_UP)
             vectors |= group.by_layer()
         self.layers = layers
-        self._by_parameter = {layer.parameter: layer for layer in layers}
         self._by_device = {}
         for layer in layers:
             self._by_device.setdefault(layer.parameter.device, []).append(layer)
@@ -65,8 +56,12 @@ class Probe:
 
     def load_power_vectors(self, vectors: Mapping[str, Tensor]) -> None:
         """Restore the vectors of the layers named; raise ValueError, and change nothing, if one does not fit."""
-        for group in self._spectral:
-            group.check(vectors)
+        for name, own in self.power_vectors().items():
+            if name in vectors and vectors[name].shape != own.shape:
+                raise ValueError(
+                    f"Monitor: the saved power vectors of {name} are {tuple(vectors[name].shape)}, not "
+                    f"{tuple(own.shape)}: they are of another model"
+                )
         for group in self._spectral:
             group.load(vectors)
 
@@ -97,12 +92,7 @@ class Probe:
                 row.put(lengths, [("grad", layer) for layer in moved])
 
     def measure(self, row: Row, products: int) -> None:
-        """Put everything but gradients in the row, after the step.
-
-        Args:
-            row: Where the values go.
-            products: How many products with A^T A each spectral norm may take.
-        """
+        """Put everything but gradients in the row, after the step; a spectral norm takes `products` with A^T A."""
         for layers in self._by_device.values():
             lengths = l2_norms([layer.local_weights for layer in layers], [layer.layout for layer in layers])
             row.put(lengths, [("norm", layer) for layer in layers])
@@ -151,7 +141,8 @@ class Probe:
         did to the weights after the step to hold their norm, so such layers have none.
         """
         if self._observed is not None:
-            return [([self._by_parameter[p] for p in params], values) for params, values in self._observed.observed]
+            layer_of = {layer.parameter: layer for layer in self.layers}  # tensors hash by identity
+            return [([layer_of[p] for p in params], values) for params, values in self._observed.observed]
         decoupled = is_decoupled(self.optimizer)
         products = []
         for layer, before in self._before.items():

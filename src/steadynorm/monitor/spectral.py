@@ -102,19 +102,14 @@ class SpectralNorms:
     >>> from steadynorm.lmo import LMOS
     >>> p = torch.diag(torch.tensor([3.0, 1.0]))
     >>> norms = SpectralNorms([Layer("p", p, 0, LMOS["spectral"], views.BlockLayout())])
-    >>> norms.warm_up(); round(norms(1).item(), 3)
+    >>> _ = norms(norms.WARM_UP); round(norms(1).item(), 3)
     3.0
     """
 
     WARM_UP = 20  # products for a new vector, so that the first records are right
 
     def __init__(self, layers: Sequence[Layer], index: int = 0):
-        """Make vectors to start from.
-
-        Args:
-            layers: The layers, which are alike.
-            index: Which of the runs of equal blocks of each is measured.
-        """
+        """Make vectors to start from, for the run of equal blocks with this index of layers that are alike."""
         first, view = layers[0], layers[0].lmo.view
         self.layers = list(layers)
         runs = view.runs(first.shape, first.blocks)
@@ -144,22 +139,9 @@ class SpectralNorms:
         names = [layer.name if self.is_only else f"{layer.name}, blocks {self.index}" for layer in self.layers]
         return {name: part.clone() for name, part in zip(names, parts, strict=True)}
 
-    def check(self, vectors: Mapping[str, Tensor]) -> None:
-        """Raise ValueError where the vectors of a layer do not fit."""
-        for name, own in self.by_layer().items():
-            if name in vectors and vectors[name].shape != own.shape:
-                raise ValueError(
-                    f"Monitor: the saved power vectors of {name} are {tuple(vectors[name].shape)}, not "
-                    f"{tuple(own.shape)}: they are of another model"
-                )
-
     def load(self, vectors: Mapping[str, Tensor]) -> None:
         """Restore the vectors of the layers named."""
         self.vectors = torch.cat([vectors.get(name, own).to(own) for name, own in self.by_layer().items()])
-
-    def warm_up(self) -> None:
-        """Find the leading vectors of the current weights."""
-        self(self.WARM_UP)
 
     @torch.no_grad()
     def __call__(self, count: int) -> Tensor:
@@ -248,8 +230,11 @@ def spectral_norms(layers: Sequence[Layer]) -> list[SpectralNorms]:
             p = layer.parameter
             key = (layer.lmo.name, layer.blocks, layer.shape, layer.layout, p.dtype, p.device)
             alike.setdefault(key, []).append(layer)
-    runs = {key: members[0].lmo.view.runs(members[0].shape, members[0].blocks) for key, members in alike.items()}
-    return [SpectralNorms(members, index) for key, members in alike.items() for index in range(len(runs[key]))]
+    norms = []
+    for members in alike.values():
+        runs = members[0].lmo.view.runs(members[0].shape, members[0].blocks)
+        norms += [SpectralNorms(members, index) for index in range(len(runs))]
+    return norms
 
 
 def _whole(layer: Layer) -> Tensor:

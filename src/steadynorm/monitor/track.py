@@ -32,24 +32,11 @@ _ALMOST_ZERO = 1e-200  # replaces N = 0, for which theory.advance_forecast retur
 
 
 class Start(NamedTuple):
-    """A layer when the monitor first saw it.
+    """A layer when the monitor first saw it."""
 
-    Attributes:
-        norm_sq: |theta_0|^2.
-        warm: Whether its momentum was not zero.
-        updates: How many updates it had received, where the optimizer counts them.
-    """
-
-    norm_sq: float
-    warm: bool
-    updates: int
-
-
-class HeldStep(NamedTuple):
-    """What a step does to a norm that is held: N <- keep N + (1 - keep) C^2."""
-
-    keep: float
-    steady_norm_sq: float
+    norm_sq: float  # |theta_0|^2
+    warm: bool  # whether its momentum was not zero
+    updates: int  # that it had received, where the optimizer counts them
 
 
 class StepParams(NamedTuple):
@@ -58,85 +45,53 @@ class StepParams(NamedTuple):
     lr: float
     eta: float
     filter: Filter
-    held: HeldStep | None = None
-
-    @property
-    def keep(self) -> float:
-        """The factor of what is left of the start."""
-        return (1 - self.eta) ** 2 if self.held is None else self.held.keep
+    keep: float = 1.0  # the factor of what is left of the start, or k where the norm is held
+    held_at: float | None = None  # C^2, where the norm is held
 
 
 class MeasuredForecast(NamedTuple):
-    """The forecast of one layer from zero, given the lengths of its updates, after the last advance.
+    """The forecast of one layer from zero, given the lengths of its updates, after the last advance."""
 
-    Attributes:
-        norm_sq: N.
-        overlaps: D_n.
-        length: |u| over its expected length when it was last measured; None before the first time, which counts as 1.
-    """
-
-    norm_sq: float
-    overlaps: np.ndarray
-    length: float | None
+    norm_sq: float  # N
+    overlaps: np.ndarray  # D_n
+    length: (
+        float | None
+    )  # |u| over its expected length when last measured; None before the first time, which counts as 1
 
 
 @dataclass(eq=False)
 class ForecastTrack:
-    """Layers of one group and kernel that have taken the same steps, and their common forecast from zero.
-
-    Attributes:
-        family: The kind of their optimizer.
-        kernel: The overlap kernel.
-        layers: The layers that follow the track now.
-        state: The forecast after the last advance.
-        keep: K after the last advance.
-        count: Updates so far.
-        begun: Whether the momentum at the start has been taken into account.
-        pending: The steps since the last advance.
-        norms: N before the first and after each of the steps last advanced over.
-        keeps: K, likewise.
-        crosses: X of each of these steps.
-        gains: |u| per element in each of these steps, for gradients of unit variance.
-        measured: The forecasts of single layers, given the lengths of their updates.
-        measured_norms: N of each of these layers before the first and after each of the steps last advanced over; nan
-            before its first measured length.
-    """
+    """Layers of one group and kernel that have taken the same steps, and their common forecast from zero."""
 
     family: Family
     kernel: Overlap
     layers: tuple[Layer, ...]
-    state: ForecastState
-    keep: float = 1.0
-    count: int = 0
-    begun: bool = False
-    pending: list[StepParams] = field(default_factory=list)
-    norms: list[float] = field(default_factory=list)
-    keeps: list[float] = field(default_factory=list)
-    crosses: list[float] = field(default_factory=list)
-    gains: list[float] = field(default_factory=list)
+    state: ForecastState  # after the last advance, as are the next four
+    keep: float = 1.0  # K
+    count: int = 0  # updates so far
+    begun: bool = False  # whether the momentum at the start has been taken into account
     measured: dict[Layer, MeasuredForecast] = field(default_factory=dict)
-    measured_norms: dict[Layer, list[float]] = field(default_factory=dict)
+    pending: list[StepParams] = field(default_factory=list)  # the steps since
+    # Of the steps last advanced over; norms and keeps begin with the value before the first one.
+    norms: list[float] = field(default_factory=list)  # N
+    keeps: list[float] = field(default_factory=list)  # K
+    crosses: list[float] = field(default_factory=list)  # X
+    gains: list[float] = field(default_factory=list)  # |u| per element, for gradients of unit variance
+    measured_norms: dict[Layer, list[float]] = field(default_factory=dict)  # N; nan before the first measured length
 
-    def copy(self, layers: tuple[Layer, ...] = ()) -> Self:
-        """Return a track at the same point for other layers."""
-        return replace(self, layers=layers, pending=list(self.pending), measured=dict(self.measured))
+    def part(self, layers: Sequence[Layer], missed: frozenset[int]) -> Self:
+        """Return a track at the same point for some of its layers, without the pending steps that they did not take."""
+        taken = [params for k, params in enumerate(self.pending) if k not in missed]
+        return replace(self, layers=tuple(layers), pending=taken)
 
-    def advance(
-        self,
-        starts: Mapping[Layer, Start],
-        lengths: Mapping[Layer, Mapping[int, float]],
-        skipped: frozenset[int] = frozenset(),
-    ) -> None:
+    def advance(self, starts: Mapping[Layer, Start], lengths: Mapping[Layer, Mapping[int, float]]) -> None:
         """Forecast the pending steps; their norms and cosines are available until the next call.
 
-        Args:
-            starts: The starts of all layers of the track.
-            lengths: |u|/U where it was measured, by layer and index of the pending step.
-            skipped: Indices of pending steps that were not taken. The norm does not change there, and there is no cosine.
+        `lengths` has |u|/U where it was measured, by layer and index of the pending step.
         """
-        pending = [params for k, params in enumerate(self.pending) if k not in skipped]
+        pending, self.pending = self.pending, []
         if not self.begun and pending:
-            self._begin(list(starts.values()), pending[0])
+            self._begin([starts[layer] for layer in self.layers], pending[0])
         before, self.gains = self.state, []
         var = before.var
         for params in pending:
@@ -146,9 +101,9 @@ class ForecastTrack:
             var = step.var_m
         lr = np.array([params.lr for params in pending]) * np.array(self.gains)
         eta = np.array([params.eta for params in pending], dtype=np.float64)
-        filters = [params.filter for params in pending]
         if self.has_norm:
-            self._advance_measured(list(starts), lengths, skipped, pending, lr, eta)
+            self._advance_measured(lengths, pending, lr, eta)
+        filters = [params.filter for params in pending]
         after, cosines, self.state = theory.advance_forecast(before, self.kernel, filters, lr, eta)
         norms = np.array([before.norm_sq, *after])
         self.crosses = (-cosines * np.sqrt(norms[:-1])).tolist()
@@ -156,56 +111,35 @@ class ForecastTrack:
         self.state = replace(self.state, norm_sq=self.norms[-1])
         self.keeps = [self.keep, *(self.keep * np.cumprod([params.keep for params in pending])).tolist()]
         self.keep = self.keeps[-1]
-        if skipped:
-            self._insert_skipped(skipped)
-        self.pending = []
 
     def _advance_measured(
         self,
-        layers: Sequence[Layer],
         lengths: Mapping[Layer, Mapping[int, float]],
-        skipped: frozenset[int],
         pending: Sequence[StepParams],
         lr: np.ndarray,
         eta: np.ndarray,
     ) -> None:
-        """Forecast the steps taken for each layer, given the lengths of its updates; `self.state` is before them."""
+        """Forecast the steps for each layer, given the lengths of its updates; `self.state` is before them."""
         start = MeasuredForecast(float(self.state.norm_sq), self.state.overlaps, None)
-        before = [self.measured.get(layer, start) for layer in layers]
-        place = {index: k for k, index in enumerate(k for k in range(len(self.pending)) if k not in skipped)}
-        ratios = np.array([[1.0 if past.length is None else past.length for past in before]] * len(place))
-        ratios = ratios.reshape(len(place), len(layers))
-        unknown = [0 if past.length is not None else len(place) + 1 for past in before]  # how many norms are nan
-        for column, layer in enumerate(layers):
-            for index, length in sorted(lengths.get(layer, {}).items()):
-                if (k := place.get(index)) is not None:
-                    ratios[k:, column] = length / self.gains[k]
-                    unknown[column] = min(unknown[column], k + 1)
-        state = ForecastState(
-            np.array([past.norm_sq for past in before]),
-            self.state.var,
-            np.stack([past.overlaps for past in before], axis=-1),
-        )
+        before = [self.measured.get(layer, start) for layer in self.layers]
+        ratios = np.tile([1.0 if past.length is None else past.length for past in before], (len(pending), 1))
+        unknown = [0 if past.length is not None else len(pending) + 1 for past in before]  # how many norms are nan
+        for column, layer in enumerate(self.layers):
+            for k, length in sorted(lengths.get(layer, {}).items()):
+                ratios[k:, column] = length / self.gains[k]
+                unknown[column] = min(unknown[column], k + 1)
+        norms_sq = np.array([past.norm_sq for past in before])
+        state = ForecastState(norms_sq, self.state.var, np.stack([past.overlaps for past in before], axis=-1))
         filters = [params.filter for params in pending]
         after, _, state = theory.advance_forecast(state, self.kernel, filters, lr[:, None] * ratios, eta)
-        norms = _hold(np.concatenate([[[past.norm_sq for past in before]], after]), pending)
+        norms = _hold(np.concatenate([[norms_sq], after]), pending)
         self.measured, self.measured_norms = {}, {}
-        for column, (layer, past) in enumerate(zip(layers, before, strict=True)):
-            known = unknown[column] <= len(place)
-            last = (float(ratios[-1, column]) if len(place) else past.length) if known else None
-            self.measured[layer] = MeasuredForecast(float(norms[-1, column]), state.overlaps[:, column].copy(), last)
+        for column, (layer, past) in enumerate(zip(self.layers, before, strict=True)):
+            is_known = unknown[column] <= len(pending)
+            length = float(ratios[-1, column]) if is_known and pending else past.length
+            self.measured[layer] = MeasuredForecast(float(norms[-1, column]), state.overlaps[:, column].copy(), length)
             norms[: unknown[column], column] = math.nan
             self.measured_norms[layer] = norms[:, column].tolist()
-
-    def _insert_skipped(self, skipped: frozenset[int]) -> None:
-        """Spread the results over all pending steps, the skipped ones included."""
-        is_taken = [k not in skipped for k in range(len(self.pending))]
-        taken_so_far = [0, *np.cumsum(is_taken).tolist()]
-        self.norms, self.keeps = ([values[k] for k in taken_so_far] for values in (self.norms, self.keeps))
-        self.measured_norms = {layer: [norms[k] for k in taken_so_far] for layer, norms in self.measured_norms.items()}
-        crosses, gains = iter(self.crosses), iter(self.gains)
-        self.crosses = [next(crosses) if taken else math.nan for taken in is_taken]
-        self.gains = [next(gains) if taken else math.nan for taken in is_taken]
 
     def _gain(self, params: StepParams, var_x: float) -> float:
         """Return the size of an element of u = s x where u is linear in x; Adam's s is 1/(1 - b1^t)."""
@@ -233,13 +167,9 @@ class ForecastTrack:
         return self.family.name != "sgd"
 
     def norm(self, at: int, unit: float, start: Start, layer: Layer | None = None) -> float | None:
-        """Return the forecast |theta| after `at` of the steps last advanced over.
+        """Return the forecast |theta| after `at` of the steps last advanced over; `unit` is U^2.
 
-        Args:
-            at: The number of steps.
-            unit: U^2.
-            start: Where the layer started.
-            layer: The layer, for the forecast that knows the lengths of its updates; None if it was made before them.
+        With `layer` it is the forecast that knows the lengths of its updates.
         """
         if not self.has_norm:
             return None
@@ -289,42 +219,12 @@ class ForecastTrack:
 
 def _hold(norms: np.ndarray, pending: Sequence[StepParams]) -> np.ndarray:
     """Return N before the first and after each step, (steps + 1, ...), given that of the open loop."""
-    if all(params.held is None for params in pending):
+    if all(params.held_at is None for params in pending):
         return norms
     held = norms.copy()
     for t, params in enumerate(pending):
-        if params.held is None:
+        if params.held_at is None:
             held[t + 1] = params.keep * (held[t] - norms[t]) + norms[t + 1]
         else:
-            held[t + 1] = params.keep * held[t] + (1 - params.keep) * params.held.steady_norm_sq
+            held[t + 1] = params.keep * held[t] + (1 - params.keep) * params.held_at
     return held
-
-
-class TrackPosition(NamedTuple):
-    """Where a track stood when a record was taken.
-
-    Attributes:
-        track: The track.
-        layers: The layers that followed it then.
-        at: How many of the pending steps it had taken.
-        moved: Whether the last of them was the recorded step.
-    """
-
-    track: ForecastTrack
-    layers: tuple[Layer, ...]
-    at: int
-    moved: bool
-
-
-class RecordView(NamedTuple):
-    """What a record knows of the forecast.
-
-    Attributes:
-        positions: Where every track stood.
-        skips: How many updates each layer had skipped.
-        lengths: |u|/U of the layers whose update was measured.
-    """
-
-    positions: Sequence[TrackPosition]
-    skips: Mapping[Layer, int]
-    lengths: Mapping[Layer, float]

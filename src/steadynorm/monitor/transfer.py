@@ -9,6 +9,10 @@ from torch import Tensor
 Key = tuple[str, Any]  # what a value is, and of what
 Values = dict[Key, float]
 
+ALONG, UPDATE, BEFORE = "along", "update", "before"  # <theta, u>, |u|^2, |theta|^2, theta before the step
+SKIPS = "skips"  # updates skipped so far
+WAITED = "waited"  # steps in which slices of a layer had no gradient and did not move
+
 
 class Row:
     """The values of one record on their way to the host: one tensor per device, and what each value means."""

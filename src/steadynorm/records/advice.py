@@ -62,29 +62,17 @@ class Figure(NamedTuple):
 
 
 class RoleFigures(NamedTuple):
-    """The figures of one role; None where records do not have them.
+    """The figures of one role; None where records do not have them. Ratios are less 1."""
 
-    Attributes:
-        off_target: Measured norm over its target, less 1.
-        off_forecast: Measured norm over the forecast made before training, less 1.
-        off_measured: Measured norm over the forecast that knows the lengths of updates, less 1.
-        forecast_off_target: Forecast norm over the target, less 1.
-        length: |update| over its nominal length, less 1.
-        excess: Excess alignment.
-        drift: Norm over that of the first record, less 1.
-        half_lives: How often decay has halved the weights since the start.
-        steps: Steps so far.
-    """
-
-    off_target: Figure | None
-    off_forecast: Figure | None
-    off_measured: Figure | None
-    forecast_off_target: Figure | None
-    length: Figure | None
-    excess: Figure | None
-    drift: Figure | None
-    half_lives: float | None
-    steps: int
+    off_target: Figure | None  # measured norm / its target
+    off_forecast: Figure | None  # measured norm / the forecast made before training
+    off_measured: Figure | None  # measured norm / the forecast that knows the lengths of updates
+    forecast_off_target: Figure | None  # forecast norm / the target
+    length: Figure | None  # |update| / its nominal length
+    excess: Figure | None  # excess alignment, not a ratio
+    drift: Figure | None  # norm / that of the first record
+    half_lives: float | None  # how often decay has halved the weights since the start
+    steps: int  # so far
 
 
 def advise(run: Run, holds: Mapping[str, str] | None = None) -> list[str]:

@@ -13,7 +13,6 @@ from steadynorm.records.schema import FILE, SCHEMA, VERSION, RecordError
 HEADER_LIMIT = 1 << 24  # bytes; a foreign file may have no newline at all
 STEP = re.compile(rb'\{"step": ?(\d{1,18})[,}]')  # Recorder writes the step first
 LAYERED = b', "layers": {'  # in a line with values of single layers; a quote inside a name would be escaped
-_NOT_JSON = (ValueError, RecursionError)  # what json.loads raises
 _CRC = re.compile(rb', "crc": (\d{1,10})\}\s*')  # the end of a line that Recorder wrote
 
 
@@ -34,15 +33,21 @@ def intact(line: bytes, *, required: bool = False) -> bool:
     return not required if match is None else zlib.crc32(line[:at]) == int(match[1])
 
 
+def _json_object(line: bytes) -> dict[str, Any] | None:
+    """Return the JSON object in a line, or None if there is none."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def read_header(file: IO[bytes], where: Path) -> dict[str, Any]:
     line = file.readline(HEADER_LIMIT)
     if not line.strip():
         raise RecordError(f"{where}: the file is empty; the run wrote no record, start it again")
-    try:
-        header = json.loads(line)
-    except _NOT_JSON:
-        header = None
-    if not isinstance(header, dict) or header.get("schema") != SCHEMA:
+    header = _json_object(line)
+    if header is None or header.get("schema") != SCHEMA:
         raise RecordError(
             f'{where}: not a run record: the first line is not {{"schema": "{SCHEMA}", ...}}; pass a {FILE} that '
             "steadynorm wrote"
@@ -71,11 +76,8 @@ def end_of_lines(file: IO[bytes]) -> tuple[int, int]:
     file.seek(start)
     body = tail.rstrip()
     begin = body.rfind(b"\n") + 1
-    try:
-        whole = not body or isinstance(json.loads(body[begin:]), dict)
-    except _NOT_JSON:
-        whole = False
-    return (size, 0) if whole else (at + begin, 1)
+    is_whole = not body or _json_object(body[begin:]) is not None
+    return (size, 0) if is_whole else (at + begin, 1)
 
 
 def steps(file: IO[bytes], where: Path, end: int, header: Mapping[str, Any]) -> Iterator[tuple[int, int, bytes]]:
@@ -108,11 +110,8 @@ def steps(file: IO[bytes], where: Path, end: int, header: Mapping[str, Any]) -> 
 
 
 def parse(line: bytes, where: Path, number: int) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except _NOT_JSON:
-        record = None
-    step = record.get("step") if isinstance(record, dict) else None
+    record = _json_object(line)
+    step = record.get("step") if record is not None else None
     if record is None or type(step) is not int or not 0 <= step < 10**18:
         raise RecordError(
             f'{where}: line {number} is damaged: it is not a {{"step": ...}} object; cut the file before it (head -n {number - 1}) '

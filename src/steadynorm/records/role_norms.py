@@ -3,31 +3,23 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 import numpy as np
 
-from steadynorm.records.schema import Run
+from steadynorm.records.schema import LAYER_QUANTITIES, Run
 
 # In the order in which they are shown; the theory's assumption concerns the first.
-ROLE_LABELS: Mapping[str, str] = MappingProxyType(
-    {
-        "hidden": "hidden matrices",
-        "output": "output layer",
-        "embedding": "embeddings",
-        "vectors": "vectors",
-        "other": "other parameters",  # of records without roles
-    }
-)
+ROLE_LABELS: Mapping[str, str] = {
+    "hidden": "hidden matrices",
+    "output": "output layer",
+    "embedding": "embeddings",
+    "vectors": "vectors",
+    "other": "other parameters",  # of records without roles
+}
 # The quantities that are also recorded by role -> what records call them in a layer.
-SPLIT: Mapping[str, str] = MappingProxyType(
-    {
-        "weight_norm": "norm",
-        "target_norm": "target",
-        "forecast_norm": "forecast",
-        "forecast_norm_measured": "forecast_measured",
-    }
-)
+SPLIT: Mapping[str, str] = {
+    LAYER_QUANTITIES[quantity]: quantity for quantity in ("norm", "target", "forecast", "forecast_measured")
+}
 
 
 def natural(name: str) -> list[tuple[int, str]]:

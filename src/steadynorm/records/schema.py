@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -48,95 +47,91 @@ class Quantity:
     description: str
 
 
-QUANTITIES: Mapping[str, Quantity] = MappingProxyType(
-    {
-        "loss": Quantity("Training loss", "nats", "Loss of the step's batch, before the update."),
-        "val_loss": Quantity("Validation loss", "nats", "Loss on held-out data."),
-        "val_accuracy": Quantity("Validation accuracy", "", "Share of held-out examples classified correctly."),
-        "weight_norm": Quantity("Weight norm", "l2", "Norm of all weights."),
-        "target_norm": Quantity(
-            "Target weight norm",
-            "l2",
-            "Weight norm at which corrected decay aims; unknown, in the total as well, where decay is constant.",
-        ),
-        "forecast_norm": Quantity(
-            "Forecast weight norm",
-            "l2",
-            "Weight norm expected if updates were independent of the weights; unknown, in the total as well, once a step "
-            "leaves some rows of an embedding table unused.",
-        ),
-        "forecast_norm_measured": Quantity(
-            "Forecast weight norm, updates measured",
-            "l2",
-            "The same forecast given how long updates turned out to be; between two records they are taken to be as long as "
-            "in the last one.",
-        ),
-        "grad_norm": Quantity(
-            "Gradient norm",
-            "l2",
-            "Norm of all gradients as the optimizer sees them; before clipping where that norm is logged, as "
-            "`steadynorm train` does.",
-        ),
-        "spectral_norm": Quantity(
-            "Spectral norm",
-            "",
-            "Largest singular value / sqrt(d_out/d_in), geometric mean over the matrices that are not zero; within 1 % of "
-            "an SVD's.",
-        ),
-        "sign_norm": Quantity("Sign norm", "", "d_in * max|W| of the sign layers, mean."),
-        "embedding_norm": Quantity("Embedding norm", "", "max|W| of the embeddings, mean."),
-        "bias_norm": Quantity("Bias norm", "rms", "Root mean square of a vector's elements, mean."),
-        "update_norm": Quantity(
-            "Update norm",
-            "",
-            "|update| over its nominal length, that of an exact lmo (for Adam, the length expected of pure noise; SGD has "
-            "none), mean over the spectral layers, or over all if there are none.",
-        ),
-        "relative_update": Quantity(
-            "Relative update", "", "lr * |update| / |weights before the step|, mean over the same layers."
-        ),
-        "angle": Quantity(
-            "Angle per step", "rad", "Angle between the weights before and after the step, mean over the same layers."
-        ),
-        "alignment": Quantity(
-            "Alignment",
-            "cos",
-            "cos(weights before the step, update), mean over the spectral layers, or over all if there are none.",
-        ),
-        "expected_alignment": Quantity(
-            "Expected alignment", "cos", "The part of the alignment that momentum alone causes."
-        ),
-        "excess_alignment": Quantity("Excess alignment", "cos", "Measured - expected. Near 0: correct the decay."),
-        "lr": Quantity("Learning rate", "", "gamma of the step."),
-        "alpha": Quantity("Alpha", "", "Weight of the new gradient in the momentum."),
-        "effective_lr": Quantity("Effective learning rate", "", "gamma * sqrt(G): total contribution of one gradient."),
-        "weight_decay": Quantity("Weight decay", "", "lambda of the step."),
-        "steady_norm_sq": Quantity(
-            "Target norm squared", "", "C^2, the target of |weights|^2 / |update|^2; for Adam, of the mean square."
-        ),
-        "seconds": Quantity("Time", "s", "Seconds since the start of the run."),
-        "tokens": Quantity("Tokens", "", "Tokens seen so far."),
-    }
-)
+QUANTITIES: Mapping[str, Quantity] = {
+    "loss": Quantity("Training loss", "nats", "Loss of the step's batch, before the update."),
+    "val_loss": Quantity("Validation loss", "nats", "Loss on held-out data."),
+    "val_accuracy": Quantity("Validation accuracy", "", "Share of held-out examples classified correctly."),
+    "weight_norm": Quantity("Weight norm", "l2", "Norm of all weights."),
+    "target_norm": Quantity(
+        "Target weight norm",
+        "l2",
+        "Weight norm at which corrected decay aims; unknown, in the total as well, where decay is constant.",
+    ),
+    "forecast_norm": Quantity(
+        "Forecast weight norm",
+        "l2",
+        "Weight norm expected if updates were independent of the weights; unknown, in the total as well, once a step "
+        "leaves some rows of an embedding table unused.",
+    ),
+    "forecast_norm_measured": Quantity(
+        "Forecast weight norm, updates measured",
+        "l2",
+        "The same forecast given how long updates turned out to be; between two records they are taken to be as long as "
+        "in the last one.",
+    ),
+    "grad_norm": Quantity(
+        "Gradient norm",
+        "l2",
+        "Norm of all gradients as the optimizer sees them; before clipping where that norm is logged, as "
+        "`steadynorm train` does.",
+    ),
+    "spectral_norm": Quantity(
+        "Spectral norm",
+        "",
+        "Largest singular value / sqrt(d_out/d_in), geometric mean over the matrices that are not zero; within 1 % of "
+        "an SVD's.",
+    ),
+    "sign_norm": Quantity("Sign norm", "", "d_in * max|W| of the sign layers, mean."),
+    "embedding_norm": Quantity("Embedding norm", "", "max|W| of the embeddings, mean."),
+    "bias_norm": Quantity("Bias norm", "rms", "Root mean square of a vector's elements, mean."),
+    "update_norm": Quantity(
+        "Update norm",
+        "",
+        "|update| over its nominal length, that of an exact lmo (for Adam, the length expected of pure noise; SGD has "
+        "none), mean over the spectral layers, or over all if there are none.",
+    ),
+    "relative_update": Quantity(
+        "Relative update", "", "lr * |update| / |weights before the step|, mean over the same layers."
+    ),
+    "angle": Quantity(
+        "Angle per step", "rad", "Angle between the weights before and after the step, mean over the same layers."
+    ),
+    "alignment": Quantity(
+        "Alignment",
+        "cos",
+        "cos(weights before the step, update), mean over the spectral layers, or over all if there are none.",
+    ),
+    "expected_alignment": Quantity(
+        "Expected alignment", "cos", "The part of the alignment that momentum alone causes."
+    ),
+    "excess_alignment": Quantity("Excess alignment", "cos", "Measured - expected. Near 0: correct the decay."),
+    "lr": Quantity("Learning rate", "", "gamma of the step."),
+    "alpha": Quantity("Alpha", "", "Weight of the new gradient in the momentum."),
+    "effective_lr": Quantity("Effective learning rate", "", "gamma * sqrt(G): total contribution of one gradient."),
+    "weight_decay": Quantity("Weight decay", "", "lambda of the step."),
+    "steady_norm_sq": Quantity(
+        "Target norm squared", "", "C^2, the target of |weights|^2 / |update|^2; for Adam, of the mean square."
+    ),
+    "seconds": Quantity("Time", "s", "Seconds since the start of the run."),
+    "tokens": Quantity("Tokens", "", "Tokens seen so far."),
+}
 
 
 # What a record says of each layer -> the quantity of all layers that it corresponds to.
-LAYER_QUANTITIES: Mapping[str, str] = MappingProxyType(
-    {
-        "norm": "weight_norm",
-        "target": "target_norm",
-        "forecast": "forecast_norm",
-        "forecast_measured": "forecast_norm_measured",
-        "update_norm": "update_norm",
-        "relative_update": "relative_update",
-        "angle": "angle",
-        "grad": "grad_norm",
-        "alignment": "alignment",
-        "expected": "expected_alignment",
-        "excess": "excess_alignment",
-        "spectral": "spectral_norm",
-    }
-)
+LAYER_QUANTITIES: Mapping[str, str] = {
+    "norm": "weight_norm",
+    "target": "target_norm",
+    "forecast": "forecast_norm",
+    "forecast_measured": "forecast_norm_measured",
+    "update_norm": "update_norm",
+    "relative_update": "relative_update",
+    "angle": "angle",
+    "grad": "grad_norm",
+    "alignment": "alignment",
+    "expected": "expected_alignment",
+    "excess": "excess_alignment",
+    "spectral": "spectral_norm",
+}
 
 
 def finite(value: float | None) -> float | None:

@@ -3,7 +3,7 @@
 `report` reads records and decides what the page shows; `page` knows how it looks.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +11,10 @@ from steadynorm import records
 from steadynorm.progress import bar
 from steadynorm.records import Run
 from steadynorm.report import page
-from steadynorm.report.configuration import configuration_blocks
 from steadynorm.report.downloads import export_files
 from steadynorm.report.heat_maps import layer_blocks, layer_records
 from steadynorm.report.panels import other_plot_blocks, plot_blocks
-from steadynorm.report.summary import summary_blocks
+from steadynorm.report.summary import configuration_blocks, summary_blocks
 
 _MAX_RECORDS = 60_000  # records drawn, all runs together
 _MAX_VALUES = 500_000  # numbers drawn in plots, all together
@@ -43,8 +42,12 @@ def report(
     if not sources:
         raise ValueError("report: no runs given; pass the folder of a run, or several")
     points = min(max_points, max(100, _MAX_RECORDS // len(sources)))
+    read: list[Run] = []
     with bar(len(sources), "reading runs", shown=progress) as advance:
-        read = [_read(source, points, advance) for source in sources]
+        for source in sources:
+            is_read = isinstance(source, Run)
+            read.append(records.thin(source, points) if is_read else records.read(source, max_points=points))
+            advance(1)
     read = [records.split_norms(run) for run in unique_names(read)]
     columns = sum(len(run.columns) for run in read)
     runs = [records.thin(run, max(50, _MAX_VALUES // max(columns, 1))) for run in read]
@@ -70,12 +73,6 @@ def advice_blocks(runs: Sequence[Run]) -> list[page.Block]:
     lines = [sentence if len(runs) == 1 else f"{name} · {sentence}" for name, sentence in sentences]
     note = "Figures are means over the last third of the records, with their standard error."
     return [page.Text("What the figures say", [*lines, note])] if lines else []
-
-
-def _read(source: str | Path | Run, points: int, advance: Callable[[int], object]) -> Run:
-    run = records.thin(source, points) if isinstance(source, Run) else records.read(source, max_points=points)
-    advance(1)
-    return run
 
 
 def unique_names(runs: Sequence[Run]) -> list[Run]:

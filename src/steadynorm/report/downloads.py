@@ -10,8 +10,6 @@ import numpy as np
 from steadynorm.records import Run
 from steadynorm.report import page
 
-_DIGITS = 6  # of a number, as on the page
-
 
 def export_files(runs: Sequence[Run], layered: Sequence[Run]) -> dict[str, str]:
     """Return what is drawn as JSON and as CSV, with one row per step, or per layer and step.
@@ -37,7 +35,7 @@ def export_files(runs: Sequence[Run], layered: Sequence[Run]) -> dict[str, str]:
 
 
 def _numbers(columns: Mapping[str, np.ndarray]) -> dict[str, list[float | None]]:
-    return {key: page.rounded(values, _DIGITS) for key, values in columns.items()}
+    return {key: page.rounded(values) for key, values in columns.items()}
 
 
 def _cell(name: str) -> str:
@@ -56,7 +54,7 @@ def _csv(header: Sequence[str], tables: Sequence[tuple[tuple[str, ...], np.ndarr
     rows.writerow([*header, *map(_cell, keys)])
     for names, steps, columns in tables:
         missing = [None] * len(steps)
-        lists = [page.rounded(columns[key], _DIGITS) if key in columns else missing for key in keys]
+        lists = [page.rounded(columns[key]) if key in columns else missing for key in keys]
         cells = [_cell(name) for name in names]
         rows.writerows([*cells, step, *values] for step, *values in zip(steps.tolist(), *lists, strict=True))
     return text.getvalue()

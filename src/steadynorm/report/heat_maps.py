@@ -1,7 +1,8 @@
 """The heat maps of a report: measured / forecast norm and excess alignment of every layer."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from steadynorm.report import page
 
 _MAX_VALUES = 200_000  # numbers drawn, all runs together
 _MAX_STEPS = 240  # columns of a heat map
+_LEAST_REACH = 0.02  # of a scale, on either side of its middle
+_SCALE = "All runs share a scale, which leaves out the outermost 1 %."
 
 
 def layer_records(run: Run, runs: Sequence[Run]) -> Run:
@@ -23,56 +26,48 @@ def layer_records(run: Run, runs: Sequence[Run]) -> Run:
 
 def layer_blocks(runs: Sequence[Run]) -> list[page.Block]:
     """Return the heat maps of runs that `layer_records` made."""
-    ratios = [(run, _grid(run, lambda layer: layer["norm"] / layer["forecast"], "norm", "forecast")) for run in runs]
-    excess = [(run, _grid(run, lambda layer: layer["excess"], "excess")) for run in runs]
-    norms = _heat_maps(ratios, "Measured / forecast norm", "measured / forecast", 1.0, 0.02)
-    pushes = _heat_maps(excess, "Excess alignment", "excess", 0.0, 0.02)
-    scale = "All runs share a scale, which leaves out the outermost 1 %."
-    blocks: list[page.Block] = []
-    if norms:
-        text = f"Measured / forecast norm of each layer: 1 is where independent updates would put it. {scale}"
-        blocks += [page.Text("Layer norms", [text]), *norms]
-    if pushes:
-        text = (
+    norms = page.Text(
+        "Layer norms",
+        [f"Measured / forecast norm of each layer: 1 is where independent updates would put it. {_SCALE}"],
+    )
+    excess = page.Text(
+        "Layer alignment",
+        [
             "Near 0: correct the layer's decay. Clearly negative: its gradient pushes the weights outward, keep its decay "
-            f"constant. {scale}"
-        )
-        blocks += [page.Text("Layer alignment", [text]), *pushes]
-    return blocks
+            f"constant. {_SCALE}"
+        ],
+    )
+    return [
+        *_section(runs, norms, "Measured / forecast norm", "measured / forecast", 1.0, "norm", "forecast"),
+        *_section(runs, excess, "Excess alignment", "excess", 0.0, "excess"),
+    ]
 
 
-def _grid(
-    run: Run, value: Callable[[Mapping[str, np.ndarray]], np.ndarray], *needed: str
-) -> tuple[list[str], np.ndarray]:
-    """Return the names of the layers that have what is needed, and the value of each at every step."""
-    names = [name for name, layer in run.layers.items() if all(key in layer for key in needed)]
+def _section(
+    runs: Sequence[Run], heading: page.Text, title: str, label: str, middle: float, *keys: str
+) -> list[page.Block]:
+    """Return heat maps of a quantity of layers, or of the ratio of two, on one scale; nothing if no layer has it."""
+    grids = [_grid(run, *keys) for run in runs]
+    distances = np.concatenate([np.abs(z[np.isfinite(z)] - middle) for _, z in grids])
+    if not len(distances):
+        return []
+    reach = max(float(np.quantile(distances, 0.99)), _LEAST_REACH)
+    scale = {"middle": middle, "low": middle - reach, "high": middle + reach}
+    titles = [f"{title} · {run.name}" if len(runs) > 1 else title for run in runs]
+    maps = [
+        page.HeatMap(own, "step", label, run.steps, names, z, **scale, toggle=run.name)
+        for own, run, (names, z) in zip(titles, runs, grids, strict=True)
+        if names
+    ]
+    return [heading, *maps]
+
+
+def _grid(run: Run, *keys: str) -> tuple[list[str], np.ndarray]:
+    """Return the names of the layers that have the quantities, and their ratio at every step, (layers, steps)."""
+    names = [name for name, layer in run.layers.items() if all(key in layer for key in keys)]
     with np.errstate(divide="ignore", invalid="ignore"):
-        z = np.array([value(run.layers[name]) for name in names]).reshape(len(names), len(run.steps))
+        ratios = [reduce(np.divide, (run.layers[name][key] for key in keys)) for name in names]
+    z = np.array(ratios).reshape(len(names), len(run.steps))
     z[~np.isfinite(z)] = np.nan
     seen = np.flatnonzero(np.isfinite(z).any(axis=1))
     return [names[index] for index in seen], z[seen]
-
-
-def _heat_maps(
-    grids: Sequence[tuple[Run, tuple[list[str], np.ndarray]]], title: str, label: str, middle: float, least: float
-) -> list[page.HeatMap]:
-    distances = np.concatenate([np.abs(z[np.isfinite(z)] - middle) for _, (_, z) in grids])
-    if not len(distances):
-        return []
-    reach = max(float(np.quantile(distances, 0.99)), least)
-    return [
-        page.HeatMap(
-            f"{title} · {run.name}" if len(grids) > 1 else title,
-            "step",
-            label,
-            run.steps,
-            names,
-            z,
-            middle=middle,
-            low=middle - reach,
-            high=middle + reach,
-            toggle=run.name,
-        )
-        for run, (names, z) in grids
-        if names
-    ]

@@ -87,19 +87,15 @@ def _plots(runs: Sequence[Run], panel: _Panel) -> list[page.Plot]:
     )
     order = [f"/{role}" for role in records.ROLE_LABELS] if panel.key in records.SPLIT else []
     ordered = sorted(groups, key=lambda group: (order.index(group) if group in order else len(order), group))
-    panels = [
-        replace(panel, key=panel.key + group, dashed={key + group: name for key, name in panel.dashed.items()})
-        for group in ordered
-    ]
-    plots = [_plot(runs, own) for own in panels]
+    plots = [_plot(runs, panel, group) for group in ordered]
     return [plot for plot in plots if plot.series]
 
 
-def _plot(runs: Sequence[Run], panel: _Panel) -> page.Plot:
-    quantity, series = _quantity(panel.key), []
+def _plot(runs: Sequence[Run], panel: _Panel, group: str = "") -> page.Plot:
+    quantity, series = _quantity(panel.key + group), []
     for run in runs:
         for key, name in {panel.key: "measured", **panel.dashed}.items():
-            steps, values = run.finite(key)
+            steps, values = run.finite(key + group)
             if len(values):
                 style = "line" if key == panel.key else "dash"
                 series.append(page.Series(name, steps, values, style=style, toggle=run.name))

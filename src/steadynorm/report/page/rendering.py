@@ -138,11 +138,11 @@ class _Body:
         values = np.concatenate([np.asarray(line.y, float).ravel() for line in plot.series] or [np.zeros(0)])
         positive = bool((values > 0).any() and not (values < 0).any())
         axes = {"logX": plot.log_x, "logY": plot.log_y and positive, "positive": positive, "zero": plot.zero}
-        number = self._add(plot, series=series, **axes)
         several = len(keys) > 1 and len(keys) <= 16
         key = "".join(f"<span>{_swatch(colour, style)}{escape(name)}</span>" for name, style, colour in keys)
         log = '<button type="button" class="log" aria-pressed="false">log y</button>' if positive else ""
-        return self._card(number, plot, f'<div class="keys">{key}</div>' if several else "", log)
+        legend = f'<div class="keys">{key}</div>' if several else ""
+        return self._card(plot, {"series": series, **axes}, legend, log)
 
     def _heat_map(self, plot: HeatMap) -> str:
         z = np.asarray(plot.z, float)
@@ -155,24 +155,22 @@ class _Body:
         high = plot.middle + reach if plot.high is None else plot.high
         grid = {"x": self._share(np.asarray(plot.x)), "y": list(plot.y), "z": [rounded(row) for row in z]}
         run = {"run": self.toggles.index(plot.toggle)} if plot.toggle else {}
-        return self._card(self._add(plot, **grid, middle=plot.middle, low=low, high=high, **run), plot)
+        return self._card(plot, {**grid, "middle": plot.middle, "low": low, "high": high, **run})
 
-    def _add(self, plot: Plot | HeatMap, **data: Any) -> int:
+    def _card(self, plot: Plot | HeatMap, data: dict[str, Any], keys: str = "", log: str = "") -> str:
+        """Keep the data that page.js draws, and return the HTML around the drawing."""
         taken = {drawn["id"] for drawn in self.plots}
         name = re.sub(r"[^a-z0-9]+", "-", plot.title.lower()).strip("-")[:40] or "plot"
         choices = [name, *(f"{name}-{count}" for count in range(2, len(taken) + 2))]
         identity = next(choice for choice in choices if choice not in taken)
         labels = {"id": identity, "title": plot.title, "xLabel": plot.x_label, "yLabel": plot.y_label}
         self.plots.append(labels | {"kind": "heat" if isinstance(plot, HeatMap) else "plot"} | data)
-        return len(self.plots) - 1
-
-    def _card(self, number: int, plot: Plot | HeatMap, keys: str = "", log: str = "") -> str:
         caption = f'<p class="caption">{escape(plot.caption)}</p>' if plot.caption else ""
         rows = len(plot.y) if isinstance(plot, HeatMap) else 0
         height = f' style="--rows: {rows}"' if rows else ""
         unit = f'<span class="unit">{escape(plot.y_label)}</span>' if plot.y_label and not rows else ""
         return (
-            f'<figure class="card{" heat" if rows else ""}" data-plot="{number}"><div class="head">'
+            f'<figure class="card{" heat" if rows else ""}" data-plot="{len(self.plots) - 1}"><div class="head">'
             f"<h3>{escape(plot.title)}</h3>{unit}<span class='space'></span>{log}"
             f'<button type="button" class="wide" aria-pressed="false" aria-label="wide" title="wide">⤢</button></div>{keys}'
             f'<div class="plot" role="img" aria-label="{escape(plot.title)}"{height}></div>{caption}</figure>'
