@@ -26,7 +26,7 @@ import steadynorm as sn
 from benchmarks import cost_model
 from benchmarks.pages import fill
 from steadynorm import lmo
-from steadynorm.lab.bench import VIT_S16, parameters
+from steadynorm.lab.bench import VIT_S16, markdown_table, parameters
 from steadynorm.optim.scion_rule import ScionSettings, encode
 from steadynorm.polar import Polar
 from steadynorm.views import BlockLayout
@@ -132,21 +132,17 @@ def _time(optimizer: Any, name: str, seen: dict[str, list[float]]) -> None:
 def table(found: dict[int, dict[str, Any]]) -> str:
     """Markdown: measured, with the cost model's bytes beside."""
     everything = sum(4 * torch.Size(shape).numel() for shape in VIT_S16)
-    lines = [
-        "| processes | placement | ms per step | of one process | processor time of one | sent, measured | sent, model "
-        "| momentum |",
-        "|---:|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    lines.append(f"| 1 | whole | {1e3 * found[2]['alone']:.0f} | 1.00 | 1.00 | 0 | 0 | 1.000 |")
+    columns = ["processes", "placement", "ms per step", "of one process", "processor time of one", "sent, measured"]
+    columns += ["sent, model", "momentum"]
+    rows = [(1, "whole", f"{1e3 * found[2]['alone']:.0f}", "1.00", "1.00", 0, 0, "1.000")]
     for world, each in found.items():
         for kind, label in (("ddp", "DDP, `mesh=`"), ("fsdp", "FSDP2")):
             model = cost_model.cost(MODEL, world, replicated=kind == "ddp", wire=_wire())
-            lines.append(
-                f"| {world} | {label} | {1e3 * each[kind]:.0f} | {each[kind] / each['alone']:.2f} "
-                f"| {each[f'{kind}_cpu'] / each['alone_cpu']:.2f} | {cost_model.in_bytes(each[f'{kind}_sent'])} "
-                f"| {cost_model.in_bytes(model.sent)} | {each[f'{kind}_momentum'] / everything:.3f} |"
-            )
-    return "\n".join(lines)
+            times = f"{1e3 * each[kind]:.0f}", f"{each[kind] / each['alone']:.2f}"
+            busy, momentum = each[f"{kind}_cpu"] / each["alone_cpu"], each[f"{kind}_momentum"] / everything
+            sent = map(cost_model.in_bytes, (each[f"{kind}_sent"], model.sent))
+            rows.append((world, label, *times, f"{busy:.2f}", *sent, f"{momentum:.3f}"))
+    return markdown_table(columns, rows, left=[1])
 
 
 def _wire() -> int:

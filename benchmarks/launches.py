@@ -9,9 +9,9 @@ import argparse
 import json
 from dataclasses import asdict
 
+from steadynorm.lab.device_bench import GPT_124M as HIDDEN
 from steadynorm.lab.launch_counter import CONTENDERS, Counts, Shape, count_step, table
 
-HIDDEN: tuple[Shape, ...] = ((2304, 768), (768, 768), (3072, 768), (768, 3072)) * 12  # GPT-124M
 EMBEDDINGS: tuple[Shape, ...] = ((50304, 768), (1024, 768))
 VECTORS: tuple[Shape, ...] = ((768,),) * 25
 MODELS = {"GPT-124M, hidden matrices": HIDDEN, "GPT-124M, all parameters": HIDDEN + EMBEDDINGS + VECTORS}
@@ -33,11 +33,7 @@ def main() -> None:
             for name, counter in counters.items():
                 print(name, *(f"{count:6} {operation}" for operation, count in counter.by_name.most_common()), sep="\n")
     if arguments.json:
-        print(
-            json.dumps(
-                {model: {name: asdict(count) for name, count in rows.items()} for model, rows in results.items()}
-            )
-        )
+        print(json.dumps(results, default=asdict))
 
 
 if __name__ == "__main__":
