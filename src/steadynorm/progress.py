@@ -68,12 +68,9 @@ class Pace:
 
 
 def bars(*extra: Any, shown: bool = True, size: bool = False) -> Any:
-    """Return rich's Progress on stderr: label, bar, amount, times and further columns.
+    """Return rich's Progress on stderr: label, bar, amount (bytes if `size`), times and further columns.
 
-    Args:
-        *extra: Further columns.
-        shown: Whether to draw anything; without a terminal nothing is drawn either.
-        size: Whether amounts are bytes.
+    Nothing is drawn unless `shown` and on a terminal.
     """
     from rich import progress
     from rich.console import Console
@@ -90,14 +87,9 @@ def bars(*extra: Any, shown: bool = True, size: bool = False) -> Any:
 def bar(
     total: int, label: str, *, shown: bool = True, size: bool = False, say: Say | None = None
 ) -> Iterator[Callable[[int], object]]:
-    """Yield a thread-safe function that takes the amount of work that has just been done.
+    """Yield a thread-safe function that takes the amount of work that has just been done, in bytes if `size`.
 
-    Args:
-        total: Total amount.
-        label: Name of the work.
-        shown: Whether to show anything.
-        size: Whether amounts are bytes.
-        say: Called with the expected time if that is long; by default it is printed to stderr if no bar is drawn.
+    `say` is called with the expected time if that is long; by default it is printed to stderr if no bar is drawn.
 
     >>> with bar(10, "steps") as advance:
     ...     advance(10)

@@ -47,28 +47,16 @@ def compare_systems(lr: float = 0.05, weight_decay: float = 0.1, alpha: float = 
 
 
 class Summary(NamedTuple):
-    """Figures of one run; pairs are means over the middle 3 % and over the last 3 % of its steps.
-
-    Attributes:
-        name: Name of the run.
-        val_loss: Last validation loss.
-        norm: Norm of all weights.
-        hidden: Norm of the hidden layers.
-        spread: Largest over smallest norm of all weights in the last two thirds.
-        grad: Gradient norm.
-        over_forecast: Measured over forecast norm of the hidden layers at the end.
-        excess_hidden: Excess alignment of the hidden layers, mean over the run.
-        excess_output: Excess alignment of the output layer, mean over the run.
-    """
+    """Figures of one run; pairs are means over the middle 3 % and over the last 3 % of its steps."""
 
     name: str
-    val_loss: float
-    norm: tuple[float, float]
-    hidden: tuple[float, float]
-    spread: float
-    grad: tuple[float, float]
-    over_forecast: float
-    excess_hidden: float
+    val_loss: float  # the last one
+    norm: tuple[float, float]  # of all weights
+    hidden: tuple[float, float]  # norm of the hidden layers
+    spread: float  # largest over smallest norm of all weights in the last two thirds
+    grad: tuple[float, float]  # norm
+    over_forecast: float  # measured over forecast norm of the hidden layers at the end
+    excess_hidden: float  # excess alignment, mean over the run
     excess_output: float
 
 

@@ -66,28 +66,19 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True)
 class Trajectory:
-    """Course of |theta|^2 / |u|^2 in one system.
+    """Course of |theta|^2 / |u|^2 in one system."""
 
-    Attributes:
-        steps: Recorded steps, counted from 1: (records,).
-        norm_sq: Values by seed: (seeds, records).
-    """
-
-    steps: NDArray[np.int64]
-    norm_sq: Floats
+    steps: NDArray[np.int64]  # recorded ones, counted from 1: (records,)
+    norm_sq: Floats  # (seeds, records)
 
     def mean(self) -> Floats:
         """Return the mean over seeds at every recorded step."""
         return self.norm_sq.mean(0)
 
     def late_mean(self, fraction: float = 0.5, norm: bool = False) -> Measured:
-        """Return the mean over seeds and over the last `fraction` of the run.
+        """Return the mean over seeds and over the last `fraction` of the run; with `norm` of |theta|/|u|, not its square.
 
         The standard error is that over seeds, or over ten stretches of time if there is one seed.
-
-        Args:
-            fraction: Share of the run, from its end.
-            norm: Return |theta|/|u| instead of its square.
         """
         late = self.norm_sq[:, -max(1, round(fraction * len(self.steps))) :]
         parts = late.mean(1) if len(late) > 1 else np.array([p.mean() for p in np.array_split(late[0], 10) if len(p)])
@@ -109,16 +100,9 @@ def run(
 ) -> list[Trajectory]:
     """Simulate systems and return their trajectories, with the same gradients for equal shapes.
 
-    Seed k of a system gives the same numbers whatever else runs beside it.
-
-    Args:
-        systems: Systems to simulate.
-        steps: Length of the run.
-        seeds: Independent copies of each system.
-        seed: First seed.
-        records: Approximate number of evenly spaced steps to record.
-        progress: Called with the number of system-steps that have just been taken.
-        done: Called with the index and trajectory of each system that has ended.
+    Seed k of a system gives the same numbers whatever else runs beside it. About `records` evenly spaced steps are
+    recorded. `progress` is called with the number of system-steps that have just been taken, `done` with the index and
+    trajectory of each system that has ended.
 
     >>> [quick] = run([System("bias", (64,), lr=0.1, weight_decay=0.5, alpha=1.0)], 100, seeds=4)
     >>> quick.norm_sq.shape
