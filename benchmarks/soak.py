@@ -12,7 +12,6 @@ import json
 import math
 import os
 import platform
-import re
 import signal
 import subprocess
 import sys
@@ -27,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from benchmarks.memory import resident
 from steadynorm import Monitor, ScionC, records
 from steadynorm.progress import duration
 from steadynorm.scheduler import Scheduler
@@ -82,14 +82,6 @@ def slope(x: Sequence[float] | Floats, y: Sequence[float] | Floats, *, warmup: f
     left = value - found * at
     error = math.sqrt(max(float(left @ left), 0.0) / (blocks - 2) / float(at @ at))
     return Slope(round(found, 9), round(_STUDENT * error, 9))
-
-
-def resident(pid: int | str = "self") -> int:
-    """Bytes of memory that a process has."""
-    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(encoding="utf-8"))
-    if found is None:
-        raise ProcessLookupError(f"process {pid} has ended")
-    return 1024 * int(found[1])
 
 
 # --- a million steps

@@ -310,20 +310,6 @@ def overlap(lmo: str, shape: Sequence[int], r: float, *, pairs: int = 16, seed: 
     return Measured(float(np.mean(overlaps)), float(np.std(overlaps, ddof=1) / math.sqrt(len(overlaps))))
 
 
-def steady_norm_sq(
-    lmo: str, shape: Sequence[int], *, lr: float, weight_decay: float, alpha: float, momentum: str = "plain",
-    seeds: int = 16, half_lives: float = 10.0, seed: int = 0,
-) -> Measured:  # fmt: skip
-    """Measure the steady |theta|^2 / |u|^2: the mean over the second half of a run of this many half-lives.
-
-    >>> steady_norm_sq("bias", (64,), lr=0.1, weight_decay=0.5, alpha=1.0, seeds=4).mean > 0
-    True
-    """
-    steps = half_life_steps(half_lives, lr, weight_decay)
-    system = System(lmo, tuple(shape), lr, weight_decay, alpha, momentum)
-    return run([system], steps, seeds=seeds, seed=seed)[0].late_mean()
-
-
 def describe(system: System) -> Mapping[str, Any]:
     """Return the system's settings as plain values for a record."""
     values = {**vars(system), "shape": "x".join(map(str, system.shape))}
