@@ -8,8 +8,6 @@ benchmarks/distributed.json and docs/many-gpus.md, between its markers.
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import multiprocessing, nn
 
 import steadynorm as sn
 from benchmarks import cost_model
@@ -31,7 +29,6 @@ from steadynorm.optim.scion_rule import ScionSettings, encode
 from steadynorm.polar import Polar
 from steadynorm.views import BlockLayout
 
-SECONDS = 900
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 MODEL = cost_model.Model("ViT-S/16", VIT_S16, (), 0)
@@ -40,26 +37,15 @@ MODEL = cost_model.Model("ViT-S/16", VIT_S16, (), 0)
 def measure(world: int, rounds: int) -> dict[str, Any]:
     """Medians of rank 0, and the bytes of the one that sends most."""
     with tempfile.TemporaryDirectory() as folder:
-        path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": path}
-        command = [sys.executable, "-m", "benchmarks.distributed", folder, str(rounds), str(world)]
-        processes = [subprocess.Popen([*command, str(rank)], env=environment) for rank in range(world)]
-        try:
-            for process in processes:
-                if process.wait(timeout=SECONDS):
-                    raise RuntimeError("a process of the benchmark failed; its error is above")
-        finally:
-            for process in processes:
-                if process.poll() is None:
-                    process.kill()
-                process.wait()
+        multiprocessing.spawn(_work, (Path(folder), rounds, world), nprocs=world)
         ranks = [json.loads((Path(folder) / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(world)]
     kinds = ("ddp", "fsdp")
     return ranks[0] | {f"{kind}_sent": max(rank[f"{kind}_sent"] for rank in ranks) for kind in kinds}
 
 
-def _work(folder: Path, rounds: int, world: int, rank: int) -> None:
+def _work(rank: int, folder: Path, rounds: int, world: int) -> None:
     torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = f"file://{folder / 'store'}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=timedelta(seconds=300))
     optimizers = {"ddp": _scionc(parameters(VIT_S16), mesh=dist.group.WORLD), "fsdp": _scionc(_sharded(world))}
@@ -163,7 +149,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 5:
-        _work(Path(sys.argv[1]), *map(int, sys.argv[2:]))
-    else:
-        main()
+    main()
