@@ -30,15 +30,13 @@ HEADED = ("hidden_matrices",)  # sections that say how they were measured even i
 
 def hidden_matrices(rounds: int) -> dict[str, Any]:
     """Measure step time and polar error of every contender on the hidden matrices of two models."""
-    found, missing = peers()
+    own = bench.make_contenders()
+    others, missing = peers()
     if not machine.native_bf16():
-        missing |= dict.fromkeys(
-            (each.name for each in found), "it iterates in bf16, which this machine emulates, as torch Muon does"
-        )
-        found = []
-    contenders = [
-        each for each in bench.make_contenders() if machine.native_bf16() or each.name != "Muon, corrected"
-    ] + found
+        reason = "it iterates in bf16, which this machine emulates, as torch Muon does"
+        missing |= dict.fromkeys((peer.name for peer in others), reason)
+        own, others = [entry for entry in own if entry.name != "Muon, corrected"], []
+    contenders = own + others
     errors = {each.name: bench.polar_errors(each.polar) for each in contenders if each.polar is not None}
     errors |= {"PolarExpress, 5 steps, Frobenius": bench.polar_errors(frobenius_express)}
     dtype = machine.matmul_dtype(torch.device("cpu"))
@@ -47,14 +45,12 @@ def hidden_matrices(rounds: int) -> dict[str, Any]:
         times = bench.step_times(contenders, shapes, rounds, print)
         limit = bench.newton_schulz_operations(shapes) / bench.gemm_rate(dtype)
         out["models"][model] = {"seconds": times, "peers_work_at_gemm_limit_seconds": limit}
-        section = [
-            f"### {model}, hidden matrices\n\n{bench.table(contenders, times, errors)}\n",
+        show(
+            f"### {model}, hidden matrices\n\n{bench.table(times, errors)}\n\n"
             f"Five steps of Newton-Schulz, at the rate of a plain {str(dtype).removeprefix('torch.')} product measured in the same run, would take "
-            f"{1e3 * limit:.0f} ms.",
-        ]
-        show("\n".join(section))
-    reference = errors["PolarExpress, 5 steps, Frobenius"]
-    worst = ", ".join(f"{kind} {value:.3f}" for kind, value in reference.items())
+            f"{1e3 * limit:.0f} ms."
+        )
+    worst = ", ".join(f"{kind} {value:.3f}" for kind, value in errors["PolarExpress, 5 steps, Frobenius"].items())
     absent = "".join(f"\n\nNot run: {name} ({reason})." for name, reason in missing.items())
     show(f"For comparison, PolarExpress with 5 steps after a Frobenius norm: {worst}.{absent}")
     return out
@@ -66,15 +62,8 @@ def whole_models(rounds: int, *, quick: bool = False) -> dict[str, Any]:
     for model in bench.WHOLE:
         is_long = quick and not machine.native_bf16()  # emulated, a step of torch's Muon takes minutes
         steps = bench.whole_steps(model, skip=[bench.PAIR] if is_long else [])
-        times = bench.interleaved(steps, rounds, print)
-        out[model] = times
-        references = [name for name in (bench.PAIR, bench.PLAIN_PAIR) if name in times]
-        titles = " | ".join(f"faster than {name}" for name in references)
-        lines = [f"| optimizer | ms | {titles} |", "|---|---:|" + "---:|" * len(references)]
-        for name, seconds in times.items():
-            ratios = " | ".join(f"{times[reference] / seconds:.2f}x" for reference in references)
-            lines.append(f"| {name} | {1e3 * seconds:.1f} | {ratios} |")
-        show(f"### {model}, all parameters\n\n" + "\n".join(lines))
+        out[model] = bench.interleaved(steps, rounds, print)
+        show(f"### {model}, all parameters\n\n{bench.table(out[model])}")
     return out
 
 
@@ -136,7 +125,7 @@ def simulating(steps: int) -> dict[str, float]:
 
 def scaling(rounds: int, widths: tuple[int, ...], layers: tuple[int, ...]) -> dict[str, Any]:
     """Measure cost against width (one layer) and depth (width 384): ScionC with 4 steps and Newton-Schulz in fast products."""
-    peer = "torch Muon" if machine.native_bf16() else bench.PLAIN
+    peer = bench.MUON if machine.native_bf16() else bench.PLAIN
     pair = [each for each in bench.make_contenders() if each.name in (peer, "ScionC, 4 steps")]
 
     def run(shapes: list[bench.Shape]) -> dict[str, float]:
@@ -148,13 +137,9 @@ def scaling(rounds: int, widths: tuple[int, ...], layers: tuple[int, ...]) -> di
     by_width = {width: run(layer(width)) for width in widths}
     by_depth = {count: run(layer(384) * count) for count in layers}
     for title, rows in (("width (1 layer)", by_width), ("layers (width 384)", by_depth)):
-        lines = [f"| {title} | {peer}, ms | ScionC 4 steps, ms | faster |", "|---:|---:|---:|---:|"]
-        lines += [
-            f"| {key} | {1e3 * times[peer]:.1f} | {1e3 * times['ScionC, 4 steps']:.1f} | "
-            f"{times[peer] / times['ScionC, 4 steps']:.2f}x |"
-            for key, times in rows.items()
-        ]
-        show("\n".join(lines))
+        both = {key: (times[peer], times["ScionC, 4 steps"]) for key, times in rows.items()}
+        cells = [(key, f"{1e3 * a:.1f}", f"{1e3 * b:.1f}", f"{a / b:.2f}x") for key, (a, b) in both.items()]
+        show(bench.markdown_table([title, f"{peer}, ms", "ScionC 4 steps, ms", "faster"], cells, left=()))
     return {"width": by_width, "layers": by_depth}
 
 

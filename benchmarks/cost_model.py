@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from steadynorm import lmo as lmos
+from steadynorm.lab.bench import markdown_table
 from steadynorm.optim.buckets import Bucket
 from steadynorm.optim.scion_rule import SCION_ARITHMETIC, SCION_RULE, ScionSettings
 from steadynorm.optim.sharding.layout import Box, Layout
@@ -119,21 +120,17 @@ def _boxes(shape: Shape, ranks: int) -> list[Box]:
 
 def table() -> str:
     """Markdown: every model on 8 to 1024 processes."""
-    lines = [
-        "| model | processes | DDP with `mesh=`: sent | its momentum | FSDP2: sent | its momentum | polar iteration "
-        "| balance | of training | if each did all |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
+    columns = ["model", "processes", "DDP with `mesh=`: sent", "its momentum", "FSDP2: sent", "its momentum"]
+    columns += ["polar iteration", "balance", "of training", "if each did all"]
+    rows = []
     for model in MODELS:
         for ranks in (8, 64, 256, 1024):
             ddp, fsdp = (cost(model, ranks, replicated=replicated) for replicated in (True, False))
             share, everything = (x / training(model, ranks) for x in (fsdp.operations, alone(model)))
-            lines.append(
-                f"| {model.name} | {ranks} | {in_bytes(ddp.sent)} | {in_bytes(ddp.momentum)} | {in_bytes(fsdp.sent)} "
-                f"| {in_bytes(fsdp.momentum)} | {fsdp.operations / 1e12:.3g} TFLOP | {fsdp.balance:.2f} | {share:.2%} "
-                f"| {everything:.1%} |"
-            )
-    return "\n".join(lines)
+            moved = map(in_bytes, (ddp.sent, ddp.momentum, fsdp.sent, fsdp.momentum))
+            work = f"{fsdp.operations / 1e12:.3g} TFLOP", f"{fsdp.balance:.2f}", f"{share:.2%}", f"{everything:.1%}"
+            rows.append([model.name, ranks, *moved, *work])
+    return markdown_table(columns, rows)
 
 
 def in_bytes(count: float) -> str:

@@ -8,8 +8,6 @@ benchmarks/distributed.json and docs/many-gpus.md, between its markers.
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,18 +18,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import multiprocessing, nn
 
 import steadynorm as sn
 from benchmarks import cost_model
 from benchmarks.pages import fill
 from steadynorm import lmo
-from steadynorm.lab.bench import VIT_S16, parameters
+from steadynorm.lab.bench import VIT_S16, markdown_table, parameters
 from steadynorm.optim.scion_rule import ScionSettings, encode
 from steadynorm.polar import Polar
 from steadynorm.views import BlockLayout
 
-SECONDS = 900
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 MODEL = cost_model.Model("ViT-S/16", VIT_S16, (), 0)
@@ -40,26 +37,15 @@ MODEL = cost_model.Model("ViT-S/16", VIT_S16, (), 0)
 def measure(world: int, rounds: int) -> dict[str, Any]:
     """Medians of rank 0, and the bytes of the one that sends most."""
     with tempfile.TemporaryDirectory() as folder:
-        path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": path}
-        command = [sys.executable, "-m", "benchmarks.distributed", folder, str(rounds), str(world)]
-        processes = [subprocess.Popen([*command, str(rank)], env=environment) for rank in range(world)]
-        try:
-            for process in processes:
-                if process.wait(timeout=SECONDS):
-                    raise RuntimeError("a process of the benchmark failed; its error is above")
-        finally:
-            for process in processes:
-                if process.poll() is None:
-                    process.kill()
-                process.wait()
+        multiprocessing.spawn(_work, (Path(folder), rounds, world), nprocs=world)
         ranks = [json.loads((Path(folder) / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(world)]
     kinds = ("ddp", "fsdp")
     return ranks[0] | {f"{kind}_sent": max(rank[f"{kind}_sent"] for rank in ranks) for kind in kinds}
 
 
-def _work(folder: Path, rounds: int, world: int, rank: int) -> None:
+def _work(rank: int, folder: Path, rounds: int, world: int) -> None:
     torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = f"file://{folder / 'store'}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=timedelta(seconds=300))
     optimizers = {"ddp": _scionc(parameters(VIT_S16), mesh=dist.group.WORLD), "fsdp": _scionc(_sharded(world))}
@@ -132,21 +118,17 @@ def _time(optimizer: Any, name: str, seen: dict[str, list[float]]) -> None:
 def table(found: dict[int, dict[str, Any]]) -> str:
     """Markdown: measured, with the cost model's bytes beside."""
     everything = sum(4 * torch.Size(shape).numel() for shape in VIT_S16)
-    lines = [
-        "| processes | placement | ms per step | of one process | processor time of one | sent, measured | sent, model "
-        "| momentum |",
-        "|---:|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    lines.append(f"| 1 | whole | {1e3 * found[2]['alone']:.0f} | 1.00 | 1.00 | 0 | 0 | 1.000 |")
+    columns = ["processes", "placement", "ms per step", "of one process", "processor time of one", "sent, measured"]
+    columns += ["sent, model", "momentum"]
+    rows = [(1, "whole", f"{1e3 * found[2]['alone']:.0f}", "1.00", "1.00", 0, 0, "1.000")]
     for world, each in found.items():
         for kind, label in (("ddp", "DDP, `mesh=`"), ("fsdp", "FSDP2")):
             model = cost_model.cost(MODEL, world, replicated=kind == "ddp", wire=_wire())
-            lines.append(
-                f"| {world} | {label} | {1e3 * each[kind]:.0f} | {each[kind] / each['alone']:.2f} "
-                f"| {each[f'{kind}_cpu'] / each['alone_cpu']:.2f} | {cost_model.in_bytes(each[f'{kind}_sent'])} "
-                f"| {cost_model.in_bytes(model.sent)} | {each[f'{kind}_momentum'] / everything:.3f} |"
-            )
-    return "\n".join(lines)
+            times = f"{1e3 * each[kind]:.0f}", f"{each[kind] / each['alone']:.2f}"
+            busy, momentum = each[f"{kind}_cpu"] / each["alone_cpu"], each[f"{kind}_momentum"] / everything
+            sent = map(cost_model.in_bytes, (each[f"{kind}_sent"], model.sent))
+            rows.append((world, label, *times, f"{busy:.2f}", *sent, f"{momentum:.3f}"))
+    return markdown_table(columns, rows, left=[1])
 
 
 def _wire() -> int:
@@ -167,7 +149,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 5:
-        _work(Path(sys.argv[1]), *map(int, sys.argv[2:]))
-    else:
-        main()
+    main()

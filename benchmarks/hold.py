@@ -9,7 +9,6 @@ within 2 % of it. ScionC with the output layer corrected as well, so that every 
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 from benchmarks.pages import fill
 from steadynorm import machine
 from steadynorm.decay.hold import target_norm_sq
+from steadynorm.lab import bench
 from steadynorm.lab.paper.baselines import GPT, VIT, Baseline
 from steadynorm.lab.train import tasks
 from steadynorm.lab.train.optimizers import build
@@ -91,20 +91,16 @@ def cost(rounds: int = 60) -> dict[str, float]:
         "fixed": {"hold": "fixed"},
         "cautious": {"cautious": True},
     }
-    steppers = {}
-    for way, settings in ways.items():
-        params = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
-        for p in params:
-            p.grad = torch.randn_like(p)
-        steppers[way] = ScionC(params, lr=0.01, lmo="spectral", polar_steps=5, **settings)
+    steppers = {
+        way: ScionC(bench.parameters(shapes), lr=0.01, lmo="spectral", polar_steps=5, **settings)
+        for way, settings in ways.items()
+    }
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     order = list(ways)
     for _ in range(rounds):
         order.append(order.pop(0))
         for way in order:
-            start = time.perf_counter()
-            steppers[way].step()
-            seconds[way].append(time.perf_counter() - start)
+            seconds[way].append(bench.wall_seconds(steppers[way].step))
     both = [statistics.mean(pair) for pair in zip(seconds["decay"], seconds[NULL], strict=True)]
     return {
         way: statistics.median(
@@ -116,27 +112,23 @@ def cost(rounds: int = 60) -> dict[str, float]:
 
 def table(measured: dict[str, Any]) -> str:
     """Return the page's table: by task, way and role, how far norms end from their target and stray from it."""
-    rows = [
-        "| run | hold | role | parameters | norm / target at the end | furthest astray |",
-        "|---|---|---|---:|---|---:|",
-    ]
-    cases = dict.fromkeys((row["task"], row["hold"], row["role"]) for row in measured["rows"])
-    for case in cases:
-        own = [row for row in measured["rows"] if (row["task"], row["hold"], row["role"]) == case]
+    cases: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for row in measured["rows"]:
+        cases.setdefault((row["task"], row["hold"], row["role"]), []).append(row)
+    cells = []
+    for (task, hold, role), own in cases.items():
         least, most = min(row["least"] for row in own), max(row["most"] for row in own)
         # What never reached its target, or starts at it by chance, has no excursion to speak of in open loop.
-        astray = "" if case[1] == "decay" else f"{100 * max(row['astray'] for row in own):.2g} %"
+        astray = "" if hold == "decay" else f"{100 * max(row['astray'] for row in own):.2g} %"
         end = f"{least:.3f} to {most:.3f}" if most - least >= 5e-4 else f"{least:.4f}"
-        rows.append(f"| {TITLES[case[0]]} | {case[1]} | {case[2]} | {own[0]['parameters']} | {end} | {astray} |")
+        cells.append([TITLES[task], hold, role, own[0]["parameters"], end, astray])
+    columns = ["run", "hold", "role", "parameters", "norm / target at the end", "furthest astray"]
     seeds = len({row["seed"] for row in measured["rows"]})
     costs = ", ".join(f"{way} {ratio:.3f}" for way, ratio in measured["cost"].items())
-    return "\n".join(
-        [
-            *rows,
-            "",
-            f"{seeds} seeds each, 600 steps, on two cores with {measured['machine']} products. Step time of ScionC on the four hidden "
-            f"matrices of a GPT-124M layer, over that of open-loop decay: {costs}.",
-        ]
+    return (
+        f"{bench.markdown_table(columns, cells, left=(0, 1, 2, 4))}\n\n"
+        f"{seeds} seeds each, 600 steps, on two cores with {measured['machine']} products. Step time of ScionC on the four hidden "
+        f"matrices of a GPT-124M layer, over that of open-loop decay: {costs}."
     )
 
 
@@ -152,9 +144,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = []
-    if options.cost_only:
-        rows = json.loads(OUT.read_text(encoding="utf-8"))["rows"]
+    rows = json.loads(OUT.read_text(encoding="utf-8"))["rows"] if options.cost_only else []
     for task in () if options.cost_only else options.tasks:
         for arm in options.arms:
             for seed in range(options.seeds):

@@ -102,14 +102,8 @@ def main() -> None:
     rows = [["optimizer", "ms per step", "speed beside the first", "error of a factor"]]
     for name, times in seconds.items():
         ratio = statistics.median(peer / own for peer, own in zip(seconds[PEER], times, strict=True))
-        rows.append(
-            [
-                name,
-                f"{1e3 * statistics.median(times):.0f}",
-                f"{ratio:.2f}x",
-                f"{errors[name]:.2f}" if name in errors else "-",
-            ]
-        )
+        error = f"{errors[name]:.2f}" if name in errors else "-"
+        rows.append([name, f"{1e3 * statistics.median(times):.0f}", f"{ratio:.2f}x", error])
     elements = sum(x.size for x in jax.tree.leaves(draw(0)))
     versions = f"jax {jax.__version__}, optax {optax.__version__}, {jax.default_backend()}, {jnp.float32.__name__}"
     about = (

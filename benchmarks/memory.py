@@ -17,15 +17,15 @@ def memory_of_a_step(dtype: str) -> dict[str, float]:
         state["momentum_buffer"].zero_()  # zeros are not resident until written
     count = sum(p.numel() for p in hidden + table)
     state = sum(s["momentum_buffer"].nbytes for s in optimizer.state.values())
-    before = _resident("VmRSS", reset=True)
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # starts a new peak
+    before = resident()
     optimizer.step()
-    return {"state_bytes_per_parameter": state / count, "peak_step_mib": (_resident("VmHWM") - before) / 2**20}
+    return {"state_bytes_per_parameter": state / count, "peak_step_mib": (resident(field="VmHWM") - before) / 2**20}
 
 
-def _resident(field: str, *, reset: bool = False) -> int:
-    """Bytes of VmRSS or VmHWM; reset starts a new peak."""
-    if reset:
-        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-    found = re.search(rf"{field}:\s+(\d+)", Path("/proc/self/status").read_text(encoding="utf-8"))
-    assert found is not None
-    return 1024 * int(found[1])
+def resident(pid: int | str = "self", *, field: str = "VmRSS") -> int:
+    """Return the bytes of memory that a process has, or with VmHWM those it had at its peak."""
+    line = re.search(rf"{field}:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(encoding="utf-8"))
+    if line is None:
+        raise ProcessLookupError(f"process {pid} has ended")
+    return 1024 * int(line[1])

@@ -78,15 +78,15 @@ def measure(shapes: Sequence[bench.Shape] = SHAPES, steps: Sequence[int] = STEPS
 def table(records: Sequence[Mapping[str, Any]]) -> str:
     """Return the records as a Markdown table: a row per number of steps and shape, a column per spectrum and dtype."""
     kinds = list(records[0]["errors"])
-    columns = [f"{kind}, {name}" for kind in kinds for name in DTYPES]
-    lines = [f"| steps | matrix | {' | '.join(columns)} |", "|---:|---|" + "---:|" * len(columns)]
-    rows: dict[tuple[int, int, int], dict[str, Mapping[str, float]]] = {}
+    columns = ["steps", "matrix", *(f"{kind}, {name}" for kind in kinds for name in DTYPES)]
+    errors: dict[tuple[int, int, int], dict[str, Mapping[str, float]]] = {}
     for record in records:
-        rows.setdefault((record["steps"], *record["shape"]), {})[record["dtype"]] = record["errors"]
-    for (steps, height, width), by_dtype in rows.items():
-        cells = [f"{by_dtype[name][kind]:.3f}" for kind in kinds for name in DTYPES]
-        lines.append(f"| {steps} | {height} x {width} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        errors.setdefault((record["steps"], *record["shape"]), {})[record["dtype"]] = record["errors"]
+    rows = [
+        [steps, f"{height} x {width}", *(f"{by_dtype[name][kind]:.3f}" for kind in kinds for name in DTYPES)]
+        for (steps, height, width), by_dtype in errors.items()
+    ]
+    return bench.markdown_table(columns, rows, left=[1])
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.launches import HIDDEN
 from benchmarks.pages import filled
+from steadynorm.lab.bench import markdown_table
 from steadynorm.lab.launch_counter import CONTENDERS, LAUNCH_SECONDS, LaunchCounter, Shape, Work, count_step
 
 HERE = Path(__file__).parent
@@ -112,55 +113,43 @@ def count(models: Mapping[str, Sequence[Shape]] = MODELS) -> list[Record]:
 
 def counts_table(records: Sequence[Record]) -> str:
     """Return what was counted as a Markdown table."""
-    lines = [
-        "| hidden matrices | optimizer | kernels | TFLOP | GB | bytes per parameter | temporaries, MiB |",
-        "|---|---|---:|---:|---:|---:|---:|",
-    ]
-    lines += [
-        f"| {entry.model} | {entry.optimizer} | {entry.kernels:,} | {entry.tflop:.2f} | {entry.gigabytes:.1f} | "
-        f"{1e9 * entry.gigabytes / entry.parameters:.0f} | {entry.temporary_mebibytes:.0f} |"
-        for entry in records
-    ]
-    return "\n".join(lines)
+    columns = ["hidden matrices", "optimizer", "kernels", "TFLOP", "GB", "bytes per parameter", "temporaries, MiB"]
+    rows = []
+    for entry in records:
+        counts = f"{entry.kernels:,}", f"{entry.tflop:.2f}", f"{entry.gigabytes:.1f}"
+        sizes = f"{1e9 * entry.gigabytes / entry.parameters:.0f}", f"{entry.temporary_mebibytes:.0f}"
+        rows.append([entry.model, entry.optimizer, *counts, *sizes])
+    return markdown_table(columns, rows, left=(0, 1))
 
 
 def times_table(records: Sequence[Record]) -> str:
     """Return the computed times as a Markdown table; a step that the host bounds is marked."""
-    lines = [
-        "| hidden matrices | optimizer | launches, ms | "
-        + " | ".join(f"{name} device, ms" for name in GPUS)
-        + " | "
-        + " | ".join(f"{name} step, ms" for name in GPUS)
-        + " |",
-        "|---|---|---:|" + "---:|" * (2 * len(GPUS)),
-    ]
+    columns = ["hidden matrices", "optimizer", "launches, ms"]
+    columns += [f"{name} {part}, ms" for part in ("device", "step") for name in GPUS]
+    rows = []
     for entry in records:
         device = [f"{entry.device_ms[name]:.1f}" for name in GPUS]
-        step = [f"{entry.step_ms(name):.1f}{_host_mark(entry, name)}" for name in GPUS]
-        lines.append(f"| {entry.model} | {entry.optimizer} | {entry.host_ms:.1f} | {' | '.join([*device, *step])} |")
-    return "\n".join(lines)
-
-
-def _host_mark(entry: Record, gpu: str) -> str:
-    return " (host)" if entry.host_ms > entry.device_ms[gpu] else ""
+        marks = [" (host)" if entry.host_ms > entry.device_ms[name] else "" for name in GPUS]
+        step = [f"{entry.step_ms(name):.1f}{mark}" for name, mark in zip(GPUS, marks, strict=True)]
+        rows.append([entry.model, entry.optimizer, f"{entry.host_ms:.1f}", *device, *step])
+    return markdown_table(columns, rows, left=(0, 1))
 
 
 def peaks_table() -> str:
     """Return the assumed peaks as a Markdown table."""
-    lines = ["| GPU | fp16 products, dense, TFLOP/s | memory, GB/s |", "|---|---:|---:|"]
-    lines += [f"| {name} | {gpu.tflop_per_second:g} | {gpu.gigabytes_per_second:g} |" for name, gpu in GPUS.items()]
-    return "\n".join(lines)
+    rows = [[name, f"{gpu.tflop_per_second:g}", f"{gpu.gigabytes_per_second:g}"] for name, gpu in GPUS.items()]
+    return markdown_table(["GPU", "fp16 products, dense, TFLOP/s", "memory, GB/s"], rows)
 
 
 def shapes_table() -> str:
     """Return the shapes of every model as a Markdown table."""
-    lines = ["| hidden matrices | parameters | one layer, d_out x d_in | layers |", "|---|---:|---|---:|"]
+    rows = []
     for model, shapes in MODELS.items():
         layers = next(n for n in range(len(shapes), 0, -1) if shapes == shapes[: len(shapes) // n] * n)
-        layer = ", ".join(f"{rows} x {columns}" for rows, columns in shapes[: len(shapes) // layers])
+        layer = ", ".join(f"{height} x {width}" for height, width in shapes[: len(shapes) // layers])
         size = sum(math.prod(shape) for shape in shapes)
-        lines.append(f"| {model} | {size / 1e6:,.0f} M | {layer} | {layers} |")
-    return "\n".join(lines)
+        rows.append([model, f"{size / 1e6:,.0f} M", layer, layers])
+    return markdown_table(["hidden matrices", "parameters", "one layer, d_out x d_in", "layers"], rows, left=(0, 2))
 
 
 def page(text: str, records: Sequence[Record]) -> str:

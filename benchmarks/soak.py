@@ -12,7 +12,6 @@ import json
 import math
 import os
 import platform
-import re
 import signal
 import subprocess
 import sys
@@ -27,7 +26,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from benchmarks.memory import resident
 from steadynorm import Monitor, ScionC, records
+from steadynorm.progress import duration
 from steadynorm.scheduler import Scheduler
 
 Floats = NDArray[Any]
@@ -39,19 +40,19 @@ CYCLE = 50_000  # steps of one fall and rise of the lr, to 0.3 of its peak
 EVERY = 20  # steps between measurements, and between moves of the matrices that take longest
 SELDOM = ("spectral", "fast")
 WARMUP = 50_000  # steps: one cycle, until theory's cache of solved decays has all it will ever have
-COUNTED = (
-    "vector",
-    "sign",
-    "spectral",
-)  # 40,000, 40,000 and 25,600 elements: the noise of their norms is 0.35 to 0.45 %
+# 40,000, 40,000 and 25,600 elements: the noise of their norms is 0.35 to 0.45 %
+COUNTED = ("vector", "sign", "spectral")
 
 NORM_LIMIT = 0.02  # of the norm against its forecast, of each counted parameter, at every measurement
-POWER_LIMIT = (
-    0.01  # persisted power iteration over SVD: its mean below 1, and the change from the first to the last third
-)
+# Persisted power iteration over SVD: its mean below 1, and the change from the first to the last third.
+POWER_LIMIT = 0.01
 POWER_LEAST = 0.95  # and the smallest; started anew each time it would be near 0.8
 STEP_LIMIT = 4096.0  # bytes per 1000 steps: a number kept at each step would be 32,000
 TRAINING_LIMIT = 0.01  # of the resident memory, over the run
+LIMITS = {
+    "steps": {"memory": STEP_LIMIT, "norm": NORM_LIMIT, "power iteration": POWER_LIMIT, "power least": POWER_LEAST},
+    "training": {"memory": TRAINING_LIMIT},
+}
 
 _BLOCKS, _STUDENT = 20, 2.101  # and the quantile that makes 95 % of 18 degrees of freedom
 
@@ -81,23 +82,6 @@ def slope(x: Sequence[float] | Floats, y: Sequence[float] | Floats, *, warmup: f
     left = value - found * at
     error = math.sqrt(max(float(left @ left), 0.0) / (blocks - 2) / float(at @ at))
     return Slope(round(found, 9), round(_STUDENT * error, 9))
-
-
-def resident(pid: int | str = "self") -> int:
-    """Bytes of memory that a process has."""
-    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(encoding="utf-8"))
-    if found is None:
-        raise ProcessLookupError(f"process {pid} has ended")
-    return 1024 * int(found[1])
-
-
-def duration(seconds: float) -> str:
-    """Minutes and seconds.
-
-    >>> duration(125)
-    '2:05'
-    """
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
 # --- a million steps
@@ -286,15 +270,9 @@ def keep(path: Path, part: str, found: dict[str, Any]) -> None:
     """Put one part's results beside the other's."""
     held = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     versions = {"python": platform.python_version(), "torch": torch.__version__}
-    held[part] = {**found, "limits": _limits(part), "versions": versions}
+    held[part] = {**found, "limits": LIMITS[part], "versions": versions}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(dict(sorted(held.items())), indent=1) + "\n", encoding="utf-8")
-
-
-def _limits(part: str) -> dict[str, float]:
-    if part == "training":
-        return {"memory": TRAINING_LIMIT}
-    return {"memory": STEP_LIMIT, "norm": NORM_LIMIT, "power iteration": POWER_LIMIT, "power least": POWER_LEAST}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

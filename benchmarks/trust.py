@@ -12,37 +12,31 @@ from benchmarks.pages import fill
 
 ROOT = Path(__file__).parents[1]
 PAGE, README = ROOT / "docs" / "trust.md", ROOT / "README.md"
+_COLUMNS = ("", "measured", "limit", "")
 
 
 def mutants(found: Mapping[str, Any]) -> str:
     """Return the count and the table of the mutation check."""
-    lines = [
-        f"**{found['killed']} of {found['mutants']} mutants killed**, in {found['seconds'] / 60:.0f} minutes of wall time in total.",
-        "",
-        *_table(
-            ("place", "what is broken", "noticed by"),
-            [(f"`{each['place']}`", each["breaks"], _noticed(each)) for each in found["outcomes"]],
-        ),
-    ]
-    return "\n".join(lines)
+    rows = [(f"`{mutant['place']}`", mutant["breaks"], _noticed(mutant)) for mutant in found["outcomes"]]
+    return (
+        f"**{found['killed']} of {found['mutants']} mutants killed**, in {found['seconds'] / 60:.0f} minutes of wall time in total."
+        f"\n\n{_table(('place', 'what is broken', 'noticed by'), rows)}"
+    )
 
 
-def _noticed(each: Mapping[str, Any]) -> str:
-    if each["outcome"] != "killed":
-        return f"**{each['outcome']}**"
-    file, _, test = each["by"].partition("::")
+def _noticed(mutant: Mapping[str, Any]) -> str:
+    if mutant["outcome"] != "killed":
+        return f"**{mutant['outcome']}**"
+    file, _, test = mutant["by"].partition("::")
     return f"{test.partition('[')[0].removeprefix('test_').replace('_', ' ')} (`{file}`)"
 
 
 def soak(found: Mapping[str, Any]) -> str:
     """Return what both parts measured, or say that they were not run."""
-    parts = []
-    if (steps := found.get("steps")) is not None:
-        parts += [_steps(steps)]
-    if (training := found.get("training")) is not None:
-        parts += [_training(training)]
-    missing = [name for name in ("steps", "training") if name not in found]
-    return "\n\n".join([*parts, *(f"Not run yet: `python -m benchmarks.soak {name}`." for name in missing)])
+    return "\n\n".join(
+        show(found[part]) if part in found else f"Not run yet: `python -m benchmarks.soak {part}`."
+        for part, show in {"steps": _steps, "training": _training}.items()
+    )
 
 
 def _steps(found: Mapping[str, Any]) -> str:
@@ -76,19 +70,15 @@ def _steps(found: Mapping[str, Any]) -> str:
             _word(held["power iteration"]),
         ),
     ]
-    lines = [
-        f"### {found['steps']:,} optimizer steps",
-        "",
+    return (
+        f"### {found['steps']:,} optimizer steps\n\n"
         f"`python -m benchmarks.soak steps --steps {found['asked']}`"
         f"{'' if found['steps'] == found['asked'] else ', ended early'}: {found['seconds'] / 60:.0f} minutes, "
-        f"{found['measurements']:,} measurements, {found['power_checks']:,} comparisons with an SVD.",
-        "",
-        *_table(("", "measured", "limit", ""), rows),
-        "",
+        f"{found['measurements']:,} measurements, {found['power_checks']:,} comparisons with an SVD.\n\n"
+        f"{_table(_COLUMNS, rows)}\n\n"
         f"The norms of {elements} are judged separately, at every measurement. The largest distances are {worst}; the mean distances are {mean}. "
-        f"The matrix with fast polar factors has only {found['elements']['fast']} elements, too few to be judged at a single moment.",
-    ]
-    return "\n".join(lines)
+        f"The matrix with fast polar factors has only {found['elements']['fast']} elements, too few to be judged at a single moment."
+    )
 
 
 def _training(found: Mapping[str, Any]) -> str:
@@ -101,25 +91,21 @@ def _training(found: Mapping[str, Any]) -> str:
         ),
         ("memory growth, bytes per 1000 steps", f"{found['memory_bytes_per_1000_steps']:.0f}", "", ""),
     ]
-    lines = [
-        f"### {found['minutes']:.0f} minutes of training",
-        "",
+    return (
+        f"### {found['minutes']:.0f} minutes of training\n\n"
         f"`python -m benchmarks.soak training --minutes {found['asked']:g}`: {found['steps']:,} steps, "
         f"{found['evaluations']:,} evaluations, {found['checkpoints']:,} checkpoints, {found['samples']:,} samples of the "
-        "resident memory.",
-        "",
-        *_table(("", "measured", "limit", ""), rows),
-    ]
-    return "\n".join(lines)
+        f"resident memory.\n\n{_table(_COLUMNS, rows)}"
+    )
 
 
 def _word(held: bool) -> str:
     return "holds" if held else "**fails**"
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
-    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def _summary(mutants: Mapping[str, Any]) -> str:

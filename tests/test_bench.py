@@ -22,7 +22,7 @@ def test_every_contender_takes_a_step_and_every_error_is_small(capsys):
     contenders = bench.make_contenders()
     times = bench.step_times(contenders, [(32, 32), (16, 48)], rounds=1)
     errors = {each.name: bench.polar_errors(each.polar, [(48, 48)]) for each in contenders if each.polar is not None}
-    text = bench.table(contenders, times, errors)
+    text = bench.table(times, errors)
     assert text.count("\n") == len(contenders) + 1
     assert errors["ScionC, 5 steps"]["gaussian"] < errors["torch Muon"]["gaussian"]
     assert "1.00x" in text

@@ -88,7 +88,7 @@ class Ticks:
 
 def test_phases_are_summed_over_chunks_and_add_up_to_the_step(monkeypatch):
     """Two shapes are two chunks. Each phase takes one tick, and between any two moments there is another one."""
-    monkeypatch.setattr(device_bench, "clock_of", lambda device: Ticks())
+    monkeypatch.setattr(device_bench, "Clock", lambda device: Ticks())
     phases = device_bench.time_phases(CPU, [(8, 8), (8, 16)], rounds=3)
     assert list(phases) == PHASES
     assert {name: phases[name] for name in PHASES[:3]} == dict.fromkeys(PHASES[:3], 2000)
@@ -168,7 +168,7 @@ def test_cuda_events_are_waited_for_and_read_in_seconds(monkeypatch):
             return 2500.0
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    clock = device_bench.clock_of(CUDA)
+    clock = device_bench.Clock(CUDA)
     start, end = clock.now(), clock.now()
     assert clock.between(start, end) == 2.5
     assert start.calls == ["record"] and end.calls == ["record", "synchronize"]

@@ -24,28 +24,18 @@ SCHEDULES = ("constant", "cosine", "linear")
 class ParamSetting:
     """Describe a parameter and how it is trained, with either a weight decay or a target.
 
-    Attributes:
-        lr: Learning rate gamma at its peak.
-        alpha: Weight of the new gradient in the momentum.
-        shape: Shape of the parameter.
-        lmo: Name of the lmo, or "by-shape".
-        nesterov: Whether the momentum is Nesterov's.
-        weight_decay: Decay lambda, or None to derive it from `steady_norm_sq`.
-        steady_norm_sq: Target C^2 = |theta|^2 / |u|^2, or None to use `weight_decay`.
-        blocks: Blocks that are treated as separate matrices, as in ScionC.
-
     Raises:
         ValueError: If both or neither of `weight_decay` and `steady_norm_sq` are set, or a value is out of range.
     """
 
-    lr: float
-    alpha: float
+    lr: float  # gamma at its peak
+    alpha: float  # weight of the new gradient in the momentum
     shape: tuple[int, ...]
     lmo: str = "by-shape"
     nesterov: bool = False
-    weight_decay: float | None = None
-    steady_norm_sq: float | None = None
-    blocks: Blocks = 1
+    weight_decay: float | None = None  # lambda
+    steady_norm_sq: float | None = None  # target C^2 = |theta|^2 / |u|^2, from which the decay is derived
+    blocks: Blocks = 1  # treated as separate matrices, as in ScionC
 
     def __post_init__(self) -> None:
         if (self.weight_decay is None) == (self.steady_norm_sq is None):
@@ -95,25 +85,15 @@ def check_start(start_rms: float) -> None:
 
 @dataclass(frozen=True)
 class Level:
-    """Steady state that one decay leads to under the exact kernel, beside the paper's formula.
-
-    Attributes:
-        weight_decay: The decay.
-        eta: Learning rate times decay.
-        half_life: Half-life of the weights, in steps.
-        formula_norm_sq: C^2 by the paper's formula.
-        steady_norm_sq: C^2 = |theta|^2 / |u|^2 by the exact kernel.
-        weight_norm: |theta|.
-        rms: Root mean square per element.
-    """
+    """Steady state that one decay leads to under the exact kernel, beside the paper's formula."""
 
     weight_decay: float
-    eta: float
-    half_life: float
-    formula_norm_sq: float
-    steady_norm_sq: float
-    weight_norm: float
-    rms: float
+    eta: float  # lr times decay
+    half_life: float  # in steps
+    formula_norm_sq: float  # C^2 by the paper's formula
+    steady_norm_sq: float  # C^2 = |theta|^2 / |u|^2 by the exact kernel
+    weight_norm: float  # |theta|
+    rms: float  # per element
 
 
 @dataclass(frozen=True)
@@ -128,8 +108,11 @@ class Prediction:
 
     @property
     def response(self) -> float:
-        """Distance that one gradient moves the weights in total, in units of |u|: effective lr * sqrt(a_1)."""
-        return self.effective_lr * math.sqrt(first_coefficient(self.setting.kernel))
+        """Distance that one gradient moves the weights in total, in units of |u|: effective lr * sqrt(a_1).
+
+        a_1 = f'(0) is the linear part of the lmo, the only part of a gradient's effect that lasts.
+        """
+        return self.effective_lr * math.sqrt(self.setting.kernel(1e-6) / 1e-6)
 
 
 def predict(setting: ParamSetting) -> Prediction:
@@ -142,15 +125,6 @@ def predict(setting: ParamSetting) -> Prediction:
     effective = theory.effective_lr(setting.lr, setting.alpha, nesterov=setting.nesterov)
     levels = [_level(setting, setting.decay(overlap)) for overlap in ("linear", setting.kernel)]
     return Prediction(setting, effective, math.sqrt(setting.update_norm_sq), *levels)
-
-
-def first_coefficient(kernel: theory.Overlap) -> float:
-    """Return a_1 = f'(0), the linear part of an lmo: the only part of a gradient's effect that lasts.
-
-    >>> round(first_coefficient(theory.overlap("sign", (8, 8))), 4)  # 2 / pi
-    0.6366
-    """
-    return kernel(1e-6) / 1e-6
 
 
 def convert_half_life(
@@ -192,10 +166,7 @@ class Match:
 def matches(setting: ParamSetting, alphas: Sequence[float], lrs: Sequence[float] = ()) -> list[Match]:
     """Return the decay that keeps the steady norm at each other alpha and at each other lr.
 
-    Args:
-        setting: The setting whose steady norm is kept.
-        alphas: Other alphas, at the same lr.
-        lrs: Other learning rates, at the same alpha; by default a quarter, half, twice and four times the lr.
+    Without `lrs` these are a quarter, half, twice and four times the lr.
 
     >>> s = ParamSetting(lr=0.01, alpha=0.1, shape=(384, 384), lmo="spectral", weight_decay=0.08)
     >>> [round(m.paper_decay, 4) for m in matches(s, [0.1, 1.0], [0.005])]
@@ -215,22 +186,12 @@ def matches(setting: ParamSetting, alphas: Sequence[float], lrs: Sequence[float]
 
 @dataclass(frozen=True)
 class LrPlan:
-    """Learning rate schedule of a whole run.
-
-    Attributes:
-        steps: Number of updates.
-        warmup: Steps of linear warmup.
-        schedule: "constant", "cosine" or "linear" after the warmup.
-        final: Last lr as a fraction of the peak.
-
-    Raises:
-        ValueError: If a value is out of range.
-    """
+    """Learning rate schedule of a whole run; raises ValueError if a value is out of range."""
 
     steps: int
-    warmup: int = 0
-    schedule: str = "cosine"
-    final: float = 0.0
+    warmup: int = 0  # steps of linear warmup
+    schedule: str = "cosine"  # after the warmup
+    final: float = 0.0  # last lr as a fraction of the peak
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:

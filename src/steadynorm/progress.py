@@ -3,7 +3,7 @@
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,39 +41,26 @@ def announce(what: str, seconds: float, say: Say = to_stderr) -> None:
         say(f"{what}: about {duration(seconds)}")
 
 
-class Pace:
-    """Announce once how long some work takes, after its first seconds; thread-safe.
+def _pace(total: int, label: str, say: Say) -> Generator[None, int, None]:
+    """Take amounts of work that have just been done; announce once how long all takes, after its first seconds.
 
     Time before the first amount does not count: processes start, and resumed work was done before.
     """
-
-    def __init__(self, total: int, label: str, say: Say):
-        self._total, self._label, self._say = total, label, say
-        self._done, self._lock = 0, threading.Lock()
-        self._first: tuple[float, int] | None = None  # time of the first amount, and the amount
-        self._announced = False
-
-    def __call__(self, amount: int) -> None:
-        """Add an amount of work that has just been done."""
-        with self._lock:
-            now, self._done = time.monotonic(), self._done + amount
-            if self._first is None and self._done > 0:
-                self._first = now, self._done
-            if self._announced or self._first is None:
-                return
-            seconds, amount_since = now - self._first[0], self._done - self._first[1]
-            self._announced = seconds >= _ENOUGH and amount_since > 0
-        if self._announced:
-            announce(self._label, seconds * (self._total - self._first[1]) / amount_since, self._say)
+    first = since = 0
+    while first <= 0:
+        first += yield
+    start = time.monotonic()
+    while since <= 0 or time.monotonic() - start < _ENOUGH:
+        since += yield
+    announce(label, (time.monotonic() - start) * (total - first) / since, say)
+    while True:
+        yield
 
 
 def bars(*extra: Any, shown: bool = True, size: bool = False) -> Any:
-    """Return rich's Progress on stderr: label, bar, amount, times and further columns.
+    """Return rich's Progress on stderr: label, bar, amount (bytes if `size`), times and further columns.
 
-    Args:
-        *extra: Further columns.
-        shown: Whether to draw anything; without a terminal nothing is drawn either.
-        size: Whether amounts are bytes.
+    Nothing is drawn unless `shown` and on a terminal.
     """
     from rich import progress
     from rich.console import Console
@@ -90,14 +77,9 @@ def bars(*extra: Any, shown: bool = True, size: bool = False) -> Any:
 def bar(
     total: int, label: str, *, shown: bool = True, size: bool = False, say: Say | None = None
 ) -> Iterator[Callable[[int], object]]:
-    """Yield a thread-safe function that takes the amount of work that has just been done.
+    """Yield a thread-safe function that takes the amount of work that has just been done, in bytes if `size`.
 
-    Args:
-        total: Total amount.
-        label: Name of the work.
-        shown: Whether to show anything.
-        size: Whether amounts are bytes.
-        say: Called with the expected time if that is long; by default it is printed to stderr if no bar is drawn.
+    `say` is called with the expected time if that is long; by default it is printed to stderr if no bar is drawn.
 
     >>> with bar(10, "steps") as advance:
     ...     advance(10)
@@ -105,10 +87,12 @@ def bar(
     with bars(shown=shown and total > 0, size=size) as progress:
         task = progress.add_task(label, total=total)
         silent = say is None and (not shown or not progress.disable)
-        pace = Pace(total, label, (lambda line: None) if silent else say or to_stderr)
+        pace, lock = _pace(total, label, (lambda line: None) if silent else say or to_stderr), threading.Lock()
+        next(pace)
 
         def advance(amount: int) -> None:
             progress.advance(task, amount)
-            pace(amount)
+            with lock:
+                pace.send(amount)
 
         yield advance

@@ -34,7 +34,7 @@ class Bench:
         print(f"{machine.describe()}\n{model}, hidden matrices, median of {rounds} interleaved rounds", flush=True)
         times = bench.step_times(contenders, bench.MODELS[model], rounds, lambda line: print(line, flush=True))
         errors = {entry.name: bench.polar_errors(entry.polar) for entry in contenders if entry.polar is not None}
-        print(f"\n{bench.table(contenders, times, errors)}")
+        print(f"\n{bench.table(times, errors)}")
         return None
 
     def _measure_device(self, name: str) -> None:

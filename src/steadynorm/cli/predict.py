@@ -116,6 +116,12 @@ class Predict:
     def _alpha(self) -> float:
         return translation.SCION_ALPHA if self.alpha is None else self.alpha
 
+    @property
+    def _foreign_options(self) -> dict[str, Any]:
+        """Those that were passed and that ScionC does not have."""
+        options = {"betas": self.betas, "momentum": self.momentum, "adjust": self.adjust}
+        return {name: value for name, value in options.items() if value is not None}
+
     def _convert_half_life(self, steps: float) -> dict[str, float]:
         return prediction.convert_half_life(steps, self.tokens_per_step, self.steps_per_epoch)
 
@@ -128,8 +134,7 @@ class Predict:
 
     def _predict(self) -> _Shown:
         """Return what ScionC's settings do."""
-        foreign = {"betas": self.betas, "momentum": self.momentum, "adjust": self.adjust}
-        if misplaced := [f"--{name}" for name, value in foreign.items() if value is not None]:
+        if misplaced := [f"--{name}" for name in self._foreign_options]:
             raise ValueError(f"{', '.join(misplaced)}: an option of another optimizer; name it with --optimizer")
         settings = [self._setting(parse_shape(text)) for text in self.shape]
         predictions = [prediction.predict(setting) for setting in settings]
@@ -194,9 +199,7 @@ class Predict:
             raise ValueError(f"optimizer {name!r} is unknown; choose one of {choices}")
         if self.weight_decay is None:
             raise ValueError(f"--optimizer {name}: pass the --weight-decay you tuned; --steady-norm-sq is ScionC's")
-        optional = {"betas": self.betas, "momentum": self.momentum, "adjust": self.adjust}
-        optional["nesterov"] = False if self.plain_momentum else None
-        options: dict[str, Any] = {key: value for key, value in optional.items() if value is not None}
+        options = self._foreign_options | ({"nesterov": False} if self.plain_momentum else {})
         kind = translation.TUNED[name]
         if foreign := sorted(options.keys() - kind.__dataclass_fields__.keys()):
             raise ValueError(f"--optimizer {name} has no {', '.join(foreign)}")
@@ -207,12 +210,11 @@ class Predict:
         for block in shown.blocks:
             console.print(block, highlight=False, markup=False)
         for text, forecast in shown.forecasts.items():
-            lines = [
+            lines = (
                 f"\n{shown.names.get(text, text)}: weight norm over {self.steps} steps, {self.schedule}, warmup "
                 f"{self.warmup}, from weights of RMS {format_value(self.start_rms)} (--start-rms)"
-            ]
+            )
             for label, norms in (("constant decay ", forecast.constant), ("corrected decay", forecast.corrected)):
                 middle, end = (format_value(float(norms[at])) for at in (len(norms) // 2, -1))
-                lines.append(f"  {label} {prediction.spark(norms)} middle {middle}, end {end}")
-            for line in lines:
-                console.print(line, highlight=False, soft_wrap=True)
+                lines += f"\n  {label} {prediction.spark(norms)} middle {middle}, end {end}"
+            console.print(lines, highlight=False, soft_wrap=True)

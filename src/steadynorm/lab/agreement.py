@@ -15,21 +15,13 @@ _RESPONSE_SEEDS = 64
 
 @dataclass(frozen=True)
 class Comparison:
-    """Steady |theta|/|u| of one simulated setting, beside its predictions.
-
-    Attributes:
-        alpha: Weight of the new gradient.
-        simulated: Mean over seeds.
-        error: Standard error of that mean.
-        exact: Prediction by the exact kernel.
-        paper: Prediction by the paper's formula.
-    """
+    """Steady |theta|/|u| of one simulated setting, beside its predictions."""
 
     alpha: float
-    simulated: float
-    error: float
-    exact: float
-    paper: float
+    simulated: float  # mean over seeds
+    error: float  # standard error of that mean
+    exact: float  # by the exact kernel
+    paper: float  # by the paper's formula
 
     @property
     def exact_ratio(self) -> float:
@@ -54,23 +46,14 @@ class Response:
 
 @dataclass(frozen=True)
 class HeldNorm:
-    """|theta|/|u| of one simulated setting and one way to hold it.
-
-    Attributes:
-        alpha: Weight of the new gradient.
-        hold: "decay", "balance", "fixed" or "cautious".
-        target: The norm that is to be held.
-        mean: Root mean square over seeds and the last two thirds of the run.
-        error: Standard error of that mean.
-        end: Root mean square over seeds after the last step.
-    """
+    """|theta|/|u| of one simulated setting and one way to hold it."""
 
     alpha: float
-    hold: str
+    hold: str  # one of holds.HOLDS
     target: float
-    mean: float
-    error: float
-    end: float
+    mean: float  # root mean square over seeds and the last two thirds of the run
+    error: float  # standard error of that mean
+    end: float  # root mean square over seeds after the last step
 
     @property
     def mean_ratio(self) -> float:
@@ -87,7 +70,10 @@ def compare(
     settings: Sequence[ParamSetting], momentum: str, steps: int, *, seeds: int, seed: int = 0
 ) -> list[Comparison]:
     """Simulate settings that have a weight decay as one batch, and compare their second half with the prediction."""
-    systems = [_system(setting, momentum) for setting in settings]
+    systems = [
+        simulate.System(setting.entry.name, setting.shape, setting.lr, setting.decay("linear"), setting.alpha, momentum)
+        for setting in settings
+    ]
     with progress.bar(steps * len(systems), "simulating") as advance:
         trajectories = simulate.run(systems, steps, seeds=seeds, seed=seed, progress=advance)
     comparisons = []
@@ -108,17 +94,7 @@ def compare_holds(
     seeds: int = 8,
     seed: int = 0,
 ) -> list[HeldNorm]:
-    """Simulate ways to hold the norm at which a setting with a weight decay settles, with the same noise.
-
-    Args:
-        setting: The setting, with lr at its peak.
-        names: Ways to hold the norm; see `holds.HOLDS`.
-        plan: Schedule of the lr.
-        balance_steps: T of "balance".
-        pull: RMS of the gradient's outward part, in units of the noise's; negative for inward.
-        seeds: Independent copies.
-        seed: Seed of the random numbers.
-    """
+    """Simulate ways to hold the norm (`holds.HOLDS`) at which a setting with a weight decay settles, with the same noise."""
     target = predict(setting).exact.steady_norm_sq
     lrs = setting.lr * plan.ratios()
     systems = []
@@ -128,11 +104,12 @@ def compare_holds(
             decay_for(target, lr, setting.alpha, nesterov=setting.nesterov, overlap=setting.kernel)
             for lr in lrs.tolist()
         ]
-        system = holds.HeldSystem(
-            name, setting.entry.name, setting.shape, lrs, lrs * np.array(decays), setting.alpha, target,
-            setting.nesterov, balance_steps, pull,
+        systems.append(
+            holds.HeldSystem(
+                name, setting.entry.name, setting.shape, lrs, lrs * np.array(decays), setting.alpha, target,
+                setting.nesterov, balance_steps, pull,
+            )
         )  # fmt: skip
-        systems.append(system)
     with progress.bar(plan.steps * len(systems), "simulating") as advance:
         trajectories = holds.run_held(systems, plan.steps, seeds=seeds, seed=seed, progress=advance)
     norms = []
@@ -155,8 +132,3 @@ def measure_responses(settings: Sequence[ParamSetting], momentum: str) -> list[R
             responses.append(Response(measured.mean, measured.error, predicted.response, predicted.effective_lr))
             advance(1)
     return responses
-
-
-def _system(setting: ParamSetting, momentum: str) -> simulate.System:
-    assert setting.weight_decay is not None
-    return simulate.System(setting.entry.name, setting.shape, setting.lr, setting.weight_decay, setting.alpha, momentum)

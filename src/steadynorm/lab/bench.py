@@ -8,7 +8,7 @@ say little there. The fair comparison is `PLAIN`, Muon's iteration in plain fp32
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,7 +37,8 @@ WHOLE: dict[str, tuple[Sequence[Shape], Sequence[tuple[int, ...]]]] = {
 }
 
 LONG = 20.0  # seconds after which an action gets no more rounds
-PLAIN = "Newton-Schulz in fp32"
+MUON, PLAIN = "torch Muon", "Newton-Schulz in fp32"
+PAIR, PLAIN_PAIR = f"{MUON} + AdamW", f"{PLAIN} + AdamW"
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,9 @@ class Contender:
 
 
 def make_contenders() -> list[Contender]:
-    """Return torch's optimizers and ours; ratios refer to the first."""
+    """Return torch's optimizers and ours."""
     return [
-        Contender("torch Muon", lambda p: torch.optim.Muon(p, lr=1e-3), _torch_newton_schulz),
+        Contender(MUON, lambda p: torch.optim.Muon(p, lr=1e-3), _torch_newton_schulz),
         Contender(PLAIN, PlainMuon, newton_schulz_fp32),
         Contender("torch AdamW fused", lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True)),
         Contender("Muon, corrected", lambda p: correct(torch.optim.Muon(p, lr=1e-3)), _torch_newton_schulz),
@@ -66,10 +67,6 @@ def make_contenders() -> list[Contender]:
         Contender("ScionC, 4 steps", lambda p: ScionC(p, lr=1e-3, lmo="spectral", polar_steps=4), Polar(steps=4)),
         Contender("MuonC, 5 steps", lambda p: MuonC(p, lr=1e-3, use_muon=True, polar_steps=5), Polar(steps=5)),
     ]
-
-
-PAIR = "torch Muon + AdamW"
-PLAIN_PAIR = f"{PLAIN} + AdamW"
 
 
 def whole_steps(model: str, skip: Sequence[str] = ()) -> dict[str, Callable[[], object]]:
@@ -231,17 +228,27 @@ def polar_errors(
     return {kind: statistics.mean(values) for kind, values in errors.items()}
 
 
-def table(
-    contenders: Sequence[Contender], times: Mapping[str, float], errors: Mapping[str, Mapping[str, float]]
-) -> str:
-    """Return a Markdown table: step time, ratio to torch's Muon and to plain fp32, polar error by spectrum."""
-    kinds = ("gaussian", "hard", "low rank + noise")
-    references = [name for name in (contenders[0].name, PLAIN) if name in times]
-    columns = [*(f"faster than {name}" for name in references), *(f"error, {kind}" for kind in kinds)]
-    lines = [f"| optimizer | ms | {' | '.join(columns)} |", "|---|---:|" + "---:|" * len(columns)]
-    for contender in contenders:
-        name, seconds = contender.name, times[contender.name]
-        cells = [f"{times[reference] / seconds:.2f}x" for reference in references]
-        cells += [f"{errors[name][kind]:.3f}" if name in errors else "" for kind in kinds]
-        lines.append(f"| {name} | {1e3 * seconds:.1f} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def table(times: Mapping[str, float], errors: Mapping[str, Mapping[str, float]] = {}) -> str:
+    """Return a Markdown table: step time, ratio to torch's Muon and to plain fp32, polar error by spectrum if measured."""
+    kinds = ("gaussian", "hard", "low rank + noise") if errors else ()
+    references = [name for name in (MUON, PAIR, PLAIN, PLAIN_PAIR) if name in times]
+    columns = ["ms", *(f"faster than {name}" for name in references), *(f"error, {kind}" for kind in kinds)]
+    rows = []
+    for name, seconds in times.items():
+        cells = [name, f"{1e3 * seconds:.1f}", *(f"{times[reference] / seconds:.2f}x" for reference in references)]
+        rows.append([*cells, *(f"{errors[name][kind]:.3f}" if name in errors else "" for kind in kinds)])
+    return markdown_table(["optimizer", *columns], rows)
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]], left: Collection[int] = (0,)) -> str:
+    """Return a Markdown table whose columns are flush right, except for those at the positions `left`.
+
+    >>> print(markdown_table(["name", "ms"], [["a", 1.5]]))
+    | name | ms |
+    |---|---:|
+    | a | 1.5 |
+    """
+    rules = ["---" if k in left else "---:" for k in range(len(header))]
+    lines = [header, *(map(str, row) for row in rows)]
+    head, *body = (f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join([head, f"|{'|'.join(rules)}|", *body])

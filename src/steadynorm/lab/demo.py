@@ -38,37 +38,26 @@ class SystemNorm(NamedTuple):
 
 def compare_systems(lr: float = 0.05, weight_decay: float = 0.1, alpha: float = 0.1) -> list[SystemNorm]:
     """Simulate the paper's three kinds of parameter under random gradients, in a few seconds."""
+    systems = [simulate.System(lmo, shape, lr, weight_decay, alpha) for _, lmo, shape in SYSTEMS]
+    trajectories = simulate.run(systems, simulate.half_life_steps(10, lr, weight_decay), seeds=8)
     paper, norms = theory.steady_norm_sq(lr, weight_decay, alpha, limit=True), []
-    for label, lmo, shape in SYSTEMS:
+    for (label, lmo, shape), trajectory in zip(SYSTEMS, trajectories, strict=True):
         exact = theory.steady_norm_sq(lr, weight_decay, alpha, overlap=theory.overlap(lmo, shape))
-        measured = simulate.steady_norm_sq(lmo, shape, lr=lr, weight_decay=weight_decay, alpha=alpha, seeds=8)
-        norms.append(SystemNorm(label, paper, exact, measured))
+        norms.append(SystemNorm(label, paper, exact, trajectory.late_mean()))
     return norms
 
 
 class Summary(NamedTuple):
-    """Figures of one run; pairs are means over the middle 3 % and over the last 3 % of its steps.
-
-    Attributes:
-        name: Name of the run.
-        val_loss: Last validation loss.
-        norm: Norm of all weights.
-        hidden: Norm of the hidden layers.
-        spread: Largest over smallest norm of all weights in the last two thirds.
-        grad: Gradient norm.
-        over_forecast: Measured over forecast norm of the hidden layers at the end.
-        excess_hidden: Excess alignment of the hidden layers, mean over the run.
-        excess_output: Excess alignment of the output layer, mean over the run.
-    """
+    """Figures of one run; pairs are means over the middle 3 % and over the last 3 % of its steps."""
 
     name: str
-    val_loss: float
-    norm: tuple[float, float]
-    hidden: tuple[float, float]
-    spread: float
-    grad: tuple[float, float]
-    over_forecast: float
-    excess_hidden: float
+    val_loss: float  # the last one
+    norm: tuple[float, float]  # of all weights
+    hidden: tuple[float, float]  # norm of the hidden layers
+    spread: float  # largest over smallest norm of all weights in the last two thirds
+    grad: tuple[float, float]  # norm
+    over_forecast: float  # measured over forecast norm of the hidden layers at the end
+    excess_hidden: float  # excess alignment, mean over the run
     excess_output: float
 
 

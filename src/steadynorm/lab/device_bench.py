@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from steadynorm import machine
@@ -34,78 +34,47 @@ KERNELS, GRAPH = f"{OURS}, Triton kernels", f"{OURS}, CUDA graph"
 _WARM_UP_STEPS = 3  # before a step is captured
 
 
-class Clock(Protocol):
-    """A clock of a device: moments, and the seconds between two of them."""
+class Clock:
+    """Moments of a device, and the seconds between two of them: CUDA events, or the host's clock."""
 
-    def now(self) -> Any: ...
+    def __init__(self, device: torch.device):
+        self._is_gpu = device.type == "cuda"
 
-    def between(self, start: Any, end: Any) -> float: ...
-
-
-class HostClock:
-    """Read the host's clock."""
-
-    def now(self) -> float:
-        """Return this moment."""
-        return time.perf_counter()
-
-    def between(self, start: float, end: float) -> float:
-        """Return the seconds between two moments."""
-        return end - start
-
-
-class CudaClock:
-    """Record CUDA events: moments of the current stream."""
-
-    def now(self) -> torch.cuda.Event:
-        """Record an event."""
+    def now(self) -> Any:
+        """Return this moment of the host, or an event recorded in the current stream."""
+        if not self._is_gpu:
+            return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
-    def between(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        """Return the seconds between two events, once both have happened."""
+    def between(self, start: Any, end: Any) -> float:
+        """Return the seconds between two moments, once both have happened."""
+        if not self._is_gpu:
+            return end - start
         end.synchronize()
         return 1e-3 * start.elapsed_time(end)
 
 
 @dataclass(frozen=True)
 class Result:
-    """What was counted and measured of one model on one device; times are medians in milliseconds.
-
-    Attributes:
-        device: The device's name.
-        is_gpu: Whether it is one.
-        torch: The version of torch.
-        model: The name of the model.
-        parameters: How many parameters its hidden matrices have.
-        rounds: How many rounds were timed.
-        launches: What a step asks of a GPU, counted on fake tensors.
-        step_ms: Time of a step by variant.
-        not_available: Why variants were not run.
-        phases_ms: Time of a step of ScionC by phase.
-        errors: Polar error by working dtype and kind of spectrum.
-    """
+    """What was counted and measured of one model on one device; times are medians in milliseconds."""
 
     device: str
     is_gpu: bool
-    torch: str
+    torch: str  # its version
     model: str
-    parameters: int
+    parameters: int  # of its hidden matrices
     rounds: int
-    launches: dict[str, Counts]
-    step_ms: dict[str, float]
-    not_available: dict[str, str]
-    phases_ms: dict[str, float]
-    errors: dict[str, dict[str, float]]
+    launches: dict[str, Counts]  # what a step asks of a GPU, counted on fake tensors
+    step_ms: dict[str, float]  # by variant
+    not_available: dict[str, str]  # why variants were not run
+    phases_ms: dict[str, float]  # of a step of ScionC
+    errors: dict[str, dict[str, float]]  # polar error by working dtype and kind of spectrum
 
 
 def find_device(name: str) -> torch.device:
-    """Return the device of this name, "cpu" or "cuda" or "cuda:1".
-
-    Raises:
-        ValueError: If the device is neither a CPU nor a CUDA device, or this machine does not have it.
-    """
+    """Return the device of this name, "cpu" or "cuda" or "cuda:1"; raise ValueError if this machine does not have it."""
     kind, _, index = name.partition(":")
     if kind not in ("cpu", "cuda") or (index and not (kind == "cuda" and index.isdecimal())):
         raise ValueError(f"device {name!r} is unknown; choose cpu, cuda, or a GPU by its number such as cuda:1")
@@ -149,27 +118,23 @@ def measure(device: torch.device, model: str, rounds: int, say: Say = lambda lin
     )
 
 
-def clock_of(device: torch.device) -> Clock:
-    """Return the clock that times work on this device."""
-    return CudaClock() if device.type == "cuda" else HostClock()
-
-
 def time_steps(
     device: torch.device, shapes: Sequence[Shape], rounds: int, say: Say = lambda line: None
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Return the median milliseconds of each variant's step, and why the others were not run."""
-    clock = clock_of(device)
-    actions = {
-        name: plain_step(make(bench.parameters(shapes, device=str(device)))) for name, make in CONTENDERS.items()
-    }
-    not_available: dict[str, str] = {}
+
+    def parameters() -> list[nn.Parameter]:
+        return bench.parameters(shapes, device=str(device))
+
+    clock, not_available = Clock(device), dict[str, str]()
+    actions = {name: plain_step(make(parameters())) for name, make in CONTENDERS.items()}
     if problem := kernels_problem(device):
         not_available[KERNELS] = problem
     else:
-        ours = plain_step(CONTENDERS[OURS](bench.parameters(shapes, device=str(device))))
+        ours = plain_step(CONTENDERS[OURS](parameters()))
         actions[KERNELS] = lambda: with_kernels(ours)
     if device.type == "cuda":
-        actions[GRAPH] = captured_step(bench.parameters(shapes, device=str(device)))
+        actions[GRAPH] = captured_step(parameters())
     else:
         not_available[GRAPH] = "CUDA graphs need a CUDA device"
 
@@ -276,7 +241,7 @@ class PhaseTimer:
 
 def time_phases(device: torch.device, shapes: Sequence[Shape], rounds: int) -> dict[str, float]:
     """Return the median milliseconds of each phase of a step; a CPU takes chunks one after the other, on one thread."""
-    timer, whole, rest = PhaseTimer(clock_of(device)), "whole step", "gradients, checks and the rest"
+    timer, whole, rest = PhaseTimer(Clock(device)), "whole step", "gradients, checks and the rest"
     optimizer, threads = timer.optimizer(bench.parameters(shapes, device=str(device))), torch.get_num_threads()
     samples: dict[str, list[float]] = {}
     torch.set_num_threads(1 if device.type == "cpu" else threads)
@@ -296,8 +261,8 @@ def time_phases(device: torch.device, shapes: Sequence[Shape], rounds: int) -> d
 
 def polar_errors(device: torch.device, dtypes: Sequence[str], shapes: Sequence[Shape]) -> dict[str, dict[str, float]]:
     """Return the polar error by working dtype and kind of spectrum, as this device computes it."""
-
-    def factor(x: Tensor, dtype: str) -> Tensor:
-        return Polar(dtype=dtype)(x.to(device)).cpu()
-
-    return {dtype: bench.polar_errors(lambda x, dtype=dtype: factor(x, dtype), shapes) for dtype in dtypes}
+    polars = {dtype: Polar(dtype=dtype) for dtype in dtypes}
+    return {
+        dtype: bench.polar_errors(lambda x, polar=polar: polar(x.to(device)).cpu(), shapes)
+        for dtype, polar in polars.items()
+    }

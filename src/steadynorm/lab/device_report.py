@@ -1,9 +1,9 @@
 """Say in tables and words what `device_bench` measured."""
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from steadynorm.lab.bench import markdown_table
 from steadynorm.lab.device_bench import GRAPH, KERNELS, MUON, OURS, Result
 from steadynorm.lab.launch_counter import LAUNCH_SECONDS
 from steadynorm.lab.launch_counter import table as launches_table
@@ -52,29 +52,23 @@ def compare(milliseconds: float, reference: float) -> str:
 
 def report(result: Result) -> str:
     """Return everything as Markdown, the verdict last."""
-    steps = dict(result.step_ms)
     sections = {
         "What a step asks of a GPU, counted": launches_table(result.launches),
-        "Time of a step": _table(("optimizer", "ms", "faster than torch's Muon"), [
-            *((name, f"{value:.2f}", f"{steps[MUON] / value:.2f}x") for name, value in steps.items()),
+        "Time of a step": markdown_table(("optimizer", "ms", "faster than torch's Muon"), [
+            *((name, f"{value:.2f}", f"{result.step_ms[MUON] / value:.2f}x") for name, value in result.step_ms.items()),
             *((name, "not available", reason) for name, reason in result.not_available.items()),
         ]),
-        f"Phases of {OURS}" + ("" if result.is_gpu else ", on one thread"): _table(
+        f"Phases of {OURS}" + ("" if result.is_gpu else ", on one thread"): markdown_table(
             ("phase", "ms", "share"),
             [
                 (name, f"{value:.2f}", f"{100 * value / result.phases_ms['whole step']:.0f} %")
                 for name, value in result.phases_ms.items()
             ],
         ),
-        "Polar error": _table(
+        "Polar error": markdown_table(
             ("dtype", *next(iter(result.errors.values()))),
             [(dtype, *(f"{value:.3f}" for value in errors.values())) for dtype, errors in result.errors.items()],
         ),
         "Verdict, to paste into an issue": verdict(result),
     }  # fmt: skip
     return "\n\n".join(f"### {title}\n\n{body}" for title, body in sections.items())
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [" | ".join(head), "|".join(["---", *["---:"] * (len(head) - 1)]), *map(" | ".join, rows)]
-    return "\n".join(f"| {line} |" if "---" not in line else f"|{line}|" for line in lines)

@@ -35,34 +35,18 @@ UPDATES: dict[str, Callable[[Floats], Floats]] = {  # the direction of u for a s
 
 @dataclass(frozen=True)
 class HeldSystem:
-    """A parameter under random gradients and one way to hold its norm.
+    """A parameter under random gradients and one way to hold its norm."""
 
-    Attributes:
-        hold: "decay", "balance", "fixed" or "cautious".
-        lmo: "spectral", "sign", "embedding" or "bias".
-        shape: Shape of the parameter.
-        lr: Learning rate, constant or one value per step.
-        eta: Decay per step of "decay" and "cautious", likewise.
-        alpha: Weight of the new gradient in the momentum.
-        steady_norm_sq: The target C^2 = |theta|^2 / |u|^2, at which the run starts.
-        nesterov: Whether the momentum is Nesterov's.
-        balance_steps: T.
-        pull: RMS of the gradient's outward part, in units of the noise's; negative for inward.
-
-    Raises:
-        ValueError: If the hold or the lmo is unknown.
-    """
-
-    hold: str
-    lmo: str
+    hold: str  # one of HOLDS
+    lmo: str  # one of UPDATES
     shape: tuple[int, ...]
     lr: Series
-    eta: Series
-    alpha: float
-    steady_norm_sq: float
+    eta: Series  # decay per step of "decay" and "cautious"
+    alpha: float  # weight of the new gradient in the momentum
+    steady_norm_sq: float  # the target C^2 = |theta|^2 / |u|^2, at which the run starts
     nesterov: bool = False
-    balance_steps: float = 100.0
-    pull: float = 0.0
+    balance_steps: float = 100.0  # T
+    pull: float = 0.0  # RMS of the gradient's outward part, in units of the noise's; negative for inward
 
     def __post_init__(self) -> None:
         if self.hold not in HOLDS:

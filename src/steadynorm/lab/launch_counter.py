@@ -13,7 +13,8 @@ operation. Nothing here is a time. What is counted, and how:
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from steadynorm.optim import ScionC
@@ -64,24 +66,20 @@ class Work(NamedTuple):
 
 
 class LaunchCounter(TorchDispatchMode):
-    """Count the kernels of all operations on accelerator tensors, fake ones included.
-
-    Attributes:
-        counts: The sums.
-        work: What each operation asked for, in order.
-        by_name: How many launches each operation took.
-    """
+    """Count the kernels of all operations on accelerator tensors, fake ones included."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.counts, self.work, self.by_name = Counts(), list[Work](), Counter[str]()
+        self.counts = Counts()
+        self.work = list[Work]()  # of each operation, in order
+        self.by_name = Counter[str]()  # launches of each operation
         self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         results = func(*args, **kwargs)
-        outputs = [*_tensors(results)]
-        if any(_on_accelerator(x) for x in outputs) or any(_on_accelerator(x) for x in _tensors((args, kwargs))):
+        outputs = _tensors(results)
+        if any(map(_on_accelerator, [*outputs, *_tensors((args, kwargs))])):
             self._count(func, args, kwargs, results, outputs)
         return results
 
@@ -134,14 +132,8 @@ def _written(func: Any, args: Any) -> list[Tensor]:
     return [x for x in _tensors(marked) if _on_accelerator(x)]
 
 
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, dict):
-        yield from _tensors(list(tree.values()))
-    elif isinstance(tree, list | tuple):
-        for branch in tree:
-            yield from _tensors(branch)
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def _on_accelerator(x: Tensor) -> bool:
@@ -195,13 +187,11 @@ def count_step(make: Make, shapes: Sequence[Shape]) -> LaunchCounter:
         for step in range(3):
             for p in params:
                 p.grad = torch.empty_like(p)
-            if step < 2:
-                for optimizer in optimizers:
-                    optimizer.step()
-                continue
-            state = [x for optimizer in optimizers for values in optimizer.state.values() for x in _tensors(values)]
-            counter.ignore([*params, *(p.grad for p in params if p.grad is not None), *state])
-            with counter:
+            is_counted = step == 2
+            if is_counted:
+                state = [list(optimizer.state.values()) for optimizer in optimizers]
+                counter.ignore(_tensors([params, [p.grad for p in params], state]))
+            with counter if is_counted else nullcontext():
                 for optimizer in optimizers:
                     optimizer.step()
     return counter

@@ -66,28 +66,19 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True)
 class Trajectory:
-    """Course of |theta|^2 / |u|^2 in one system.
+    """Course of |theta|^2 / |u|^2 in one system."""
 
-    Attributes:
-        steps: Recorded steps, counted from 1: (records,).
-        norm_sq: Values by seed: (seeds, records).
-    """
-
-    steps: NDArray[np.int64]
-    norm_sq: Floats
+    steps: NDArray[np.int64]  # recorded ones, counted from 1: (records,)
+    norm_sq: Floats  # (seeds, records)
 
     def mean(self) -> Floats:
         """Return the mean over seeds at every recorded step."""
         return self.norm_sq.mean(0)
 
     def late_mean(self, fraction: float = 0.5, norm: bool = False) -> Measured:
-        """Return the mean over seeds and over the last `fraction` of the run.
+        """Return the mean over seeds and over the last `fraction` of the run; with `norm` of |theta|/|u|, not its square.
 
         The standard error is that over seeds, or over ten stretches of time if there is one seed.
-
-        Args:
-            fraction: Share of the run, from its end.
-            norm: Return |theta|/|u| instead of its square.
         """
         late = self.norm_sq[:, -max(1, round(fraction * len(self.steps))) :]
         parts = late.mean(1) if len(late) > 1 else np.array([p.mean() for p in np.array_split(late[0], 10) if len(p)])
@@ -109,16 +100,9 @@ def run(
 ) -> list[Trajectory]:
     """Simulate systems and return their trajectories, with the same gradients for equal shapes.
 
-    Seed k of a system gives the same numbers whatever else runs beside it.
-
-    Args:
-        systems: Systems to simulate.
-        steps: Length of the run.
-        seeds: Independent copies of each system.
-        seed: First seed.
-        records: Approximate number of evenly spaced steps to record.
-        progress: Called with the number of system-steps that have just been taken.
-        done: Called with the index and trajectory of each system that has ended.
+    Seed k of a system gives the same numbers whatever else runs beside it. About `records` evenly spaced steps are
+    recorded. `progress` is called with the number of system-steps that have just been taken, `done` with the index and
+    trajectory of each system that has ended.
 
     >>> [quick] = run([System("bias", (64,), lr=0.1, weight_decay=0.5, alpha=1.0)], 100, seeds=4)
     >>> quick.norm_sq.shape
@@ -324,20 +308,6 @@ def overlap(lmo: str, shape: Sequence[int], r: float, *, pairs: int = 16, seed: 
         u, v = (entry.update(inputs, polar=_EXACT, batch_ndim=1).flatten(1) for inputs in (x, y))
         overlaps += ((u * v).sum(1) / (u.norm(dim=1) * v.norm(dim=1))).tolist()
     return Measured(float(np.mean(overlaps)), float(np.std(overlaps, ddof=1) / math.sqrt(len(overlaps))))
-
-
-def steady_norm_sq(
-    lmo: str, shape: Sequence[int], *, lr: float, weight_decay: float, alpha: float, momentum: str = "plain",
-    seeds: int = 16, half_lives: float = 10.0, seed: int = 0,
-) -> Measured:  # fmt: skip
-    """Measure the steady |theta|^2 / |u|^2: the mean over the second half of a run of this many half-lives.
-
-    >>> steady_norm_sq("bias", (64,), lr=0.1, weight_decay=0.5, alpha=1.0, seeds=4).mean > 0
-    True
-    """
-    steps = half_life_steps(half_lives, lr, weight_decay)
-    system = System(lmo, tuple(shape), lr, weight_decay, alpha, momentum)
-    return run([system], steps, seeds=seeds, seed=seed)[0].late_mean()
 
 
 def describe(system: System) -> Mapping[str, Any]:
