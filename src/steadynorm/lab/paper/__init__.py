@@ -1,6 +1,5 @@
 """The figures and tables of the paper as named experiments: what is run, how it is drawn, and what came out."""
 
-from steadynorm.lab.paper.claims import Claim, JudgedClaim
 from steadynorm.lab.paper.experiment import Context, Experiment, Outcome, TrainedExperiment
 from steadynorm.lab.paper.experiments import (
     adam_norms,
@@ -58,11 +57,9 @@ EXPERIMENTS: dict[str, Experiment | TrainedExperiment] = {
 
 __all__ = [
     "EXPERIMENTS",
-    "Claim",
     "Context",
     "Experiment",
     "Finished",
-    "JudgedClaim",
     "Outcome",
     "Resources",
     "TrainedExperiment",

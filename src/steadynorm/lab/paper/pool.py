@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -223,11 +223,6 @@ class _Meter:
         print(
             f"{start}{self._ended} of {self._runs} runs, {share:.0f} % of steps{time_left}", file=sys.stderr, flush=True
         )
-
-
-def failures(failed: Mapping[Path, str]) -> str:
-    """Return what to show of runs that failed."""
-    return "\n".join(f"{folder.name}: {why}" for folder, why in failed.items())
 
 
 # Commands
