@@ -36,25 +36,15 @@ ACCURACY, LOSS = final("val_accuracy", 100.0), final("val_loss")  # accuracy in 
 
 @dataclass(frozen=True)
 class Score:
-    """A metric by which arms are compared, and what differences of it are called.
-
-    Attributes:
-        metric: The metric.
-        name: Its name in tables and summaries.
-        unit: Its unit.
-        digits: Digits after the point.
-        sign: 1 if larger is better, else -1.
-        margin: The difference within which results are called equal.
-        gap: The words for a difference, with {} for both arms.
-    """
+    """A metric by which arms are compared, and what differences of it are called."""
 
     metric: Metric
-    name: str
+    name: str  # in tables and summaries
     unit: str
-    digits: int
-    sign: float
-    margin: float
-    gap: str
+    digits: int  # after the point
+    sign: float  # 1 if larger is better, else -1
+    margin: float  # the difference within which results are called equal
+    gap: str  # the words for a difference, with {} for both arms
 
     def shown(self, value: float, *, signed: bool = False) -> str:
         """Format a value."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from steadynorm.lab.paper.metrics import Metric
 from steadynorm.lab.paper.runs import Runs
+from steadynorm.lab.paper.slim_records import rounded
 from steadynorm.lab.paper.statistics import estimate, sample_sd
 from steadynorm.records import QUANTITIES, Quantity, Run
 from steadynorm.report import page
@@ -27,38 +28,25 @@ _QUANTITIES = {
 
 @dataclass(frozen=True)
 class Curve:
-    """A column over the steps of the longest budget: the mean over seeds, and their standard deviation as a band.
-
-    Attributes:
-        key: The column.
-        arms: The arms to draw; none for all.
-        dashed: A second column, drawn dashed.
-        caption: The caption.
-        log_y: Whether the y axis is logarithmic.
-        zero: Whether the y axis starts at zero.
-        label: The title, if it is not the column's.
-    """
+    """A column over the steps of the longest budget: the mean over seeds, and their standard deviation as a band."""
 
     key: str
-    arms: Sequence[str] = ()
-    dashed: str = ""
+    arms: Sequence[str] = ()  # to draw; none for all
+    dashed: str = ""  # a second column
     caption: str = ""
     log_y: bool = False
-    zero: bool = False
-    label: str = ""
+    zero: bool = False  # whether the y axis starts there
+    label: str = ""  # the title, if it is not the column's
 
     def plot(self, runs: Runs) -> page.Plot:
         """Return the plot of finished runs."""
         styles = {self.key: "line"} | ({self.dashed: "dash"} if self.dashed else {})
         arms = [arm for arm in runs.complete_arms() if not self.arms or arm in self.arms]
         lines = [_line(runs.of(arm), key, arm, style) for arm in arms for key, style in styles.items()]
-        series, quantity = (
-            [line for line in lines if len(line.x)],
-            _QUANTITIES.get(self.key, Quantity(self.key, "", "")),
-        )
-        return page.Plot(
-            self.label or quantity.label, "step", quantity.unit, series, self.caption, log_y=self.log_y, zero=self.zero
-        )
+        series = [line for line in lines if len(line.x)]
+        quantity = _QUANTITIES.get(self.key, Quantity(self.key, "", ""))
+        title = self.label or quantity.label
+        return page.Plot(title, "step", quantity.unit, series, self.caption, log_y=self.log_y, zero=self.zero)
 
 
 def show(
@@ -142,9 +130,11 @@ def numbers(runs: Runs, metrics: Mapping[str, Metric]) -> dict[str, Any]:
             for budget in runs.plan.budgets:
                 if arm in runs.complete_arms(budget):
                     values = runs.values(metric, arm, budget)
-                    entry = {"values": [round_to(value) for value in values], "mean": round_to(fmean(values))}
-                    entry["sd"] = round_to(sample_sd(values))
-                    out.setdefault(name, {}).setdefault(arm, {})[str(budget)] = entry
+                    out.setdefault(name, {}).setdefault(arm, {})[str(budget)] = {
+                        "values": list(map(round_to, values)),
+                        "mean": round_to(fmean(values)),
+                        "sd": round_to(sample_sd(values)),
+                    }
     return out
 
 
@@ -170,6 +160,6 @@ def layer_map(
     )
 
 
-def round_to(value: float, digits: int = 6) -> float | None:
-    """Round to significant digits; None for what is no number."""
-    return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+def round_to(value: float) -> float | None:
+    """Round to six significant digits; None for what is no number."""
+    return rounded(value) if math.isfinite(value) else None

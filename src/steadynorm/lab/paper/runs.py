@@ -21,23 +21,14 @@ NOT_RUN = "not run yet"  # why a run is missing, and what a table shows in its p
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The runs of an experiment; their configurations name no folder.
+    """The runs of an experiment; their configurations name no folder."""
 
-    Attributes:
-        baseline: The baseline at this scale.
-        arms: All arms, also those that --only leaves out.
-        budgets: The budgets, ascending.
-        seeds: The seeds.
-        configs: The configuration of every run.
-        paper_configs: Every arm at the paper's scale and longest budget.
-    """
-
-    baseline: Baseline
-    arms: Sequence[str]
-    budgets: Sequence[int]
+    baseline: Baseline  # at this scale
+    arms: Sequence[str]  # all of them, also those that --only leaves out
+    budgets: Sequence[int]  # ascending
     seeds: Sequence[int]
     configs: Mapping[Key, Config]
-    paper_configs: Mapping[str, Config]
+    paper_configs: Mapping[str, Config]  # every arm at the paper's scale and longest budget
 
     def in_pool(self, pool: Path, data: Path | None = None) -> dict[Key, Config]:
         """Return the configurations with the folder that each run has in the pool, apart for every kind of machine."""

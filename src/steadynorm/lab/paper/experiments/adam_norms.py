@@ -3,12 +3,10 @@
 from dataclasses import replace
 from functools import partial
 
-from steadynorm.lab.paper.baselines import VIT, Baseline
+from steadynorm.lab.paper.baselines import Baseline
 from steadynorm.lab.paper.claims import Contrast, Test, difference
-from steadynorm.lab.paper.experiment import TrainedExperiment
 from steadynorm.lab.paper.experiments.norm_figures import (
     AGAINST_FORECAST,
-    COLUMNS,
     drift_claims,
     show_norms,
     stability_claims,
@@ -59,15 +57,13 @@ def _adamc_claims(plan: RunPlan) -> dict[str, Test]:
     return claims
 
 
-ADAMC = TrainedExperiment(
+ADAMC = vit_figure(
     "fig-adamc",
     "AdamW against AdamC",
     "AdamC results in more stable weight and gradient norms; not in steady state even after 300 epochs.",
-    baselines=VIT,
     arms=_adamc_arms,
     claims=_adamc_claims,
     show=partial(show_norms, more=AGAINST_FORECAST),
-    columns=COLUMNS,
     budgets=(300,),
 )
 

@@ -23,7 +23,6 @@ from steadynorm.lab.train.config import Config
 LIMITS = (0.2, 0.5, 1.0)
 COSINE = "cosine lr"
 SHOWN = ("val_accuracy", "weight_norm", "hidden_norm", "grad_norm", "effective_lr", "alpha", "lr", "weight_decay")
-SCHEDULED = (*COLUMNS, "alpha", "lr")
 WEIGHT_NORM = mean_over("weight_norm", END)
 METRICS = {
     "accuracy": ACCURACY,
@@ -32,12 +31,13 @@ METRICS = {
     "hidden norm at the end": mean_over("hidden_norm", END),
 }
 _show = partial(show, curves=[Curve(key, log_y=key == "grad_norm") for key in SHOWN], metrics=METRICS)
+_figure = partial(vit_figure, show=_show, columns=(*COLUMNS, "alpha", "lr"))
 
 
 # Matched by the effective lr
 
 MATCHED = {limit: f"alpha 0.1 to {limit:g}" for limit in LIMITS}
-MOMENTUM_SCHEDULE = vit_figure(
+MOMENTUM_SCHEDULE = _figure(
     "fig-momentum-schedule",
     "Momentum scheduled so that the effective lr follows a cosine",
     "the models converge to the same accuracy up to alpha_max = 0.5.",
@@ -59,8 +59,6 @@ MOMENTUM_SCHEDULE = vit_figure(
             for limit in (0.2, 0.5)
         ),
     },
-    show=_show,
-    columns=SCHEDULED,
 )
 
 
@@ -93,7 +91,7 @@ def _slow_prime_arms(baseline: Baseline) -> dict[str, Config]:
     return {COSINE: baseline.scionc(), SLOW: baseline.scionc(**slow), **matched}
 
 
-GAMMA_PRIME = vit_figure(
+GAMMA_PRIME = _figure(
     "fig-momentum-gamma-prime",
     "The erroneous match of momentum, from alpha 0.1",
     "delayed decay of the effective lr lowers accuracy until the very end.",
@@ -106,10 +104,8 @@ GAMMA_PRIME = vit_figure(
             ACCURACY, ERRONEOUS, COSINE
         ).within(ACCURACY_TOLERANCE, f"accuracy, {ERRONEOUS} - {COSINE},", " points"),
     },
-    show=_show,
-    columns=SCHEDULED,
 )
-GAMMA_PRIME_SLOW = vit_figure(
+GAMMA_PRIME_SLOW = _figure(
     "fig-momentum-gamma-prime-slow",
     "The erroneous match of momentum, from alpha 0.02",
     "the effective lr is too low, the models underperform, and delayed decay ends up beneficial.",
@@ -122,8 +118,6 @@ GAMMA_PRIME_SLOW = vit_figure(
             0.0, "accuracy, delayed - cosine,", " points"
         ),
     },
-    show=_show,
-    columns=SCHEDULED,
 )
 
 
@@ -148,7 +142,7 @@ def _linear_arms(baseline: Baseline) -> dict[str, Config]:
     }
 
 
-MOMENTUM_LINEAR = vit_figure(
+MOMENTUM_LINEAR = _figure(
     "fig-momentum-linear",
     "Stress test: alpha from 0.01 to 1, with and without the momentum factor in the decay",
     "weight and gradient norms are stable with ScionC; with λ by lr alone they swing, and accuracy ends higher.",
@@ -171,5 +165,4 @@ MOMENTUM_LINEAR = vit_figure(
         ),
     },
     show=partial(_show, metrics=METRICS | {f"swing of the {name} norm, %": metric for name, metric in SWINGS.items()}),
-    columns=SCHEDULED,
 )

@@ -1,5 +1,7 @@
 """fig-muon, ours: torch's Muon, as it is and corrected, beside MuonC and ScionC, each of these swept alike."""
 
+from dataclasses import replace
+
 from steadynorm.lab.paper.baselines import GPT, Baseline
 from steadynorm.lab.paper.claims import Contrast, Test, all_of, mean, no_worse, value
 from steadynorm.lab.paper.experiment import TrainedExperiment
@@ -7,7 +9,7 @@ from steadynorm.lab.paper.experiments.nanogpt import CURVES, MUON_METRICS, stabl
 from steadynorm.lab.paper.experiments.norm_figures import COLUMNS
 from steadynorm.lab.paper.experiments.swept_lr import LRS, loss_at_ends, plot_by_lr, settings, sweep, table_by_lr
 from steadynorm.lab.paper.metrics import BY_LOSS, LOSS
-from steadynorm.lab.paper.plots import Curve, Shown, numbers, table_of_metrics
+from steadynorm.lab.paper.plots import Shown, numbers, table_of_metrics
 from steadynorm.lab.paper.runs import Runs
 from steadynorm.lab.train.config import Config
 
@@ -38,7 +40,7 @@ def _brackets(arm: str) -> Test:
 
 
 def _show(runs: Runs) -> Shown:
-    curves = [Curve(c.key, WHOLE, c.dashed, c.caption, c.log_y, c.zero).plot(runs) for c in CURVES]
+    curves = [replace(curve, arms=WHOLE).plot(runs) for curve in CURVES]
     sweeps = [plot_by_lr(runs, BY_LOSS, SWEPT, field) for field in LRS]
     sweeps = [plot for plot in sweeps if any(len(line.x) > 1 for line in plot.series)]  # others have not been run
     tables = [table_of_metrics(runs, MUON_METRICS, arms=WHOLE), table_by_lr(runs, BY_LOSS, SWEPT, tuple(LRS))]
