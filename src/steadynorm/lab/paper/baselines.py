@@ -15,7 +15,6 @@ from steadynorm.lab.models import GPTConfig, ViTConfig
 from steadynorm.lab.train.config import Config, Gpt, Optim, OptimizerName, Schedule, Vit
 from steadynorm.lab.train.recipes import GPT_124M, GPT_DESK, VIT_DESK, VIT_S16, with_optimizer
 
-SCALES = ("desk", "paper")
 ALPHA = 0.1
 _SCHEDULE = frozenset(Schedule.__dataclass_fields__) - {"lr"}  # lr is the optimizer's, a number
 

@@ -1,7 +1,7 @@
 """Finished runs as plots and tables: means over seeds with their spread, beside the paper's numbers."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -148,16 +148,27 @@ def points_with_errors(
     return page.Series(label, list(complete), [mean.value for mean in means], error=errors, toggle=toggle)
 
 
-def layer_map(
-    runs: Sequence[Run], layers: Sequence[str], quantity: str, title: str, unit: str, caption: str, middle: float,
-    low: float, high: float, toggle: str,
-) -> page.HeatMap:  # fmt: skip
-    """Map a quantity by layer and step, mean over seeds."""
-    z = np.array([np.mean([run.layers[layer][quantity] for run in runs], axis=0) for layer in layers])
-    measured = np.isfinite(z).any(axis=0)
-    return page.HeatMap(
-        title, "step", unit, runs[0].steps[measured], layers, z[:, measured], caption, middle, low, high, toggle=toggle
-    )
+def layer_maps(
+    runs: Runs,
+    layers: Callable[[Run], Sequence[str]],
+    quantity: str,
+    title: str,
+    unit: str,
+    caption: str,
+    middle: float,
+) -> list[page.HeatMap]:
+    """Map a quantity by layer and step, one map per arm, mean over seeds; colours reach 0.5 to either side of the middle."""
+    maps = []
+    for arm in runs.complete_arms():
+        seeds = runs.of(arm)
+        names = layers(seeds[0])
+        z = np.array([np.mean([run.layers[name][quantity] for run in seeds], axis=0) for name in names])
+        measured = np.isfinite(z).any(axis=0)
+        steps, colours = seeds[0].steps[measured], (middle, middle - 0.5, middle + 0.5)
+        maps.append(
+            page.HeatMap(f"{title} · {arm}", "step", unit, steps, names, z[:, measured], caption, *colours, toggle=arm)
+        )
+    return maps
 
 
 def round_to(value: float) -> float | None:

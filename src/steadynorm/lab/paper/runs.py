@@ -42,21 +42,14 @@ class RunPlan:
 def address(config: Config) -> str:
     """Return a run's folder name: readable words, then a hash of everything that decides the weights."""
     kind = "gpt" if isinstance(config.task, Gpt) else "vit"
-    return f"{kind}-{config.optim.name}-{config.steps}-s{config.seed}-{digest(recorded_part(config))}"
+    values = json.dumps(recorded_part(config), sort_keys=True)
+    digest = hashlib.sha256(values.encode()).hexdigest()[:8]
+    return f"{kind}-{config.optim.name}-{config.steps}-s{config.seed}-{digest}"
 
 
 def recorded_part(config: Config) -> dict[str, Any]:
     """Return what decides the weights of a run, as its records hold it."""
     return json.loads(json.dumps(training_part(plain(config))))
-
-
-def digest(values: Mapping[str, Any]) -> str:
-    """Return eight hexadecimal digits that identify plain values, whatever their order.
-
-    >>> digest({"lr": 0.1, "steps": 3}), digest({"steps": 3, "lr": 0.1})
-    ('6739273b', '6739273b')
-    """
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def slug(key: Key) -> str:

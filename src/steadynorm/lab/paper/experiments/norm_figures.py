@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from steadynorm import theory
-from steadynorm.lab.paper.baselines import VIT
+from steadynorm.lab.paper.baselines import GPT, VIT
 from steadynorm.lab.paper.claims import Outcomes, Test, all_of, no_worse, value
 from steadynorm.lab.paper.experiment import TrainedExperiment
 from steadynorm.lab.paper.metrics import (
@@ -19,10 +19,10 @@ from steadynorm.lab.paper.metrics import (
     MIDDLE,
     NEGLIGIBLE_PERCENT,
     Metric,
+    at_end,
     drift,
     growth,
     log_ratio,
-    mean_over,
 )
 from steadynorm.lab.paper.plots import Curve, Shown, show
 from steadynorm.lab.paper.runs import Runs
@@ -36,6 +36,7 @@ STABLE = 0.5  # corrected decay must at least halve the drift that constant deca
 COLUMNS = ("weight_norm", "hidden_norm", "hidden_forecast", "grad_norm", "effective_lr", "weight_decay")
 # At the desk, norms are watched over the longest budget because half-lives are scarce.
 vit_figure = functools.partial(TrainedExperiment, baselines=VIT, columns=COLUMNS, desk_budgets=(300,))
+gpt_figure = functools.partial(TrainedExperiment, baselines=GPT, columns=COLUMNS, budgets=(100,))
 NORMS = ("weight_norm", "hidden_norm", "grad_norm")
 
 
@@ -125,7 +126,7 @@ def norm_metrics(keys: Sequence[str]) -> dict[str, Metric]:
     """Return the drift of these norms and their value at the end, by name."""
     return {
         **{f"drift of {key}, %": drift(key) for key in keys},
-        **{f"{key} at the end": mean_over(key, END) for key in keys},
+        **{f"{key} at the end": at_end(key) for key in keys},
     }
 
 

@@ -2,8 +2,7 @@
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -18,28 +17,23 @@ from steadynorm.report import page
 
 
 @functools.cache
-def update_norms_sq(model: ViTConfig | GPTConfig) -> Mapping[str, float]:
-    """Return U^2 of every matrix of a model whose decay ScionC corrects, by name."""
+def update_norm_sq(model: ViTConfig | GPTConfig) -> float:
+    """Return the sum of U^2 over the matrices of a model whose decay ScionC corrects."""
     with torch.device("meta"):
         groups = param_groups(SimpleViT(model) if isinstance(model, ViTConfig) else GPT(model))
-    return {
-        name: lmo.get(group["lmo"]).update_norm_sq(p.shape, blocks=group["blocks"])
+    return sum(
+        lmo.get(group["lmo"]).update_norm_sq(p.shape, blocks=group["blocks"])
         for group in groups
-        for name, p in group["params"]
+        for _, p in group["params"]
         if group["weight_decay"] is None and p.ndim > 1
-    }
-
-
-def model_of(config: Mapping[str, Any]) -> ViTConfig | GPTConfig:
-    """Return the model of a recorded configuration."""
-    task = config["task"]
-    return ViTConfig(**task["model"]) if task["kind"] == "vit" else GPTConfig(**task["model"])
+    )
 
 
 def asked_norm(run: Run) -> float:
     """Return the norm of all matrices but the output that C^2 asks for: |theta|^2 = C^2 U^2 of each."""
-    updates = update_norms_sq(model_of(run.config))
-    return math.sqrt(run.config["optim"]["steady_norm_sq"] * sum(updates.values()))
+    task = run.config["task"]
+    model = (ViTConfig if task["kind"] == "vit" else GPTConfig)(**task["model"])
+    return math.sqrt(run.config["optim"]["steady_norm_sq"] * update_norm_sq(model))
 
 
 @functools.cache

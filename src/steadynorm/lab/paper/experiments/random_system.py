@@ -44,11 +44,12 @@ def run(context: Context) -> Outcome:
         ]),
     }  # fmt: skip
     blocks = [_plot(shape, etas, systems) for shape in ("constant", "cosine")]
+    falling = [np.sqrt(systems["cosine", eta][0].mean()) for eta in etas]
     numbers = {
         "etas": etas,
         "seeds": seeds,
         "constant_norm": slowest.late_mean(0.3, norm=True).mean,
-        "end_over_largest": [_fall(systems["cosine", eta][0]) for eta in etas],
+        "end_over_largest": [float(norms[-1] / norms.max()) for norms in falling],
     }
     return Outcome(blocks, claims, numbers)
 
@@ -102,11 +103,6 @@ def _end_over_middle(norms: simulate.Trajectory) -> list[float]:
     at = norms.steps / norms.steps[-1]
     middle = norms.norm_sq[:, (at >= MIDDLE[0]) & (at <= MIDDLE[1])].mean(1)
     return (100 * (np.sqrt(norms.norm_sq[:, -1] / middle) - 1)).tolist()
-
-
-def _fall(system: simulate.Trajectory) -> float:
-    norms = np.sqrt(system.mean())
-    return float(norms[-1] / norms.max())
 
 
 def _plot(shape: str, etas: list[float], systems: dict[tuple[str, float], Recorded]) -> page.Plot:
