@@ -164,7 +164,7 @@ def _cell(text: str) -> str:
 
 def gain(root: Path) -> str:
     """Return the box of the pages: what correcting brings, and what not."""
-    by_arm = {(pair.folder, pair.arm): pair for _, compared in _compared(root) for pair in compared}
+    by_arm = {(comparison.folder, pair.arm): pair for comparison, compared in _compared(root) for pair in compared}
     rows, seeds = [], set()
     for change, (folder, arm, task) in GAINS.items():
         pair = by_arm[folder, arm]

@@ -19,6 +19,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 from steadynorm.lab.paper import runner
 from steadynorm.lab.paper.claims import MissingRunsError, Test
@@ -102,8 +103,7 @@ def _normal_samples(freedom: int, draws: int) -> list[tuple[float, float]]:
 
 def at_its_bound(bound: Bound, noise: Estimate) -> Bound:
     """Return the bound on this noise if the truth is not zero but exactly at the bound."""
-    moved = Estimate(noise.value + bound.bound, noise.error, noise.seeds)
-    return Bound(bound.what, moved, bound.side, bound.bound, bound.unit)
+    return replace(bound, estimate=noise._replace(value=noise.value + bound.bound))
 
 
 def _check_linear(text: str, test: Test, noise: Noise) -> None:

@@ -47,18 +47,10 @@ def finished(config: Config) -> bool:
 
 
 def train_all(jobs: Sequence[Job], count: int, *, one_thread: bool = True) -> dict[Path, str]:
-    """Train what is not finished, `count` runs at a time, the longest first.
+    """Train what is not finished, `count` runs at a time, the longest first; return why some failed, by folder.
 
     A run that another command is training is left to it, and waited for at the end. Ctrl-C and SIGTERM stop the runs,
     which save; calling again resumes them.
-
-    Args:
-        jobs: The runs.
-        count: How many to train at a time.
-        one_thread: Whether each run gets one thread.
-
-    Returns:
-        Why some runs failed, by folder.
     """
     todo = {job.folder: job for job in jobs if not finished(job.config)}
     longest_first = sorted(todo.values(), key=lambda job: -job.config.steps)
@@ -101,13 +93,9 @@ def train_all(jobs: Sequence[Job], count: int, *, one_thread: bool = True) -> di
 
 
 def run_one(job: Job, one_thread: bool) -> Generator[subprocess.Popen[bytes] | None, None, str | None]:
-    """Train one run in a process of its own; each `next` polls it.
+    """Train one run in a process of its own and return why it failed, or None if it is finished.
 
-    Yields:
-        The process, or None while another command is training this run.
-
-    Returns:
-        Why the run failed, or None if it is finished.
+    Each `next` polls it and yields the process, or None while another command is training this run.
     """
     while (claim := _claim(job.folder)) is None:
         yield None
@@ -163,11 +151,8 @@ def executable(command: Sequence[str]) -> list[str]:
 
 @contextmanager
 def _sigterm_as_interrupt() -> Iterator[None]:
-    def stop(*_: Any) -> None:
-        raise KeyboardInterrupt
-
     try:
-        before = signal.signal(signal.SIGTERM, stop)
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # which raises KeyboardInterrupt
     except ValueError:  # not in the main thread
         yield
         return

@@ -132,7 +132,6 @@ COMPARISONS = (
 class Pair:
     """Two arms of one experiment with the numbers of every seed."""
 
-    folder: str
     arm: str
     base: str
     score: Score
@@ -212,7 +211,5 @@ def pairs(comparison: Comparison, summary: Mapping[str, Any]) -> list[Pair]:
         values, base_values = (tuple(arms[name][budget]["values"]) for name in (arm, base))
         drifts = numbers.get(DRIFT)
         moved = None if drifts is None else (drifts[base][budget]["mean"], drifts[arm][budget]["mean"])
-        out.append(
-            Pair(comparison.folder, arm, base, score, values, base_values, moved, int(summary["budgets"][budget]))
-        )
+        out.append(Pair(arm, base, score, values, base_values, moved, int(summary["budgets"][budget])))
     return out

@@ -8,8 +8,7 @@ import numpy as np
 from steadynorm import theory
 from steadynorm.lab.paper.baselines import ALPHA, Baseline, short
 from steadynorm.lab.paper.claims import Test, all_of, difference, value
-from steadynorm.lab.paper.experiments.norm_figures import vit_figure
-from steadynorm.lab.paper.experiments.norm_targets import asked_norm, off_target, plot_over_asked
+from steadynorm.lab.paper.experiments.norm_figures import asked_norm, off_target, plot_over_asked, vit_figure
 from steadynorm.lab.paper.metrics import ACCURACY, SMALL_PERCENT, Metric, at_end, log_ratio, mean_over
 from steadynorm.lab.paper.plots import Curve, Shown, layer_maps, round_to, show
 from steadynorm.lab.paper.runs import RunPlan, Runs

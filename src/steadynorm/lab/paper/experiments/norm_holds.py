@@ -7,8 +7,7 @@ from steadynorm import theory
 from steadynorm.lab.paper.baselines import GPT, VIT, Baseline, short
 from steadynorm.lab.paper.claims import Test, all_of, no_worse, same, value
 from steadynorm.lab.paper.experiment import TrainedExperiment
-from steadynorm.lab.paper.experiments.norm_figures import halves_drift
-from steadynorm.lab.paper.experiments.norm_targets import off_target, plot_over_asked
+from steadynorm.lab.paper.experiments.norm_figures import halves_drift, off_target, plot_over_asked
 from steadynorm.lab.paper.experiments.swept_lr import loss_at_ends, plot_by_lr, sweep, table_by_lr
 from steadynorm.lab.paper.metrics import BY_ACCURACY, BY_LOSS, NEGLIGIBLE_PERCENT, SMALL_PERCENT, Score, at_end, drift
 from steadynorm.lab.paper.plots import Curve, Shown, numbers, table_of_metrics

@@ -156,12 +156,7 @@ def simulate_missing(
 ) -> dict[str, simulate.Trajectory]:
     """Return the trajectories of these systems; simulate those without finished records and record each as it ends.
 
-    Args:
-        context: Where the records are.
-        systems: The systems, by name.
-        steps: How many steps each takes.
-        seeds: How many seeds each has.
-        forecast: Returns |theta|^2/|u|^2 after every step, by the name of a system; called for those that are run.
+    `forecast` returns |theta|^2/|u|^2 after every step, by the name of a system; it is called for those that are run.
     """
 
     def config(name: str) -> dict[str, Any]:
