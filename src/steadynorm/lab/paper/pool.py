@@ -196,7 +196,7 @@ class _Meter:
 
     def tell_waiting(self, waiting: int) -> None:
         if waiting and not self._waiting:
-            print(f"waiting for {waiting} run(s) that another command is training", file=sys.stderr, flush=True)
+            progress.to_stderr(f"waiting for {waiting} run(s) that another command is training")
         self._waiting = bool(waiting)
 
     def _tell(self, start: str) -> None:
@@ -205,9 +205,7 @@ class _Meter:
         left = took * (self._steps - self._at) / gone / 60 if gone > 0 and took > 0 else None
         time_left = "" if left is None else f", about {left:.0f} min left"
         share = 100 * self._at / max(self._steps, 1)
-        print(
-            f"{start}{self._ended} of {self._runs} runs, {share:.0f} % of steps{time_left}", file=sys.stderr, flush=True
-        )
+        progress.to_stderr(f"{start}{self._ended} of {self._runs} runs, {share:.0f} % of steps{time_left}")
 
 
 # Commands
