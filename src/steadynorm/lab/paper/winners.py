@@ -62,12 +62,7 @@ COMPARISONS = (
     Comparison(
         "table-vit",
         "Which optimizer is best for the ViT?",
-        {
-            "AdamC": "AdamW",
-            "Scion": "AdamW",
-            "ScionC (constant)": "Scion",
-            "ScionC (cosine)": "Scion",
-        },
+        {"AdamC": "AdamW", "Scion": "AdamW", "ScionC (constant)": "Scion", "ScionC (cosine)": "Scion"},
         "The longest of five budgets. ScionC (constant) begins with 1.5 times Scion's decay, ScionC (cosine) with the same.",
     ),
     Comparison(
