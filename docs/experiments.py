@@ -52,13 +52,13 @@ def _summary(folder: Path) -> dict[str, Any]:
 
 def write(root: Path, out: Path) -> None:
     """Write all pages and pictures again."""
-    shutil.rmtree(out, ignore_errors=True)
-    (out / "img").mkdir(parents=True)
     pages = overviews(root)
     for folder in results(root):
         name, context = runner.context_of(folder)
         outcome, _ = runner.judge(paper.get(name), context)
         pages |= of_experiment(folder, outcome)
+    shutil.rmtree(out, ignore_errors=True)
+    (out / "img").mkdir(parents=True)
     for path, text in pages.items():
         (out / path).write_text(text, encoding="utf-8")
 
