@@ -8,26 +8,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from steadynorm.lab import paper
-from steadynorm.lab.paper.claims import VERDICTS
 from steadynorm.lab.paper.runs import NOT_RUN
+from steadynorm.lab.paper.statistics import VERDICTS
 
 HOLDS, FAILS, OPEN = VERDICTS
 
 
 class Sentence(NamedTuple):
-    """A sentence about one claim.
+    """A sentence about one claim."""
 
-    Attributes:
-        folder: The experiment's folder in results/.
-        claim: How the claim's text begins.
-        says: The sentence if the claim holds, as a clause.
-        denies: The sentence if it does not.
-    """
-
-    folder: str
-    claim: str
-    says: str
-    denies: str
+    folder: str  # of the experiment, in results/
+    claim: str  # how its text begins
+    says: str  # the sentence if the claim holds, as a clause
+    denies: str  # the sentence if it does not
 
 
 ANSWERS: Mapping[str, Sequence[Sentence]] = {
@@ -74,12 +67,12 @@ ANSWERS: Mapping[str, Sequence[Sentence]] = {
 
 def answers(summaries: Mapping[str, Mapping[str, Any]]) -> str:
     """Return every question with its sentences, and the claims that do not hold, by the summaries of the folders."""
-    titles = {folder: paper.get(held["experiment"]).title for folder, held in summaries.items()}
-    parts = []
-    for question, sentences in ANSWERS.items():
-        parts += [f"**{question}** " + " ".join(_sentence(sentence, summaries) for sentence in sentences)]
+    parts = [
+        f"**{question}** " + " ".join(_sentence(sentence, summaries) for sentence in sentences)
+        for question, sentences in ANSWERS.items()
+    ]
     failed = [
-        f"- {claim['text']}: {claim_link(folder, number, titles[folder])}."
+        f"- {claim['text']}: {claim_link(folder, number, paper.get(held['experiment']).title)}."
         for folder, held in summaries.items()
         for number, claim in enumerate(held["claims"], 1)
         if claim["verdict"] == FAILS

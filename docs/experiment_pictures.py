@@ -28,7 +28,8 @@ def draw(plots: Sequence[page.Plot | page.HeatMap]) -> str:
         figure, axes = plt.subplots(
             rows, columns, figsize=(4.0 * columns, 2.7 * rows), squeeze=False, layout="constrained"
         )
-        colours = _colours(plots)
+        names = dict.fromkeys(series.toggle for plot in plots if isinstance(plot, page.Plot) for series in plot.series)
+        colours = dict(zip(names, cycle(COLOURS), strict=False))
         for axis, plot in zip(axes.flat, plots, strict=False):
             _lines(axis, plot, colours) if isinstance(plot, page.Plot) else _map(axis, plot)
             axis.set_title(plot.title, fontsize=9, loc="left")
@@ -42,11 +43,6 @@ def draw(plots: Sequence[page.Plot | page.HeatMap]) -> str:
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
         plt.close(figure)
     return _shorter(text.getvalue().decode())
-
-
-def _colours(plots: Sequence[page.Plot | page.HeatMap]) -> dict[str, str]:
-    names = dict.fromkeys(series.toggle for plot in plots if isinstance(plot, page.Plot) for series in plot.series)
-    return dict(zip(names, cycle(COLOURS), strict=False))
 
 
 def _lines(axis: Axes, plot: page.Plot, colours: dict[str, str]) -> None:

@@ -7,18 +7,19 @@ Run from the repository's root: .venv/bin/python docs/experiments.py   (`make do
 import json
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import starmap
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from steadynorm.files import read_json
 from steadynorm.lab import paper
 from steadynorm.lab.paper import runner
-from steadynorm.lab.paper.claims import LEAST, VERDICTS, JudgedClaim
 from steadynorm.lab.paper.experiment import Outcome
 from steadynorm.lab.paper.provenance import describe, trace
-from steadynorm.lab.paper.statistics import CONFIDENCE, holm
+from steadynorm.lab.paper.statistics import CONFIDENCE, LEAST, VERDICTS, Finding, holm
 from steadynorm.lab.paper.winners import COMPARISONS, Comparison, Pair, pairs
 from steadynorm.report import page
 
@@ -46,27 +47,25 @@ def results(root: Path) -> Iterator[Path]:
 
 
 def _summary(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / runner.SUMMARY).read_text(encoding="utf-8"))
+    return read_json(folder / runner.SUMMARY)
 
 
 def write(root: Path, out: Path) -> None:
     """Write all pages and pictures again."""
-    shutil.rmtree(out, ignore_errors=True)
-    (out / "img").mkdir(parents=True)
+    pages = overviews(root)
     for folder in results(root):
         name, context = runner.context_of(folder)
         outcome, _ = runner.judge(paper.get(name), context)
-        for path, text in of_experiment(folder, outcome).items():
-            (out / path).write_text(text, encoding="utf-8")
-    for path, text in overviews(root).items():
+        pages |= of_experiment(folder, outcome)
+    shutil.rmtree(out, ignore_errors=True)
+    (out / "img").mkdir(parents=True)
+    for path, text in pages.items():
         (out / path).write_text(text, encoding="utf-8")
 
 
 def of_experiment(folder: Path, outcome: Outcome) -> dict[str, str]:
     """Return the page and the picture of an experiment, by the paths they go to."""
-    name, context = runner.context_of(folder)
-    certain = _certain(results(folder.parent.parent))
-    text = _page(folder, outcome, runner.not_run(paper.get(name), context), certain)
+    text = _page(folder, outcome, _certain(results(folder.parent.parent)))
     plots = [block for block in outcome.blocks if isinstance(block, page.Plot | page.HeatMap)]
     return {f"{folder.name}.md": text, f"img/{folder.name}.svg": draw(plots[:MOST_PLOTS])}
 
@@ -92,8 +91,14 @@ def _certain(folders: Iterable[Path]) -> Certain:
 # Pages
 
 
-def _page(folder: Path, outcome: Outcome, not_run: Sequence[str], certain: Certain) -> str:
-    held = _summary(folder)
+def _not_run(folder: Path) -> str:
+    """Return which of its declared runs a folder does not hold."""
+    name, context = runner.context_of(folder)
+    return _cell("; ".join(runner.not_run(paper.get(name), context)))
+
+
+def _page(folder: Path, outcome: Outcome, certain: Certain) -> str:
+    held, not_run = _summary(folder), _not_run(folder)
     experiment = paper.get(held["experiment"])
     origin = f"{_run_count(held)} runs, {held['seconds'] / 60:.0f} minutes of one core"
     if not held["runs"]:  # simulated points are kept, and used again
@@ -111,11 +116,11 @@ def _page(folder: Path, outcome: Outcome, not_run: Sequence[str], certain: Certa
         "<!-- written by docs/experiments.py from results/: do not edit -->",
         f"**{folder.name}**. " + (f"O{finding[1:]}" if finding.startswith("ours") else f"The paper: {finding}"),
         f"![{experiment.title}](img/{folder.name}.svg)",
-        *([f"**Not run yet** at this scale: {_cell('; '.join(not_run))}."] if not_run else []),
+        *([f"**Not run yet** at this scale: {not_run}."] if not_run else []),
         "## Claims",
         *(
-            f'<a id="claim-{number}"></a>{_verdict(c, certain[folder.name, c.text], len(certain))}: {c.text}.\n{_cell(c.figure)}'
-            for number, c in enumerate(outcome.claims, 1)
+            f'<a id="claim-{number}"></a>{_verdict(found, certain[folder.name, claim], len(certain))}: {claim}.\n{_cell(found.figure)}'
+            for number, (claim, found) in enumerate(outcome.claims.items(), 1)
         ),
         f"A verdict is given where the whole {100 * CONFIDENCE:g} % confidence interval is on one side of the bound; p: the chance of one as "
         "clear as this if the truth were at the bound. [How claims are judged](../experiments.md#how-claims-are-judged).",
@@ -133,10 +138,11 @@ def _run_count(held: dict[str, Any]) -> str:
     return f"{held['runs'] - missing} of {held['runs']}" if missing else str(held["runs"])
 
 
-def _verdict(claim: JudgedClaim, certain: bool, claims: int) -> str:
+def _verdict(finding: Finding, certain: bool, claims: int) -> str:
     """Format the verdict, its chance, and whether it stays after Holm's correction."""
-    tested = "" if claim.p == 1 else f", p = {claim.p:.2g}" if claim.p > LEAST else f", p < {LEAST:g}"
-    return f"**{claim.verdict}**{tested}" + (f", also corrected for all {claims} claims" if certain else "")
+    p = finding.chance
+    tested = "" if p == 1 else f", p = {p:.2g}" if p > LEAST else f", p < {LEAST:g}"
+    return f"**{finding.verdict}**{tested}" + (f", also corrected for all {claims} claims" if certain else "")
 
 
 def _table(table: page.Table) -> str:
@@ -158,7 +164,7 @@ def _cell(text: str) -> str:
 
 def gain(root: Path) -> str:
     """Return the box of the pages: what correcting brings, and what not."""
-    by_arm = {(pair.folder, pair.arm): pair for _, compared in _compared(root) for pair in compared}
+    by_arm = {(comparison.folder, pair.arm): pair for comparison, compared in _compared(root) for pair in compared}
     rows, seeds = [], set()
     for change, (folder, arm, task) in GAINS.items():
         pair = by_arm[folder, arm]
@@ -229,27 +235,26 @@ def _comparison(comparison: Comparison, compared: Sequence[Pair]) -> str:
 
 
 def _index(root: Path, folders: Sequence[Path], certain: Certain) -> str:
-    rows, total, counts = [], 0.0, dict.fromkeys(VERDICTS, 0)
-    for folder in folders:
-        held = _summary(folder)
-        verdicts = [claim["verdict"] for claim in held["claims"]]
-        for verdict in verdicts:
-            counts[verdict] += 1
-        total += held["seconds"] if held["runs"] else 0  # simulated points are kept and used again: no time to tell
-        stay = sum(certain[folder.name, claim["text"]] for claim in held["claims"])
-        cells = [str(count or "") for count in (*map(verdicts.count, VERDICTS), stay)]
-        name = f"[{folder.name}]({folder.name}.md)"
+    summaries = {folder.name: _summary(folder) for folder in folders}
+    rows, total, counts = [], 0.0, Counter[str]()
+    for name, held in summaries.items():
+        verdicts = Counter(claim["verdict"] for claim in held["claims"])
+        counts += verdicts
+        stay = sum(certain[name, claim["text"]] for claim in held["claims"])
+        cells = [str(count or "") for count in (*(verdicts[verdict] for verdict in VERDICTS), stay)]
         title = paper.get(held["experiment"]).title + (", at the paper's sizes" if held["scale"] == "paper" else "")
-        minutes = f"{held['seconds'] / 60:.0f}" if held["runs"] else ""
-        rows.append([name, title, *cells, _run_count(held) if held["runs"] else "", minutes])
-    finished = {_summary(folder)["experiment"] for folder in folders}
+        took = ["", ""]
+        if held["runs"]:  # simulated points are kept and used again: no time to tell
+            took = [_run_count(held), f"{held['seconds'] / 60:.0f}"]
+            total += held["seconds"]
+        rows.append([f"[{name}]({name}.md)", title, *cells, *took])
+    finished = {held["experiment"] for held in summaries.values()}
     waiting = [name for name in paper.EXPERIMENTS if name not in finished]
     for folder in folders:
-        name, context = runner.context_of(folder)
-        if parts := runner.not_run(paper.get(name), context):
-            waiting.append(f"of [{folder.name}]({folder.name}.md): {_cell('; '.join(parts))}")
-    verdict_counts = [str(counts[verdict]) for verdict in VERDICTS]
-    summed = ["**all**", "", *verdict_counts, str(sum(certain.values())), "", f"{total / 60:.0f}"]
+        if parts := _not_run(folder):
+            waiting.append(f"of [{folder.name}]({folder.name}.md): {parts}")
+    held_up, refuted, undecided = sums = [counts[verdict] for verdict in VERDICTS]
+    summed = ["**all**", "", *map(str, (*sums, sum(certain.values()))), "", f"{total / 60:.0f}"]
     parts = [
         "# Results: who won, and which claims hold",
         "<!-- written by docs/experiments.py from results/: do not edit -->",
@@ -258,13 +263,13 @@ def _index(root: Path, folders: Sequence[Path], certain: Certain) -> str:
         "scale. How to run them: [the experiments](../experiments.md); how learning rates and decays were chosen: "
         "[calibration](calibration.md).",
         "## In short",
-        answers({folder.name: _summary(folder) for folder in folders}),
+        answers(summaries),
         _winners(root),
         "## Every claim",
         f"A claim holds, or does not, where the whole {100 * CONFIDENCE:g} % confidence interval of a number (Student's t over seeds, arms "
         "compared seed by seed) is on one side of a stated bound; in between it is not testable at this scale, and the page says how "
         "many seeds would settle it. One seed gets no verdict. [How claims are judged](../experiments.md#how-claims-are-judged) has the rest.",
-        f"Of {len(certain)} claims {counts[VERDICTS[0]]} hold, {counts[VERDICTS[1]]} do not, and {counts[VERDICTS[2]]} are open. Each of these "
+        f"Of {len(certain)} claims {held_up} hold, {refuted} do not, and {undecided} are open. Each of these "
         f"verdicts is made at {100 * CONFIDENCE:g} % by itself, so some may be wrong by chance; {sum(certain.values())} stay if the chance of even "
         f"one wrong verdict on this page is to be at most {100 - 100 * CONFIDENCE:g} % (Holm's correction for {len(certain)} claims, the column "
         f"*{AFTER}*).",

@@ -57,23 +57,10 @@ def main() -> None:
         baseline = {"vit": VIT, "gpt": GPT}[task]["desk"]
         for options in sweep:
             with TemporaryDirectory() as folder:
-                run = replace(
-                    config(baseline, name, options),
-                    out=Path(folder),
-                    steps=steps,
-                    eval_every=steps,
-                    monitor_every=steps,
-                )
-                final = train(run, quiet=True).final
-            rows.append(
-                {
-                    "task": task,
-                    "optimizer": name,
-                    "steps": steps,
-                    **options,
-                    **{k: round(v, 4) for k, v in final.items()},
-                }
-            )
+                every = {"steps": steps, "eval_every": steps, "monitor_every": steps}
+                final = train(replace(config(baseline, name, options), out=Path(folder), **every), quiet=True).final
+            rounded = {key: round(value, 4) for key, value in final.items()}
+            rows.append({"task": task, "optimizer": name, "steps": steps, **options, **rounded})
             print(rows[-1], flush=True)
             (HERE / "calibration.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 

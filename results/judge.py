@@ -16,8 +16,7 @@ def judge(folder: Path) -> None:
     """Rewrite claims, numbers, planned and missing runs; command, commit and versions stay those of the runs."""
     name, context = runner.context_of(folder)
     outcome, facts = runner.judge(paper.get(name), context)
-    claims = [claim.plain() for claim in outcome.claims]
-    new = {"runs": facts["runs"], "missing": facts["missing"], "claims": claims, "numbers": outcome.numbers}
+    new = {"runs": facts["runs"], "missing": facts["missing"], **outcome.plain()}
     write_json(folder / runner.SUMMARY, read_json(folder / runner.SUMMARY) | new)
 
 

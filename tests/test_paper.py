@@ -10,10 +10,9 @@ import pytest
 from steadynorm import records
 from steadynorm.cli import main
 from steadynorm.lab import paper, simulate
-from steadynorm.lab.paper.claims import VERDICTS
 from steadynorm.lab.paper.experiments import overlap_kernel as overlap
 from steadynorm.lab.paper.experiments import random_system, steady_norms
-from steadynorm.lab.paper.statistics import Estimate, at_least
+from steadynorm.lab.paper.statistics import VERDICTS, Estimate, at_least
 
 
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +39,7 @@ def test_steady_state_points_agree_with_the_kernel_and_not_with_the_papers_assum
         assert point["error"] < 0.01 * point["simulated"]
     square = [p["linear"] / p["simulated"] for p in points if p["kind"].startswith("square")]
     assert min(square) > 1.04
-    assert [claim.verdict for claim in outcome.claims][1] == "holds"
+    assert [finding.verdict for finding in outcome.claims.values()][1] == "holds"
 
 
 @pytest.mark.parametrize("off, verdict", [(0.09, "does not hold"), (0.11, "holds")])
@@ -57,7 +56,8 @@ def test_the_paper_is_off_by_ten_percent_only_from_ten_percent_on(
         ]
 
     monkeypatch.setattr(steady_norms, "_panel", panel)
-    assert steady_norms.run(paper.Context(tmp_path, quick=True)).claims[1].verdict == verdict
+    _, finding = steady_norms.run(paper.Context(tmp_path, quick=True)).claims.values()
+    assert finding.verdict == verdict
 
 
 def test_parts_of_an_experiment_can_be_run_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -108,7 +108,7 @@ def test_the_steady_state_figure_has_the_papers_three_panels():
 def test_the_claims_about_the_random_system_hold_at_three_scales(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setitem(random_system.ETAS, "desk", (1e-1, 1e-2, 1e-3))
     done = paper.run_experiment(paper.get("fig-random-system"), paper.Context(tmp_path, seeds=16))
-    assert [claim.verdict for claim in done.outcome.claims] == ["holds"] * 3
+    assert [finding.verdict for finding in done.outcome.claims.values()] == ["holds"] * 3
     assert done.page.exists()
     saved = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))["numbers"]
     assert saved["constant_norm"] == pytest.approx(0.7071, rel=0.03)
@@ -155,4 +155,4 @@ def test_the_error_for_an_unknown_experiment_lists_the_known_ones(capsys: pytest
 
 def test_a_verdict_is_one_of_three():
     findings = [at_least(Estimate(value, 0.1, 3), 0.0, "x") for value in (1.0, -1.0, 0.1)]
-    assert [paper.JudgedClaim("x", finding).verdict for finding in findings] == list(VERDICTS)
+    assert [finding.verdict for finding in findings] == list(VERDICTS)

@@ -9,7 +9,7 @@ import pytest
 from steadynorm.cli import main
 from steadynorm.lab import paper
 from steadynorm.lab.paper import null, runner, statistics
-from steadynorm.lab.paper.claims import Claim, Outcomes, value
+from steadynorm.lab.paper.claims import Outcomes, Test, judge, value
 from steadynorm.lab.paper.experiment import Context, TrainedExperiment
 from steadynorm.lab.paper.experiments import learning_rates, vit_tables
 from steadynorm.lab.paper.metrics import ACCURACY
@@ -30,18 +30,17 @@ def noise_of(name: str, kind: type[null.Noise] = null.Noise) -> null.Noise:
     return kind(Runs(experiment.plan(Context(Path())), {}, {}))
 
 
-def show(folder: Path, draws: int) -> list[null.Share]:
+def show(folder: Path, draws: int) -> dict[str, float]:
     name, context = runner.context_of(folder)
-    found = list(null.shares(paper.get(name), context, draws))
-    for each in found:
-        print(f"{100 * each.share:5.1f} %  {each.experiment}: {each.claim}")
-    return found
+    shares = dict(null.shares(paper.get(name), context, draws))
+    for claim, share in shares.items():
+        print(f"{100 * share:5.1f} %  {folder.name}: {claim}")
+    return shares
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda each: each.name)
 def test_noise_supports_no_claim(folder: Path):
-    leaning = [each for each in show(folder, FAST) if each.share > null.MOST]
-    assert not leaning
+    assert all(share <= null.MOST for share in show(folder, FAST).values())
 
 
 @pytest.mark.parametrize("name", sorted(NOT_RUN))
@@ -50,37 +49,36 @@ def test_noise_supports_no_claim_of_an_experiment_before_it_is_run(name: str):
     noise = noise_of(name)
     experiment = paper.get(name)
     assert isinstance(experiment, TrainedExperiment)
-    for claim in experiment.claims_about(noise.runs.plan):
-        assert null.share_of_trained(claim, noise, FAST // 5) <= 2 * null.MOST, claim.text  # fewer draws
+    for text, test in experiment.claims_about(noise.runs.plan).items():
+        assert null.share_of_trained(text, test, noise, FAST // 5) <= 2 * null.MOST, text  # fewer draws
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda each: each.name)
 def test_noise_supports_no_claim_in_many_draws(folder: Path):
     """At a bound a claim holds in at most 2.5 % of draws: one side of a 95 % interval."""
-    leaning = [each for each in show(folder, FULL) if each.share > 0.03]
-    assert not leaning
+    assert all(share <= 0.03 for share in show(folder, FULL).values())
 
 
 def test_a_bound_of_two_standard_errors_would_be_caught(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(statistics, "student_quantile", lambda freedom: 2.0)
     noise = noise_of("table-vit")
-    ahead = Claim("Scion is ahead", vit_tables.over_budgets(noise.runs.plan, "Scion", "AdamW").at_least(0.0, "x"))
-    assert null.share_of_trained(ahead, noise, FAST) > null.MOST
+    ahead = vit_tables.over_budgets(noise.runs.plan, "Scion", "AdamW").at_least(0.0, "x")
+    assert null.share_of_trained("Scion is ahead", ahead, noise, FAST) > null.MOST
 
 
 # Designs that lean
 
 
-def assert_leans_and_is_refused(claim: Claim, noise: null.Noise, share: float) -> None:
+def assert_leans_and_is_refused(text: str, test: Test, noise: null.Noise, share: float) -> None:
     """The claim holds in more than this share of noise, so null.share_of_trained must ask whether its number is linear."""
     held = 0
     for seed in range(FAST):
         noise.restart(seed)
-        held += claim.test(noise).holds is True
+        held += test(noise).holds is True
     assert held / FAST > share
     with pytest.raises(ValueError, match="not a weighted sum of outcomes"):
-        null.share_of_trained(claim, noise, FAST)
+        null.share_of_trained(text, test, noise, FAST)
 
 
 def test_the_winner_of_a_centred_grid_leans_and_is_refused():
@@ -94,7 +92,7 @@ def test_the_winner_of_a_centred_grid_leans_and_is_refused():
         )
         return at_least(statistics.difference(last, first), 0.0, "ln(best lr at 0.5 / at 0.01)")
 
-    assert_leans_and_is_refused(Claim("The best lr increases with alpha", rises), noise, 0.2)
+    assert_leans_and_is_refused("The best lr increases with alpha", rises, noise, 0.2)
 
 
 def test_the_winners_of_two_grids_lean_and_are_refused():
@@ -113,15 +111,18 @@ def test_the_winners_of_two_grids_lean_and_are_refused():
         )
         return at_least(statistics.difference(ours, theirs), 0.0, "ln(best of ScionC / best of Scion)")
 
-    assert_leans_and_is_refused(Claim("Corrected decay wants a higher decay", higher), noise, 0.1)
+    assert_leans_and_is_refused("Corrected decay wants a higher decay", higher, noise, 0.1)
 
 
 def test_a_largest_value_is_refused():
     """Odd powers pass for linear in sign and spans in scale, but neither in both."""
     noise = noise_of("table-vit")
-    span = Claim("x", lambda o: at_most(estimate([max(v, -v) for v in o.values(ACCURACY, "Scion")]), 1.0, "x"))
+
+    def span(outcomes: Outcomes) -> Finding:
+        return at_most(estimate([max(v, -v) for v in outcomes.values(ACCURACY, "Scion")]), 1.0, "x")
+
     with pytest.raises(ValueError, match="not a weighted sum"):
-        null.share_of_trained(span, noise, 10)
+        null.share_of_trained("x", span, noise, 10)
 
 
 def test_a_claim_that_looks_at_runs_is_refused():
@@ -129,7 +130,7 @@ def test_a_claim_that_looks_at_runs_is_refused():
         return at_least(estimate([ACCURACY(run) for run in runs.of("Scion")]), 0.0, "x")
 
     with pytest.raises(ValueError, match=r"let it rest on Outcomes\.values only"):
-        null.share_of_trained(Claim("x", look), noise_of("table-vit"), 10)
+        null.share_of_trained("x", look, noise_of("table-vit"), 10)
 
 
 def test_an_outcome_that_a_claim_asks_for_twice_is_drawn_once():
@@ -172,7 +173,8 @@ def test_best_lrs_are_distinguished_from_best_effective_lrs(exponent: float, ver
     made.exponent = exponent
     assert learning_rates.exponent(made) == pytest.approx(exponent, abs=0.05)
     made.restart(1)
-    assert [claim.judge(made).verdict for claim in experiment.claims_about(made.runs.plan)] == verdicts
+    tests = experiment.claims_about(made.runs.plan).values()
+    assert [judge(test, made).verdict for test in tests] == verdicts
 
 
 def test_the_table_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

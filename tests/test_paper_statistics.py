@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from steadynorm.lab.paper import metrics
 from steadynorm.lab.paper import statistics as stats
-from steadynorm.lab.paper.claims import Claim, MissingRunsError, all_of, difference, mean, value
+from steadynorm.lab.paper.claims import MissingRunsError, all_of, difference, judge, mean, value
 from steadynorm.lab.paper.statistics import Estimate
 from steadynorm.records import Run
 
@@ -172,7 +172,7 @@ def test_a_claim_without_its_runs_is_not_testable():
         def values(self, metric: metrics.Metric, arm: str, budget: int | None = None) -> list[float]:
             raise MissingRunsError(f"2 of 3 runs of {arm} at 90 are missing: not trained")
 
-    made = Claim("x", value(metrics.LOSS, "Scion").at_least(0.0, "x")).judge(NoRuns())
+    made = judge(value(metrics.LOSS, "Scion").at_least(0.0, "x"), NoRuns())
     assert (made.verdict, made.figure[:8]) == ("not testable at this scale", "2 of 3 r")
 
 

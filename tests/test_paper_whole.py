@@ -60,7 +60,8 @@ def test_every_experiment_runs_in_miniature(
     summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
     assert summary["missing"] == []
     assert done.outcome.claims
-    assert not [each for each in done.outcome.claims if "missing" in each.figure or "nan" in each.figure]
+    figures = [finding.figure for finding in done.outcome.claims.values()]
+    assert not [figure for figure in figures if "missing" in figure or "nan" in figure]
     drawn = [each for each in done.outcome.blocks if isinstance(each, page.Plot | page.HeatMap)]
     assert drawn
     assert all(each.series for each in drawn if isinstance(each, page.Plot))

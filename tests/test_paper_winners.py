@@ -20,7 +20,7 @@ def pair(measure, *gaps: float) -> Pair:
     """Return two arms whose seeds differ by these gaps, however far apart the seeds are."""
     base = tuple(10.0 * (seed + 1) for seed in range(len(gaps)))
     values = tuple(one + gap for one, gap in zip(base, gaps, strict=True))
-    return Pair("folder", "new", "old", measure, values, base, None, 100)
+    return Pair("new", "old", measure, values, base, None, 100)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from injecting import Action, child, ended, files_in, injected, instants, killed
 from steadynorm import records
 from steadynorm.lab import origin
 from steadynorm.lab.paper import runner, slim_records
-from steadynorm.lab.paper.claims import JudgedClaim
 from steadynorm.lab.paper.experiment import Context, Experiment, Outcome
 from steadynorm.lab.paper.statistics import at_least, estimate
 from steadynorm.lab.train import checkpoint, loop
@@ -228,7 +227,7 @@ def test_reporting_survives_a_kill(tmp_path: Path, light: None, times: int):
 
 
 def experiment(context: Context) -> Outcome:
-    return Outcome([], [JudgedClaim("1 < 2", at_least(estimate([1.9, 2.0, 2.1]), 1.0, "2"))], {"seed": context.seed})
+    return Outcome([], {"1 < 2": at_least(estimate([1.9, 2.0, 2.1]), 1.0, "2")}, {"seed": context.seed})
 
 
 @often

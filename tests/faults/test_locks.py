@@ -46,7 +46,7 @@ def holder(folder: Path, name: str = ".lock") -> Iterator[int]:
 
 
 def carry(folder: Path) -> None:
-    tiny = Experiment("tiny", "Tiny", "nothing", lambda _: Outcome([], [], {}), {"desk": 1.0, "paper": 1.0})
+    tiny = Experiment("tiny", "Tiny", "nothing", lambda _: Outcome([], {}, {}), {"desk": 1.0, "paper": 1.0})
     runner.run_experiment(tiny, Context(folder))
 
 

@@ -14,7 +14,7 @@ from steadynorm import progress
 from steadynorm.cli.subcommands import one_of
 from steadynorm.cli.text import new_table
 from steadynorm.lab import paper
-from steadynorm.lab.paper import Context, Experiment, TrainedExperiment, null, pool, runner
+from steadynorm.lab.paper import Context, Experiment, TrainedExperiment, null, runner
 
 Scale = Literal["desk", "paper"]
 
@@ -77,9 +77,9 @@ class PaperNull:
         with progress.bar(len(folders), "judging noise") as tell:
             for folder in folders:
                 name, context = runner.context_of(folder)
-                for experiment, claim, share in null.shares(paper.get(name), context, self.draws):
+                for claim, share in null.shares(paper.get(name), context, self.draws):
                     leaning += share > null.MOST
-                    table.add_row(experiment, claim, f"{100 * share:.1f}" + " !" * (share > null.MOST))
+                    table.add_row(folder.name, claim, f"{100 * share:.1f}" + " !" * (share > null.MOST))
                 tell(1)
         Console().print(table)
         print(f"{leaning} of {table.row_count} claims hold in more than {100 * null.MOST:g} % of draws")
@@ -126,7 +126,8 @@ class PaperRun:
         for experiment in chosen:
             failed |= self._run(experiment)
         if failed:
-            print(f"{len(failed)} runs failed; the claims that need them are not testable\n{pool.failures(failed)}")
+            print(f"{len(failed)} runs failed; the claims that need them are not testable")
+            print("\n".join(f"{folder.name}: {why}" for folder, why in failed.items()))
         return 1 if failed else 0
 
     def _context(self, experiment: Experiment | TrainedExperiment) -> Context:
@@ -146,8 +147,8 @@ class PaperRun:
         context = self._context(experiment)
         finished = paper.run_experiment(experiment, context, self._resources(), self._command(experiment))
         table = new_table(f"{experiment.name}: {experiment.title}", ["claim", "verdict", "figure"])
-        for claim in finished.outcome.claims:
-            table.add_row(claim.text, claim.verdict, claim.figure)
+        for text, finding in finished.outcome.claims.items():
+            table.add_row(text, finding.verdict, finding.figure)
         Console().print(table)
         print(f"page: {finished.page}\nsummary: {context.folder / runner.SUMMARY}", flush=True)
         return dict(finished.failed)

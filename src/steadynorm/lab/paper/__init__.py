@@ -1,7 +1,6 @@
 """The figures and tables of the paper as named experiments: what is run, how it is drawn, and what came out."""
 
-from steadynorm.lab.paper.claims import Claim, JudgedClaim
-from steadynorm.lab.paper.experiment import Context, Experiment, Outcome, TrainedExperiment
+from steadynorm.lab.paper.experiment import Context, Experiment, TrainedExperiment
 from steadynorm.lab.paper.experiments import (
     adam_norms,
     embedding_rows,
@@ -18,7 +17,7 @@ from steadynorm.lab.paper.experiments import (
     steady_norms,
     vit_tables,
 )
-from steadynorm.lab.paper.runner import Finished, Resources, run_experiment
+from steadynorm.lab.paper.runner import Resources, run_experiment
 from steadynorm.suggestions import suggest
 
 # In the order of `paper run all`: what costs little and shares its runs with others comes first.
@@ -58,12 +57,8 @@ EXPERIMENTS: dict[str, Experiment | TrainedExperiment] = {
 
 __all__ = [
     "EXPERIMENTS",
-    "Claim",
     "Context",
     "Experiment",
-    "Finished",
-    "JudgedClaim",
-    "Outcome",
     "Resources",
     "TrainedExperiment",
     "get",

@@ -15,7 +15,6 @@ from steadynorm.lab.models import GPTConfig, ViTConfig
 from steadynorm.lab.train.config import Config, Gpt, Optim, OptimizerName, Schedule, Vit
 from steadynorm.lab.train.recipes import GPT_124M, GPT_DESK, VIT_DESK, VIT_S16, with_optimizer
 
-SCALES = ("desk", "paper")
 ALPHA = 0.1
 _SCHEDULE = frozenset(Schedule.__dataclass_fields__) - {"lr"}  # lr is the optimizer's, a number
 
@@ -64,16 +63,12 @@ class Baseline:
         return replace(self.base, optim=self._optim("scion", decay))
 
     def scionc(self, *, decay: float = 1.0, end: float | None = None, **more: Any) -> Config:
-        """Return ScionC.
+        """Return ScionC with a target by its first decay, in units of the baseline's, and fields of Optim and Schedule.
 
-        Args:
-            decay: The first decay, which decides the target, in units of the baseline's.
-            end: The part of the target that the target falls to.
-            more: Fields of Optim and Schedule.
+        The target falls to this part of itself at the end.
         """
-        optim = self._optim("scionc", decay)
-        schedule = {key: value for key, value in more.items() if key in _SCHEDULE}
-        optim = replace(optim, **{key: value for key, value in more.items() if key not in _SCHEDULE})
+        schedule = {key: more.pop(key) for key in _SCHEDULE & more.keys()}
+        optim = replace(self._optim("scionc", decay), **more)
         if end is not None:
             schedule["steady_norm_sq_end"] = short(end * optim.steady_norm_sq)
         return replace(self.base, optim=optim, schedule=Schedule(**schedule))

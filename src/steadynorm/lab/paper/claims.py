@@ -9,13 +9,10 @@ noise by `null`.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Protocol
 
 from steadynorm.lab.paper.metrics import Metric, Score
 from steadynorm.lab.paper.statistics import Estimate, Finding, at_least, at_most, combined, estimate, every, within
-
-VERDICTS = ("holds", "does not hold", "not testable at this scale")
-LEAST = 1e-6  # smaller chances are not told apart: their digits are rounding
 
 
 class MissingRunsError(ValueError):
@@ -120,43 +117,9 @@ def all_of(tests: Iterable[Test]) -> Test:
     return lambda outcomes: every([test(outcomes) for test in tests])
 
 
-@dataclass(frozen=True)
-class Claim:
-    """Something the paper or we say, and the test that it must pass."""
-
-    text: str
-    test: Test
-
-    def judge(self, outcomes: Outcomes) -> "JudgedClaim":
-        """Test the claim; where runs are missing it stays open and says which."""
-        try:
-            return JudgedClaim(self.text, self.test(outcomes))
-        except MissingRunsError as error:
-            return JudgedClaim(self.text, Finding((), open_because=str(error)))
-
-
-@dataclass(frozen=True)
-class JudgedClaim:
-    """A claim and what was found about it."""
-
-    text: str
-    finding: Finding
-
-    @property
-    def verdict(self) -> str:
-        """One of VERDICTS."""
-        return VERDICTS[{True: 0, False: 1, None: 2}[self.finding.holds]]
-
-    @property
-    def figure(self) -> str:
-        """The numbers that the verdict rests on."""
-        return self.finding.figure
-
-    @property
-    def p(self) -> float:
-        """The chance of a verdict as clear as this, either way, if the truth were at the bound; 1 if nothing was tested."""
-        return max(LEAST, self.finding.chance)
-
-    def plain(self) -> dict[str, Any]:
-        """Return what a summary holds of the claim."""
-        return {"text": self.text, "verdict": self.verdict, "figure": self.figure, "p": float(f"{self.p:.2g}")}
+def judge(test: Test, outcomes: Outcomes) -> Finding:
+    """Test a claim; where runs are missing it stays open and says which."""
+    try:
+        return test(outcomes)
+    except MissingRunsError as error:
+        return Finding((), open_because=str(error))

@@ -2,47 +2,42 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from itertools import starmap
 from pathlib import Path
 from typing import Any
 
 from steadynorm.lab.paper.baselines import Baseline
-from steadynorm.lab.paper.claims import Claim, JudgedClaim, Test
+from steadynorm.lab.paper.claims import Test, judge
 from steadynorm.lab.paper.runs import RunPlan, Runs
+from steadynorm.lab.paper.statistics import Finding
 from steadynorm.lab.train.config import Config
 from steadynorm.report import page
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an experiment shows: blocks of a page, judged claims, and the numbers behind them."""
+    """What an experiment shows: blocks of a page, what was found about each claim, and the numbers behind it."""
 
     blocks: Sequence[page.Block]
-    claims: Sequence[JudgedClaim]
+    claims: Mapping[str, Finding]
     numbers: Mapping[str, Any]
+
+    def plain(self) -> dict[str, Any]:
+        """Return what a summary holds of it."""
+        claims = [{"text": text, **finding.plain()} for text, finding in self.claims.items()]
+        return {"claims": claims, "numbers": self.numbers}
 
 
 @dataclass(frozen=True)
 class Context:
-    """Where an experiment writes and how much it may do.
-
-    Attributes:
-        folder: The experiment's folder.
-        quick: One seed and the shortest budget.
-        seeds: How many seeds; None for the experiment's own choice.
-        seed: The first seed.
-        only: Arms or panels by the beginning of their names; none for all.
-        scale: "desk" or "paper".
-        kept_only: Use the records in the folder and run nothing.
-    """
+    """Where an experiment writes and how much it may do."""
 
     folder: Path
-    quick: bool = False
-    seeds: int | None = None
-    seed: int = 0
-    only: tuple[str, ...] = ()
-    scale: str = "desk"
-    kept_only: bool = False
+    quick: bool = False  # one seed and the shortest budget
+    seeds: int | None = None  # how many; None for the experiment's own choice
+    seed: int = 0  # the first one
+    only: tuple[str, ...] = ()  # arms or panels by the beginning of their names; none for all
+    scale: str = "desk"  # or "paper"
+    kept_only: bool = False  # use the records in the folder and run nothing
 
     @property
     def records(self) -> Path:
@@ -62,56 +57,33 @@ class Context:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A figure that needs no training.
+    """A figure that needs no training."""
 
-    Attributes:
-        name: Its name on the command line.
-        title: Its title.
-        paper_finding: What the paper reports.
-        run: Simulates what the context lacks, and judges it.
-        seconds: About how long that takes on one core, by scale.
-        parts: Panels that --only can choose from, by scale.
-    """
-
-    name: str
+    name: str  # on the command line
     title: str
-    paper_finding: str
-    run: Callable[[Context], Outcome]
-    seconds: Mapping[str, float]
-    parts: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    paper_finding: str  # what the paper reports
+    run: Callable[[Context], Outcome]  # simulates what the context lacks, and judges it
+    seconds: Mapping[str, float]  # about how long that takes on one core, by scale
+    parts: Mapping[str, Sequence[str]] = field(default_factory=dict)  # panels that --only can choose from, by scale
 
 
 @dataclass(frozen=True)
 class TrainedExperiment:
-    """A figure or table whose runs are trained: arms times budgets times seeds, and claims about them.
+    """A figure or table whose runs are trained: arms times budgets times seeds, and claims about them."""
 
-    Attributes:
-        name: Its name on the command line.
-        title: Its title.
-        paper_finding: What the paper reports.
-        baselines: The baseline of each scale.
-        arms: The arms at a baseline, by name.
-        claims: The claims, and the test that each must pass; a function if they depend on the plan.
-        show: Returns the blocks of the page and the numbers of the summary.
-        columns: Columns to keep of every run, besides its validation.
-        layers: Quantities to keep of every layer.
-        budgets: The budgets.
-        desk_budgets: Other budgets at desk scale, where half-lives are scarce.
-        seeds: How many seeds.
-    """
-
-    name: str
+    name: str  # on the command line
     title: str
-    paper_finding: str
+    paper_finding: str  # what the paper reports
     _: KW_ONLY
-    baselines: Mapping[str, Baseline]
-    arms: Callable[[Baseline], Mapping[str, Config]]
+    baselines: Mapping[str, Baseline]  # by scale
+    arms: Callable[[Baseline], Mapping[str, Config]]  # by name
+    # The claims, and the test that each must pass; a function if they depend on the plan.
     claims: Mapping[str, Test] | Callable[[RunPlan], Mapping[str, Test]]
-    show: Callable[[Runs], tuple[Sequence[page.Block], Mapping[str, Any]]]
-    columns: Sequence[str] = ()
-    layers: Sequence[str] = ()
+    show: Callable[[Runs], tuple[Sequence[page.Block], Mapping[str, Any]]]  # blocks of the page, numbers of the summary
+    columns: Sequence[str] = ()  # to keep of every run, besides its validation
+    layers: Sequence[str] = ()  # quantities to keep of every layer
     budgets: Sequence[int] = (90,)
-    desk_budgets: Sequence[int] = ()
+    desk_budgets: Sequence[int] = ()  # other budgets at desk scale, where half-lives are scarce
     seeds: int = 3
 
     def plan(self, context: Context) -> RunPlan:
@@ -135,9 +107,9 @@ class TrainedExperiment:
     def judge(self, runs: Runs) -> Outcome:
         """Judge every claim on these runs and show them."""
         blocks, numbers = self.show(runs)
-        return Outcome(blocks, [claim.judge(runs) for claim in self.claims_about(runs.plan)], numbers)
+        findings = {text: judge(test, runs) for text, test in self.claims_about(runs.plan).items()}
+        return Outcome(blocks, findings, numbers)
 
-    def claims_about(self, plan: RunPlan) -> list[Claim]:
+    def claims_about(self, plan: RunPlan) -> Mapping[str, Test]:
         """Return the claims about the runs of a plan."""
-        claims = self.claims(plan) if callable(self.claims) else self.claims
-        return list(starmap(Claim, claims.items()))
+        return self.claims(plan) if callable(self.claims) else self.claims

@@ -16,8 +16,6 @@ Metric = Callable[[Run], float]
 MIDDLE, END = (0.4, 0.6), (0.95, 1.0)  # parts of a run that are averaged
 NEGLIGIBLE_PERCENT = 5.0  # a smaller change of a norm counts as none
 SMALL_PERCENT = 2 * NEGLIGIBLE_PERCENT  # where a norm is compared with another run's, or with a forecast
-ACCURACY_TOLERANCE = 1.0  # percentage points of accuracy within which results are called equal
-LOSS_TOLERANCE = 0.02  # nats of validation loss within which results are called equal
 
 
 @functools.cache
@@ -36,25 +34,15 @@ ACCURACY, LOSS = final("val_accuracy", 100.0), final("val_loss")  # accuracy in 
 
 @dataclass(frozen=True)
 class Score:
-    """A metric by which arms are compared, and what differences of it are called.
-
-    Attributes:
-        metric: The metric.
-        name: Its name in tables and summaries.
-        unit: Its unit.
-        digits: Digits after the point.
-        sign: 1 if larger is better, else -1.
-        margin: The difference within which results are called equal.
-        gap: The words for a difference, with {} for both arms.
-    """
+    """A metric by which arms are compared, and what differences of it are called."""
 
     metric: Metric
-    name: str
+    name: str  # in tables and summaries
     unit: str
-    digits: int
-    sign: float
-    margin: float
-    gap: str
+    digits: int  # after the point
+    sign: float  # 1 if larger is better, else -1
+    margin: float  # the difference within which results are called equal
+    gap: str  # the words for a difference, with {} for both arms
 
     def shown(self, value: float, *, signed: bool = False) -> str:
         """Format a value."""
@@ -70,8 +58,8 @@ class Score:
         return f"{self.margin:g} {self.unit if self.margin != 1 else self.unit.removesuffix('s')}"
 
 
-BY_ACCURACY = Score(ACCURACY, "accuracy", "points", 2, 1.0, ACCURACY_TOLERANCE, "accuracy, {} - {}")
-BY_LOSS = Score(LOSS, "validation loss", "nats", 4, -1.0, LOSS_TOLERANCE, "loss, {} - {},")
+BY_ACCURACY = Score(ACCURACY, "accuracy", "points", 2, 1.0, margin=1.0, gap="accuracy, {} - {}")
+BY_LOSS = Score(LOSS, "validation loss", "nats", 4, -1.0, margin=0.02, gap="loss, {} - {},")
 
 
 @functools.cache
@@ -87,10 +75,15 @@ def mean_over(key: str, part: tuple[float, float], scale: float = 1.0) -> Metric
     return metric
 
 
+def at_end(key: str) -> Metric:
+    """Return the metric: the mean of a column over the end of the run."""
+    return mean_over(key, END)
+
+
 @functools.cache
 def growth(key: str) -> Metric:
     """Return the metric: how much a norm grows from the middle of the run to its end, 100 ln(end / middle) percent."""
-    middle, end = mean_over(key, MIDDLE), mean_over(key, END)
+    middle, end = mean_over(key, MIDDLE), at_end(key)
     return lambda run: 100 * math.log(end(run) / middle(run))
 
 

@@ -17,26 +17,19 @@ Moving the truth to a bound is sound for numbers that are odd and linear in the 
 import functools
 import math
 import random
+from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import replace
 
 from steadynorm.lab.paper import runner
-from steadynorm.lab.paper.claims import Claim, JudgedClaim, MissingRunsError
+from steadynorm.lab.paper.claims import MissingRunsError, Test
 from steadynorm.lab.paper.experiment import Context, Experiment, TrainedExperiment
 from steadynorm.lab.paper.metrics import Metric
 from steadynorm.lab.paper.runs import Runs
-from steadynorm.lab.paper.statistics import Bound, Estimate, sample_sd
+from steadynorm.lab.paper.statistics import Bound, Estimate, Finding, sample_sd
 
 MOST = 0.05  # of the draws
 SEEDS = 3  # of noise, where the records have one seed or none
-
-
-class Share(NamedTuple):
-    """How often noise supports a claim."""
-
-    experiment: str
-    claim: str
-    share: float
 
 
 class Noise:
@@ -67,32 +60,31 @@ class Noise:
         return self._drawn[key]
 
 
-def shares(experiment: Experiment | TrainedExperiment, context: Context, draws: int) -> Iterator[Share]:
-    """Yield how often noise supports each claim of a finished experiment; train nothing."""
+def shares(experiment: Experiment | TrainedExperiment, context: Context, draws: int) -> Iterator[tuple[str, float]]:
+    """Yield every claim of a finished experiment and the share of draws in which noise supports it; train nothing."""
     if isinstance(experiment, TrainedExperiment):
         noise = Noise(runner.read(experiment, context))
-        for claim in experiment.claims_about(noise.runs.plan):
-            yield Share(context.folder.name, claim.text, share_of_trained(claim, noise, draws))
+        for text, test in experiment.claims_about(noise.runs.plan).items():
+            yield text, share_of_trained(text, test, noise, draws)
     else:
-        for claim in experiment.run(context).claims:
-            yield Share(context.folder.name, claim.text, share_of_simulated(claim, draws))
+        for text, finding in experiment.run(context).claims.items():
+            yield text, share_of_simulated(finding, draws)
 
 
-def share_of_trained(claim: Claim, noise: Noise, draws: int) -> float:
+def share_of_trained(text: str, test: Test, noise: Noise, draws: int) -> float:
     """Return the share of draws in which a claim about runs holds; of several bounds, the worst."""
-    _check_linear(claim, noise)
-    held: list[int] = []
+    _check_linear(text, test, noise)
+    held = Counter[int]()
     for seed in range(draws):
         noise.restart(seed)
-        kept = [at_its_bound(bound, bound.estimate).kept for bound in _bounds(claim, noise)]
-        held = [before + now for before, now in zip(held or [0] * len(kept), kept, strict=True)]
-    return max(held) / draws
+        held.update(k for k, bound in enumerate(test(noise).bounds) if at_its_bound(bound, bound.estimate).kept)
+    return max(held.values(), default=0) / draws
 
 
-def share_of_simulated(claim: JudgedClaim, draws: int) -> float:
-    """Return the same for a claim about simulated numbers, drawn around the bound. One seed gets no verdict, so never holds."""
+def share_of_simulated(finding: Finding, draws: int) -> float:
+    """Return the same for simulated numbers, drawn around the bound. One seed gets no verdict, so never holds."""
     worst = 0
-    for bound in claim.finding.bounds:
+    for bound in finding.bounds:
         error, seeds = bound.estimate.error, bound.estimate.seeds
         if seeds > 1:
             samples = (
@@ -111,25 +103,20 @@ def _normal_samples(freedom: int, draws: int) -> list[tuple[float, float]]:
 
 def at_its_bound(bound: Bound, noise: Estimate) -> Bound:
     """Return the bound on this noise if the truth is not zero but exactly at the bound."""
-    moved = Estimate(noise.value + bound.bound, noise.error, noise.seeds)
-    return Bound(bound.what, moved, bound.side, bound.bound, bound.unit)
+    return replace(bound, estimate=noise._replace(value=noise.value + bound.bound))
 
 
-def _bounds(claim: Claim, noise: Noise) -> tuple[Bound, ...]:
-    try:
-        return claim.test(noise).bounds
-    except AttributeError as error:  # it asks for something else than values
-        raise ValueError(f"{claim.text}: {error}; let it rest on Outcomes.values only") from None
-
-
-def _check_linear(claim: Claim, noise: Noise) -> None:
+def _check_linear(text: str, test: Test, noise: Noise) -> None:
     """Raise ValueError unless outcomes times -2 give numbers times -2."""
-    noise.restart(0)
-    once = [bound.estimate.value for bound in _bounds(claim, noise)]
-    noise.restart(0, -2.0)
-    turned = [bound.estimate.value for bound in _bounds(claim, noise)]
-    if not all(math.isclose(-2 * a, b, rel_tol=1e-6, abs_tol=1e-9) for a, b in zip(once, turned, strict=True)):
+    values = []
+    for scale in (1.0, -2.0):
+        noise.restart(0, scale)
+        try:
+            values.append([bound.estimate.value for bound in test(noise).bounds])
+        except AttributeError as error:  # it asks for something else than values
+            raise ValueError(f"{text}: {error}; let it rest on Outcomes.values only") from None
+    if not all(math.isclose(-2 * a, b, rel_tol=1e-6, abs_tol=1e-9) for a, b in zip(*values, strict=True)):
         raise ValueError(
-            f"{claim.text}: what it judges is not a weighted sum of outcomes, so noise may lean to one side of its bound; judge "
+            f"{text}: what it judges is not a weighted sum of outcomes, so noise may lean to one side of its bound; judge "
             "a claims.Contrast: sums and differences, or a coefficient of a least-squares fit"
         )

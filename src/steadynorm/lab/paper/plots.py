@@ -1,7 +1,7 @@
 """Finished runs as plots and tables: means over seeds with their spread, beside the paper's numbers."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -10,6 +10,7 @@ import numpy as np
 
 from steadynorm.lab.paper.metrics import Metric
 from steadynorm.lab.paper.runs import Runs
+from steadynorm.lab.paper.slim_records import rounded
 from steadynorm.lab.paper.statistics import estimate, sample_sd
 from steadynorm.records import QUANTITIES, Quantity, Run
 from steadynorm.report import page
@@ -27,38 +28,25 @@ _QUANTITIES = {
 
 @dataclass(frozen=True)
 class Curve:
-    """A column over the steps of the longest budget: the mean over seeds, and their standard deviation as a band.
-
-    Attributes:
-        key: The column.
-        arms: The arms to draw; none for all.
-        dashed: A second column, drawn dashed.
-        caption: The caption.
-        log_y: Whether the y axis is logarithmic.
-        zero: Whether the y axis starts at zero.
-        label: The title, if it is not the column's.
-    """
+    """A column over the steps of the longest budget: the mean over seeds, and their standard deviation as a band."""
 
     key: str
-    arms: Sequence[str] = ()
-    dashed: str = ""
+    arms: Sequence[str] = ()  # to draw; none for all
+    dashed: str = ""  # a second column
     caption: str = ""
     log_y: bool = False
-    zero: bool = False
-    label: str = ""
+    zero: bool = False  # whether the y axis starts there
+    label: str = ""  # the title, if it is not the column's
 
     def plot(self, runs: Runs) -> page.Plot:
         """Return the plot of finished runs."""
         styles = {self.key: "line"} | ({self.dashed: "dash"} if self.dashed else {})
         arms = [arm for arm in runs.complete_arms() if not self.arms or arm in self.arms]
         lines = [_line(runs.of(arm), key, arm, style) for arm in arms for key, style in styles.items()]
-        series, quantity = (
-            [line for line in lines if len(line.x)],
-            _QUANTITIES.get(self.key, Quantity(self.key, "", "")),
-        )
-        return page.Plot(
-            self.label or quantity.label, "step", quantity.unit, series, self.caption, log_y=self.log_y, zero=self.zero
-        )
+        series = [line for line in lines if len(line.x)]
+        quantity = _QUANTITIES.get(self.key, Quantity(self.key, "", ""))
+        title = self.label or quantity.label
+        return page.Plot(title, "step", quantity.unit, series, self.caption, log_y=self.log_y, zero=self.zero)
 
 
 def show(
@@ -142,9 +130,11 @@ def numbers(runs: Runs, metrics: Mapping[str, Metric]) -> dict[str, Any]:
             for budget in runs.plan.budgets:
                 if arm in runs.complete_arms(budget):
                     values = runs.values(metric, arm, budget)
-                    entry = {"values": [round_to(value) for value in values], "mean": round_to(fmean(values))}
-                    entry["sd"] = round_to(sample_sd(values))
-                    out.setdefault(name, {}).setdefault(arm, {})[str(budget)] = entry
+                    out.setdefault(name, {}).setdefault(arm, {})[str(budget)] = {
+                        "values": list(map(round_to, values)),
+                        "mean": round_to(fmean(values)),
+                        "sd": round_to(sample_sd(values)),
+                    }
     return out
 
 
@@ -158,18 +148,29 @@ def points_with_errors(
     return page.Series(label, list(complete), [mean.value for mean in means], error=errors, toggle=toggle)
 
 
-def layer_map(
-    runs: Sequence[Run], layers: Sequence[str], quantity: str, title: str, unit: str, caption: str, middle: float,
-    low: float, high: float, toggle: str,
-) -> page.HeatMap:  # fmt: skip
-    """Map a quantity by layer and step, mean over seeds."""
-    z = np.array([np.mean([run.layers[layer][quantity] for run in runs], axis=0) for layer in layers])
-    measured = np.isfinite(z).any(axis=0)
-    return page.HeatMap(
-        title, "step", unit, runs[0].steps[measured], layers, z[:, measured], caption, middle, low, high, toggle=toggle
-    )
+def layer_maps(
+    runs: Runs,
+    layers: Callable[[Run], Sequence[str]],
+    quantity: str,
+    title: str,
+    unit: str,
+    caption: str,
+    middle: float,
+) -> list[page.HeatMap]:
+    """Map a quantity by layer and step, one map per arm, mean over seeds; colours reach 0.5 to either side of the middle."""
+    maps = []
+    for arm in runs.complete_arms():
+        seeds = runs.of(arm)
+        names = layers(seeds[0])
+        z = np.array([np.mean([run.layers[name][quantity] for run in seeds], axis=0) for name in names])
+        measured = np.isfinite(z).any(axis=0)
+        steps, colours = seeds[0].steps[measured], (middle, middle - 0.5, middle + 0.5)
+        maps.append(
+            page.HeatMap(f"{title} · {arm}", "step", unit, steps, names, z[:, measured], caption, *colours, toggle=arm)
+        )
+    return maps
 
 
-def round_to(value: float, digits: int = 6) -> float | None:
-    """Round to significant digits; None for what is no number."""
-    return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+def round_to(value: float) -> float | None:
+    """Round to six significant digits; None for what is no number."""
+    return rounded(value) if math.isfinite(value) else None

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -47,18 +47,10 @@ def finished(config: Config) -> bool:
 
 
 def train_all(jobs: Sequence[Job], count: int, *, one_thread: bool = True) -> dict[Path, str]:
-    """Train what is not finished, `count` runs at a time, the longest first.
+    """Train what is not finished, `count` runs at a time, the longest first; return why some failed, by folder.
 
     A run that another command is training is left to it, and waited for at the end. Ctrl-C and SIGTERM stop the runs,
     which save; calling again resumes them.
-
-    Args:
-        jobs: The runs.
-        count: How many to train at a time.
-        one_thread: Whether each run gets one thread.
-
-    Returns:
-        Why some runs failed, by folder.
     """
     todo = {job.folder: job for job in jobs if not finished(job.config)}
     longest_first = sorted(todo.values(), key=lambda job: -job.config.steps)
@@ -101,13 +93,9 @@ def train_all(jobs: Sequence[Job], count: int, *, one_thread: bool = True) -> di
 
 
 def run_one(job: Job, one_thread: bool) -> Generator[subprocess.Popen[bytes] | None, None, str | None]:
-    """Train one run in a process of its own; each `next` polls it.
+    """Train one run in a process of its own and return why it failed, or None if it is finished.
 
-    Yields:
-        The process, or None while another command is training this run.
-
-    Returns:
-        Why the run failed, or None if it is finished.
+    Each `next` polls it and yields the process, or None while another command is training this run.
     """
     while (claim := _claim(job.folder)) is None:
         yield None
@@ -163,11 +151,8 @@ def executable(command: Sequence[str]) -> list[str]:
 
 @contextmanager
 def _sigterm_as_interrupt() -> Iterator[None]:
-    def stop(*_: Any) -> None:
-        raise KeyboardInterrupt
-
     try:
-        before = signal.signal(signal.SIGTERM, stop)
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # which raises KeyboardInterrupt
     except ValueError:  # not in the main thread
         yield
         return
@@ -211,7 +196,7 @@ class _Meter:
 
     def tell_waiting(self, waiting: int) -> None:
         if waiting and not self._waiting:
-            print(f"waiting for {waiting} run(s) that another command is training", file=sys.stderr, flush=True)
+            progress.to_stderr(f"waiting for {waiting} run(s) that another command is training")
         self._waiting = bool(waiting)
 
     def _tell(self, start: str) -> None:
@@ -220,14 +205,7 @@ class _Meter:
         left = took * (self._steps - self._at) / gone / 60 if gone > 0 and took > 0 else None
         time_left = "" if left is None else f", about {left:.0f} min left"
         share = 100 * self._at / max(self._steps, 1)
-        print(
-            f"{start}{self._ended} of {self._runs} runs, {share:.0f} % of steps{time_left}", file=sys.stderr, flush=True
-        )
-
-
-def failures(failed: Mapping[Path, str]) -> str:
-    """Return what to show of runs that failed."""
-    return "\n".join(f"{folder.name}: {why}" for folder, why in failed.items())
+        progress.to_stderr(f"{start}{self._ended} of {self._runs} runs, {share:.0f} % of steps{time_left}")
 
 
 # Commands

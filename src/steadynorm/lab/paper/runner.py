@@ -5,7 +5,7 @@ import platform
 import shlex
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,19 +29,12 @@ SUMMARY = "summary.json"
 
 @dataclass(frozen=True)
 class Resources:
-    """What the runs are trained with.
+    """What the runs are trained with."""
 
-    Attributes:
-        pool: The folder of the runs, which experiments share.
-        jobs: How many runs to train at a time.
-        data: ImageNet or token shards, at paper scale.
-        processes: Processes of each run, at paper scale.
-    """
-
-    pool: Path = Path("runs/paper/pool")
-    jobs: int = 2
-    data: Path | None = None
-    processes: int = 8
+    pool: Path = Path("runs/paper/pool")  # the folder of the runs, which experiments share
+    jobs: int = 2  # runs to train at a time
+    data: Path | None = None  # at paper scale: ImageNet or token shards
+    processes: int = 8  # at paper scale: of each run
 
 
 @dataclass(frozen=True)
@@ -94,7 +87,7 @@ def judge(experiment: Experiment | TrainedExperiment, context: Context) -> tuple
         "seeds": list(plan.seeds),
         "budgets": {str(budget): plan.baseline.steps(budget) for budget in plan.budgets},
         "missing": [slug(key) for key in runs.missing],
-        "machine": next(iter(machine_kinds(runs.finished.values())), None),
+        "machine": next(map(machine_of, runs.finished.values()), None),
         "run_commits": sorted({str(run.origin.get("commit")) for run in runs.finished.values()}),
     }
     return experiment.judge(runs), facts
@@ -115,7 +108,8 @@ def read(experiment: TrainedExperiment, context: Context) -> Runs:
             missing[key] = f"the kept records end at step {max(run.steps, default=0)} of {config.steps}"
         else:
             finished[key] = run
-    kinds = machine_kinds(finished.values())
+    counts = Counter(map(machine_of, finished.values()))
+    kinds = sorted(counts, key=lambda kind: (-counts[kind], kind))
     for key in [key for key, run in finished.items() if machine_of(run) != kinds[0]]:
         kind = machine_of(finished.pop(key))
         missing[key] = (
@@ -127,12 +121,6 @@ def read(experiment: TrainedExperiment, context: Context) -> Runs:
 def machine_of(run: records.Run) -> str:
     """Return the kind of machine that trained a run, as its records say."""
     return str(run.origin.get("machine", "unknown"))
-
-
-def machine_kinds(runs: Iterable[records.Run]) -> list[str]:
-    """Return the kinds of machines that trained some runs, the most frequent first."""
-    counts = Counter(map(machine_of, runs))
-    return sorted(counts, key=lambda kind: (-counts[kind], kind))
 
 
 def not_run(experiment: Experiment | TrainedExperiment, context: Context) -> list[str]:
@@ -252,8 +240,7 @@ def _write(
             "python": platform.python_version(),
         },
         **facts,
-        "claims": [claim.plain() for claim in outcome.claims],
-        "numbers": outcome.numbers,
+        **outcome.plain(),
     }
     write_json(context.folder / SUMMARY, summary)
     subtitle = f"{experiment.name} · {context.scale} scale · the paper: {experiment.paper_finding}"
@@ -264,7 +251,7 @@ def _write(
 
 def verdicts(outcome: Outcome) -> page.Table:
     """Return the claims as a table."""
-    rows = [(claim.text, claim.verdict, f"{claim.p:.2g}", claim.figure) for claim in outcome.claims]
+    rows = [(text, found.verdict, f"{found.chance:.2g}", found.figure) for text, found in outcome.claims.items()]
     caption = (
         f"A verdict is given where the whole {100 * CONFIDENCE:g} % confidence interval (Student's t over seeds) is on one side of the "
         "bound. p: the chance of one as clear as this if the truth were at the bound; 1: not tested."

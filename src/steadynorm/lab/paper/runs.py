@@ -21,23 +21,14 @@ NOT_RUN = "not run yet"  # why a run is missing, and what a table shows in its p
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The runs of an experiment; their configurations name no folder.
+    """The runs of an experiment; their configurations name no folder."""
 
-    Attributes:
-        baseline: The baseline at this scale.
-        arms: All arms, also those that --only leaves out.
-        budgets: The budgets, ascending.
-        seeds: The seeds.
-        configs: The configuration of every run.
-        paper_configs: Every arm at the paper's scale and longest budget.
-    """
-
-    baseline: Baseline
-    arms: Sequence[str]
-    budgets: Sequence[int]
+    baseline: Baseline  # at this scale
+    arms: Sequence[str]  # all of them, also those that --only leaves out
+    budgets: Sequence[int]  # ascending
     seeds: Sequence[int]
     configs: Mapping[Key, Config]
-    paper_configs: Mapping[str, Config]
+    paper_configs: Mapping[str, Config]  # every arm at the paper's scale and longest budget
 
     def in_pool(self, pool: Path, data: Path | None = None) -> dict[Key, Config]:
         """Return the configurations with the folder that each run has in the pool, apart for every kind of machine."""
@@ -51,21 +42,14 @@ class RunPlan:
 def address(config: Config) -> str:
     """Return a run's folder name: readable words, then a hash of everything that decides the weights."""
     kind = "gpt" if isinstance(config.task, Gpt) else "vit"
-    return f"{kind}-{config.optim.name}-{config.steps}-s{config.seed}-{digest(recorded_part(config))}"
+    values = json.dumps(recorded_part(config), sort_keys=True)
+    digest = hashlib.sha256(values.encode()).hexdigest()[:8]
+    return f"{kind}-{config.optim.name}-{config.steps}-s{config.seed}-{digest}"
 
 
 def recorded_part(config: Config) -> dict[str, Any]:
     """Return what decides the weights of a run, as its records hold it."""
     return json.loads(json.dumps(training_part(plain(config))))
-
-
-def digest(values: Mapping[str, Any]) -> str:
-    """Return eight hexadecimal digits that identify plain values, whatever their order.
-
-    >>> digest({"lr": 0.1, "steps": 3}), digest({"steps": 3, "lr": 0.1})
-    ('6739273b', '6739273b')
-    """
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def slug(key: Key) -> str:

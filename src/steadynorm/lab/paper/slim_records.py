@@ -1,7 +1,8 @@
 """What an experiment keeps: thinned records of runs and simulations, small enough to commit. Verdicts rest on them."""
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import numpy as np
 
 from steadynorm import records
 from steadynorm.lab import origin, simulate
+from steadynorm.lab.paper.claims import MissingRunsError
+from steadynorm.lab.paper.experiment import Context
 from steadynorm.records import Run
 
 MOST_RECORDS = 64  # kept of each run
@@ -83,47 +86,48 @@ def rounded(value: float) -> float:
     >>> rounded(1234.56789), rounded(0.0)
     (1234.57, 0.0)
     """
-    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else math.nan
+    return float(f"{value:.{DIGITS}g}")
 
 
-def read_finished(folder: Path, config: Mapping[str, Any], last_step: int) -> Run | None:
-    """Return the records of a simulation, if they have this configuration and end at this step."""
-    try:
-        run = records.read(folder)
-    except records.RecordError:
-        return None
-    return run if dict(run.config) == dict(config) and len(run.steps) and run.steps[-1] == last_step else None
+# Simulations
 
 
-def keep_trajectory(
-    folder: Path, config: Mapping[str, Any], norms: simulate.Trajectory, forecast: np.ndarray
-) -> simulate.Trajectory:
-    """Record a simulated system: |theta|^2/|u|^2 of every seed, the root of their mean, and the forecast beside it.
+def read_simulated(context: Context, name: str, config: Mapping[str, Any], last_step: int) -> Run | None:
+    """Return the records of a simulation, or None if it has to be run: there are none of this configuration to this step.
 
-    Args:
-        folder: The system's folder, named after it.
-        config: Its configuration.
-        norms: |theta|^2/|u|^2 at the steps to record.
-        forecast: |theta|^2/|u|^2 after every step.
-
-    Returns:
-        What the records hold.
+    Raises:
+        MissingRunsError: It has to be run, and the context forbids that.
     """
+    with contextlib.suppress(records.RecordError):
+        run = records.read(context.records / name)
+        if dict(run.config) == dict(config) and len(run.steps) and run.steps[-1] == last_step:
+            return run
+    if context.kept_only:
+        raise MissingRunsError(f"{context.records}: no finished records of {name}")
+    return None
+
+
+def keep_simulated(
+    context: Context, name: str, config: Mapping[str, Any], rows: Iterable[tuple[int, Mapping[str, float]]]
+) -> Run:
+    """Record the steps of a simulation and their values as they come, and return what the records hold."""
+    folder = context.records / name
     path = folder / records.FILE
     path.unlink(missing_ok=True)  # unfinished, or of another configuration
-    with records.Recorder(path, name=folder.name, config=config, origin=origin.describe()) as recorder:
-        for i, step in enumerate(norms.steps.tolist()):
-            seeds = {f"norm_sq/{k}": rounded(values[i]) for k, values in enumerate(norms.norm_sq)}
-            norm, expected = rounded(math.sqrt(norms.mean()[i])), rounded(math.sqrt(forecast[step - 1]))
-            recorder.write({"step": step, "weight_norm": norm, "forecast_norm": expected, **seeds})
-    kept = read_trajectory(folder, config)
-    assert kept is not None
-    return kept
+    with records.Recorder(path, name=name, config=config, origin=origin.describe()) as recorder:
+        for step, values in rows:
+            recorder.write({"step": step, **{key: rounded(value) for key, value in values.items()}})
+    return records.read(folder)
 
 
-def read_trajectory(folder: Path, config: Mapping[str, Any]) -> simulate.Trajectory | None:
-    """Return the recorded system, if it was simulated to the end with this configuration."""
-    run = read_finished(folder, config, config["steps"])
-    if run is None:
-        return None
-    return simulate.Trajectory(run.steps, np.stack([run.columns[f"norm_sq/{k}"] for k in range(config["seeds"])]))
+def trajectory_rows(norms: simulate.Trajectory, forecast: np.ndarray) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yield |theta|^2/|u|^2 of every seed, the root of their mean, and that of the forecast, which has a value per step."""
+    for i, step in enumerate(norms.steps.tolist()):
+        norm, expected = math.sqrt(norms.mean()[i]), math.sqrt(forecast[step - 1])
+        seeds = {f"norm_sq/{k}": values[i] for k, values in enumerate(norms.norm_sq)}
+        yield step, {"weight_norm": norm, "forecast_norm": expected, **seeds}
+
+
+def trajectory(run: Run) -> simulate.Trajectory:
+    """Return the system that `trajectory_rows` recorded."""
+    return simulate.Trajectory(run.steps, np.stack([run.columns[f"norm_sq/{k}"] for k in range(run.config["seeds"])]))

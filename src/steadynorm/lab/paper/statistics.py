@@ -11,9 +11,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 CONFIDENCE = 0.95  # of the interval, both sides together
+VERDICTS = ("holds", "does not hold", "not testable at this scale")
+LEAST = 1e-6  # smaller chances are not told apart: their digits are rounding
 MOST_SHOWN = 4  # bounds that a figure spells out
 MOST_SEEDS = 300  # beyond this we do not count how many would settle a claim
 
@@ -64,6 +66,11 @@ class Estimate(NamedTuple):
         if self.error == 0:  # every seed gives the same number
             return math.copysign(math.inf, above) if above else 0.0
         return above / self.error
+
+    @property
+    def reach(self) -> float:
+        """Half the width of the confidence interval; nan for one seed."""
+        return student_quantile(self.seeds - 1) * self.error if self.seeds > 1 else math.nan
 
 
 def sample_sd(values: Sequence[float]) -> float:
@@ -161,17 +168,11 @@ _TAIL = (1 - CONFIDENCE) / 2
 
 @dataclass(frozen=True)
 class Finding:
-    """Bounds that must all be kept.
-
-    Attributes:
-        bounds: The bounds.
-        note: What to say before them.
-        open_because: Why nothing is concluded, whatever the bounds say.
-    """
+    """What was found about a claim: bounds that must all be kept."""
 
     bounds: tuple[Bound, ...]
-    note: str = ""
-    open_because: str = ""
+    note: str = ""  # what to say before them
+    open_because: str = ""  # why nothing is concluded, whatever the bounds say
 
     @property
     def p(self) -> tuple[float, float]:
@@ -189,9 +190,14 @@ class Finding:
         return False if self.p[1] <= _TAIL else None
 
     @property
+    def verdict(self) -> str:
+        """One of VERDICTS."""
+        return VERDICTS[{True: 0, False: 1, None: 2}[self.holds]]
+
+    @property
     def chance(self) -> float:
-        """The chance of a verdict as clear as this, whichever it is, if the truth were at a bound."""
-        return 1.0 if self.open_because else min(1.0, 2 * min(self.p))
+        """The chance of a verdict as clear as this, either way, if the truth were at the bound; 1 if nothing was tested."""
+        return 1.0 if self.open_because else max(LEAST, min(1.0, 2 * min(self.p)))
 
     @property
     def figure(self) -> str:
@@ -202,6 +208,10 @@ class Finding:
             at = which(range(len(texts)), key=lambda k: (self.bounds[k].p[0], -self.bounds[k].inside))
             texts = [f"{'the worst' if self.holds is False else 'the least certain'} of {len(texts)}: {texts[at]}"]
         return "; ".join(filter(None, (self.note, *texts, self.open_because)))
+
+    def plain(self) -> dict[str, Any]:
+        """Return what a summary holds of a claim's finding."""
+        return {"verdict": self.verdict, "figure": self.figure, "p": float(f"{self.chance:.2g}")}
 
 
 def at_least(mean: Estimate, bound: float, what: str, unit: str = "") -> Finding:
@@ -229,7 +239,7 @@ def within(mean: Estimate, tolerance: float, what: str, unit: str = "") -> Findi
     return Finding((Bound(what, mean, "within", tolerance, unit),))
 
 
-def every(findings: Sequence[Finding], note: str = "") -> Finding:
+def every(findings: Sequence[Finding]) -> Finding:
     """Combine findings: all must hold, and one refutes them (corrected for how many there are).
 
     >>> held, open_ = at_least(Estimate(1.0, 0.1, 3), 0.0, "a"), at_least(Estimate(0.1, 0.1, 3), 0.0, "b")
@@ -237,8 +247,7 @@ def every(findings: Sequence[Finding], note: str = "") -> Finding:
     (True, None)
     """
     bounds = tuple(bound for finding in findings for bound in finding.bounds)
-    notes = [note, *(finding.note for finding in findings)]
-    reasons = [finding.open_because for finding in findings]
+    notes, reasons = [finding.note for finding in findings], [finding.open_because for finding in findings]
     return Finding(bounds, "; ".join(filter(None, notes)), "; ".join(filter(None, reasons)))
 
 
@@ -262,10 +271,10 @@ def shown(mean: Estimate) -> str:
     >>> shown(Estimate(1.0, 0.1, 3)), shown(Estimate(1.0, math.nan, 1))
     ('+1 (95 %: +0.57 to +1.43)', '+1')
     """
-    if math.isnan(mean.error):
+    if math.isnan(mean.reach):
         return f"{mean.value:+.3g}"
-    reach = student_quantile(mean.seeds - 1) * mean.error
-    return f"{mean.value:+.3g} ({100 * CONFIDENCE:g} %: {mean.value - reach:+.3g} to {mean.value + reach:+.3g})"
+    low, high = mean.value - mean.reach, mean.value + mean.reach
+    return f"{mean.value:+.3g} ({100 * CONFIDENCE:g} %: {low:+.3g} to {high:+.3g})"
 
 
 def parabola_peak(x: Sequence[float], y: Sequence[float]) -> tuple[float, bool]:

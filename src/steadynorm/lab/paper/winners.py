@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from steadynorm.lab.paper.metrics import BY_ACCURACY, BY_LOSS, Score
-from steadynorm.lab.paper.statistics import CONFIDENCE, Estimate, difference, sample_sd, student_quantile, student_tail
+from steadynorm.lab.paper.statistics import CONFIDENCE, Estimate, at_least, difference, sample_sd
 
 DRIFT = "drift of hidden_norm, %"
 CORRECTED, CONSTANT, FIXED, CAUTIOUS = "corrected decay", "constant decay", "fixed norm", "cautious decay"
 BALANCED = {steps: f"balanced decay, T = {steps}" for steps in (20, 200)}
 WAYS = (CORRECTED, *BALANCED.values(), CONSTANT, FIXED, CAUTIOUS)  # to hold a norm
-
-
 SCORES = (BY_ACCURACY, BY_LOSS)
 
 
@@ -64,12 +62,7 @@ COMPARISONS = (
     Comparison(
         "table-vit",
         "Which optimizer is best for the ViT?",
-        {
-            "AdamC": "AdamW",
-            "Scion": "AdamW",
-            "ScionC (constant)": "Scion",
-            "ScionC (cosine)": "Scion",
-        },
+        {"AdamC": "AdamW", "Scion": "AdamW", "ScionC (constant)": "Scion", "ScionC (cosine)": "Scion"},
         "The longest of five budgets. ScionC (constant) begins with 1.5 times Scion's decay, ScionC (cosine) with the same.",
     ),
     Comparison(
@@ -134,7 +127,6 @@ COMPARISONS = (
 class Pair:
     """Two arms of one experiment with the numbers of every seed."""
 
-    folder: str
     arm: str
     base: str
     score: Score
@@ -151,14 +143,12 @@ class Pair:
     @property
     def reach(self) -> float:
         """Half the width of the confidence interval; nan for one seed."""
-        gap = self.gap
-        return student_quantile(gap.seeds - 1) * gap.error if gap.seeds > 1 else math.nan
+        return self.gap.reach
 
     @property
     def p(self) -> float:
         """The chance of a gap as clear as this, either way, if there were none; 1 for one seed."""
-        gap = self.gap
-        return 1.0 if gap.seeds < 2 else min(1.0, 2 * student_tail(abs(gap.t_above(0.0)), gap.seeds - 1))
+        return at_least(self.gap, 0.0, "").chance
 
     @property
     def winner(self) -> str | None:
@@ -216,7 +206,5 @@ def pairs(comparison: Comparison, summary: Mapping[str, Any]) -> list[Pair]:
         values, base_values = (tuple(arms[name][budget]["values"]) for name in (arm, base))
         drifts = numbers.get(DRIFT)
         moved = None if drifts is None else (drifts[base][budget]["mean"], drifts[arm][budget]["mean"])
-        out.append(
-            Pair(comparison.folder, arm, base, score, values, base_values, moved, int(summary["budgets"][budget]))
-        )
+        out.append(Pair(arm, base, score, values, base_values, moved, int(summary["budgets"][budget])))
     return out

@@ -3,12 +3,10 @@
 from dataclasses import replace
 from functools import partial
 
-from steadynorm.lab.paper.baselines import VIT, Baseline
+from steadynorm.lab.paper.baselines import Baseline
 from steadynorm.lab.paper.claims import Contrast, Test, difference
-from steadynorm.lab.paper.experiment import TrainedExperiment
 from steadynorm.lab.paper.experiments.norm_figures import (
     AGAINST_FORECAST,
-    COLUMNS,
     drift_claims,
     show_norms,
     stability_claims,
@@ -17,13 +15,12 @@ from steadynorm.lab.paper.experiments.norm_figures import (
 )
 from steadynorm.lab.paper.metrics import (
     ACCURACY,
-    ACCURACY_TOLERANCE,
-    END,
+    BY_ACCURACY,
     NEGLIGIBLE_PERCENT,
     SMALL_PERCENT,
+    at_end,
     log_of,
     log_ratio,
-    mean_over,
 )
 from steadynorm.lab.paper.runs import RunPlan
 from steadynorm.lab.train.config import Config
@@ -59,15 +56,13 @@ def _adamc_claims(plan: RunPlan) -> dict[str, Test]:
     return claims
 
 
-ADAMC = TrainedExperiment(
+ADAMC = vit_figure(
     "fig-adamc",
     "AdamW against AdamC",
     "AdamC results in more stable weight and gradient norms; not in steady state even after 300 epochs.",
-    baselines=VIT,
     arms=_adamc_arms,
     claims=_adamc_claims,
     show=partial(show_norms, more=AGAINST_FORECAST),
-    columns=COLUMNS,
     budgets=(300,),
 )
 
@@ -94,7 +89,7 @@ def _renormalized_arms(baseline: Baseline) -> dict[str, Config]:
 
 def _norm_change(one: str, other: str, key: str) -> Contrast:
     """100 ln(one / other) at the end: both had the same data and the same start."""
-    return difference(log_of(mean_over(key, END)), one, other)
+    return difference(log_of(at_end(key)), one, other)
 
 
 RENORMALIZED = vit_figure(
@@ -103,9 +98,9 @@ RENORMALIZED = vit_figure(
     "negligible differences in accuracy (77.15 against 77.45), weight norm and gradient norm.",
     arms=_renormalized_arms,
     claims={
-        f"Renormalized AdamW changes accuracy little (within {ACCURACY_TOLERANCE:g} point)": difference(
+        f"Renormalized AdamW changes accuracy little (within {BY_ACCURACY.margin_words})": difference(
             ACCURACY, *RENORMALIZED_PAIR
-        ).within(ACCURACY_TOLERANCE, "accuracy, renormalized - AdamW", " points"),
+        ).within(BY_ACCURACY.margin, "accuracy, renormalized - AdamW", " points"),
         f"Renormalized AdamW changes the weight norm little (within {NEGLIGIBLE_PERCENT:g} %)": _norm_change(
             *RENORMALIZED_PAIR, "weight_norm"
         ).within(NEGLIGIBLE_PERCENT, "norm at the end, renormalized / AdamW - 1,", " %"),

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from functools import partial
 
-from steadynorm.lab.paper.baselines import GPT, Baseline
+from steadynorm.lab.paper.baselines import Baseline
 from steadynorm.lab.paper.claims import Contrast, no_worse, value
-from steadynorm.lab.paper.experiment import TrainedExperiment
+from steadynorm.lab.paper.experiments.norm_figures import gpt_figure
 from steadynorm.lab.paper.metrics import BY_LOSS, LOSS, SMALL_PERCENT, final, log_of
 from steadynorm.lab.paper.plots import Curve, show
 from steadynorm.lab.train.config import Config
@@ -28,12 +28,11 @@ def _rare_over_frequent(arm: str, rare: str = "rare") -> Contrast:
 
 
 _RANGES = ", ".join(f"{name} {low:g} to {high:g}" for name, (low, high) in CLASSES.items())
-EMBEDDING = TrainedExperiment(
+EMBEDDING = gpt_figure(
     "fig-embedding",
     "Embedding rows in their own time, and updated in every step",
     "ours: the paper's embedding is the output layer as well, so that every row gets a gradient in every step. Rows are divided "
     f"by the chance that a step's batch holds their token: {_RANGES}.",
-    baselines=GPT,
     arms=_arms,
     claims={
         f"Updated in every step, rare rows grow larger than frequent ones (by more than {SMALL_PERCENT:g} %)": (
@@ -58,6 +57,5 @@ EMBEDDING = TrainedExperiment(
         metrics=METRICS,
     ),
     columns=[f"{COLUMN}/{name}" for name in CLASSES],
-    budgets=(100,),
     seeds=5,
 )

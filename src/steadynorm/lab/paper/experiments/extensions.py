@@ -8,10 +8,9 @@ import numpy as np
 from steadynorm import theory
 from steadynorm.lab.paper.baselines import ALPHA, Baseline, short
 from steadynorm.lab.paper.claims import Test, all_of, difference, value
-from steadynorm.lab.paper.experiments.norm_figures import vit_figure
-from steadynorm.lab.paper.experiments.norm_targets import asked_norm, off_target, plot_over_asked
-from steadynorm.lab.paper.metrics import ACCURACY, END, SMALL_PERCENT, Metric, log_ratio, mean_over
-from steadynorm.lab.paper.plots import Curve, Shown, layer_map, round_to, show
+from steadynorm.lab.paper.experiments.norm_figures import asked_norm, off_target, plot_over_asked, vit_figure
+from steadynorm.lab.paper.metrics import ACCURACY, SMALL_PERCENT, Metric, at_end, log_ratio, mean_over
+from steadynorm.lab.paper.plots import Curve, Shown, layer_maps, round_to, show
 from steadynorm.lab.paper.runs import RunPlan, Runs
 from steadynorm.lab.paper.slim_records import OUTPUTS
 from steadynorm.lab.train.config import Config
@@ -138,8 +137,8 @@ FORECAST_CURVES = [
 FORECAST_METRICS = {
     "100 ln(measured / forecast norm) at the end, matrices": OFF_MATRICES,
     "100 ln(measured / forecast norm) at the end, biases and gains": OFF_VECTORS,
-    "norm of the matrices at the end": mean_over("matrix_norm", END),
-    "forecast norm of the matrices at the end": mean_over("matrix_forecast", END),
+    "norm of the matrices at the end": at_end("matrix_norm"),
+    "forecast norm of the matrices at the end": at_end("matrix_forecast"),
     "accuracy": ACCURACY,
 }
 FORECASTS = vit_figure(
@@ -158,9 +157,9 @@ FORECASTS = vit_figure(
 CLEAR = 0.1  # a cosine beyond which a layer is not independent of its updates
 
 
-def hidden_matrices(run: Run) -> list[str]:
-    """Return the names of the layers that are neither a bias nor the output."""
-    return [name for name in run.layers if name.endswith("weight") and name not in OUTPUTS]
+def matrices(run: Run) -> list[str]:
+    """Return the names of the layers that are no bias, the output last."""
+    return sorted((name for name in run.layers if name.endswith("weight")), key=lambda name: name in OUTPUTS)
 
 
 def excess(run: Run, layer: str) -> float:
@@ -175,27 +174,18 @@ def output_excess(run: Run) -> float:
 
 def largest_hidden_excess(run: Run) -> float:
     """Return the largest |excess alignment| of a hidden matrix."""
-    return max(abs(excess(run, name)) for name in hidden_matrices(run))
+    return max(abs(excess(run, name)) for name in matrices(run) if name not in OUTPUTS)
 
 
 def _show_alignment(runs: Runs) -> Shown:
-    by_arm = {arm: runs.of(arm) for arm in runs.complete_arms()}
     summary = {
-        arm: {
-            name: round_to(fmean(excess(run, name) for run in seeds))
-            for name in (*hidden_matrices(seeds[0]), OUTPUTS[0])
-        }
-        for arm, seeds in by_arm.items()
+        arm: {name: round_to(fmean(excess(run, name) for run in runs.of(arm))) for name in matrices(runs.of(arm)[0])}
+        for arm in runs.complete_arms()
     }
     rows = [(name, *(layers.get(name) for layers in summary.values())) for name in next(iter(summary.values()), {})]
     table = page.Table("Excess alignment by layer", ("layer", *summary), rows, "Mean over the second half and seeds.")
     caption = "cos(weights, update) less what momentum alone makes of it. Mean over seeds."
-    maps = [
-        layer_map(seeds, [*hidden_matrices(seeds[0]), OUTPUTS[0]], "excess", f"Excess alignment · {arm}", "cos", caption,
-                  0.0, -0.5, 0.5, toggle=arm)
-        for arm, seeds in by_arm.items()
-    ]  # fmt: skip
-    return [*maps, table], {"excess": summary}
+    return [*layer_maps(runs, matrices, "excess", "Excess alignment", "cos", caption, 0.0), table], {"excess": summary}
 
 
 OUTPUT, HIDDEN = value(output_excess, "ScionC"), value(largest_hidden_excess, "ScionC")

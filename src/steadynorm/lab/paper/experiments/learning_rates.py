@@ -18,7 +18,7 @@ from steadynorm import theory
 from steadynorm.lab.paper.baselines import ALPHA, VIT, Baseline, short
 from steadynorm.lab.paper.claims import Outcomes, Test, all_of, coefficient, mean, value
 from steadynorm.lab.paper.experiment import TrainedExperiment
-from steadynorm.lab.paper.metrics import ACCURACY, END, mean_over
+from steadynorm.lab.paper.metrics import ACCURACY, at_end
 from steadynorm.lab.paper.plots import Shown, numbers, points_with_errors, round_to
 from steadynorm.lab.paper.runs import Runs
 from steadynorm.lab.paper.statistics import Finding, parabola_peak, sample_sd
@@ -105,7 +105,7 @@ def best_lrs(outcomes: Outcomes, baseline: Baseline, alpha: float) -> list[tuple
 
 def _show(runs: Runs) -> Shown:
     blocks: list[page.Block] = [_plot(runs, effective=False), _plot(runs, effective=True)]
-    summary = numbers(runs, {"accuracy": ACCURACY, "hidden norm at the end": mean_over("hidden_norm", END)})
+    summary = numbers(runs, {"accuracy": ACCURACY, "hidden norm at the end": at_end("hidden_norm")})
     if len(runs.complete_arms()) < len(runs.plan.arms):
         return blocks, summary
     by_alpha = {alpha: best_lrs(runs, runs.plan.baseline, alpha) for alpha in ALPHAS}

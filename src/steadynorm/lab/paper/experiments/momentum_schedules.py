@@ -6,38 +6,28 @@ from steadynorm import theory
 from steadynorm.lab.paper.baselines import ALPHA, Baseline, short
 from steadynorm.lab.paper.claims import all_of, difference, no_worse, value
 from steadynorm.lab.paper.experiments.norm_figures import COLUMNS, vit_figure
-from steadynorm.lab.paper.metrics import (
-    ACCURACY,
-    ACCURACY_TOLERANCE,
-    BY_ACCURACY,
-    END,
-    LOSS,
-    SMALL_PERCENT,
-    log_of,
-    mean_over,
-    swing,
-)
+from steadynorm.lab.paper.metrics import ACCURACY, BY_ACCURACY, LOSS, SMALL_PERCENT, at_end, log_of, mean_over, swing
 from steadynorm.lab.paper.plots import Curve, show
 from steadynorm.lab.train.config import Config
 
 LIMITS = (0.2, 0.5, 1.0)
 COSINE = "cosine lr"
 SHOWN = ("val_accuracy", "weight_norm", "hidden_norm", "grad_norm", "effective_lr", "alpha", "lr", "weight_decay")
-SCHEDULED = (*COLUMNS, "alpha", "lr")
-WEIGHT_NORM = mean_over("weight_norm", END)
+WEIGHT_NORM = at_end("weight_norm")
 METRICS = {
     "accuracy": ACCURACY,
     "val_loss": LOSS,
     "weight norm at the end": WEIGHT_NORM,
-    "hidden norm at the end": mean_over("hidden_norm", END),
+    "hidden norm at the end": at_end("hidden_norm"),
 }
 _show = partial(show, curves=[Curve(key, log_y=key == "grad_norm") for key in SHOWN], metrics=METRICS)
+_figure = partial(vit_figure, show=_show, columns=(*COLUMNS, "alpha", "lr"))
 
 
 # Matched by the effective lr
 
 MATCHED = {limit: f"alpha 0.1 to {limit:g}" for limit in LIMITS}
-MOMENTUM_SCHEDULE = vit_figure(
+MOMENTUM_SCHEDULE = _figure(
     "fig-momentum-schedule",
     "Momentum scheduled so that the effective lr follows a cosine",
     "the models converge to the same accuracy up to alpha_max = 0.5.",
@@ -46,10 +36,10 @@ MOMENTUM_SCHEDULE = vit_figure(
         **{arm: baseline.scionc(momentum="matched", alpha_end=limit) for limit, arm in MATCHED.items()},
     },
     claims={
-        f"Matched momentum reaches the accuracy of the cosine up to alpha_max = 0.5 (to {ACCURACY_TOLERANCE:g} point)": all_of(
+        f"Matched momentum reaches the accuracy of the cosine up to alpha_max = 0.5 (to {BY_ACCURACY.margin_words})": all_of(
             no_worse(BY_ACCURACY, MATCHED[limit], COSINE) for limit in (0.2, 0.5)
         ),
-        f"Matched momentum also reaches it with alpha_max = 1 (to {ACCURACY_TOLERANCE:g} point)": no_worse(
+        f"Matched momentum also reaches it with alpha_max = 1 (to {BY_ACCURACY.margin_words})": no_worse(
             BY_ACCURACY, MATCHED[1.0], COSINE
         ),
         f"The weight norm is that of the cosine up to alpha_max = 0.5 (within {SMALL_PERCENT:g} %)": all_of(
@@ -59,8 +49,6 @@ MOMENTUM_SCHEDULE = vit_figure(
             for limit in (0.2, 0.5)
         ),
     },
-    show=_show,
-    columns=SCHEDULED,
 )
 
 
@@ -93,7 +81,7 @@ def _slow_prime_arms(baseline: Baseline) -> dict[str, Config]:
     return {COSINE: baseline.scionc(), SLOW: baseline.scionc(**slow), **matched}
 
 
-GAMMA_PRIME = vit_figure(
+GAMMA_PRIME = _figure(
     "fig-momentum-gamma-prime",
     "The erroneous match of momentum, from alpha 0.1",
     "delayed decay of the effective lr lowers accuracy until the very end.",
@@ -102,14 +90,12 @@ GAMMA_PRIME = vit_figure(
         "The erroneous match delays the decay of the effective lr: accuracy is lower halfway": difference(
             mean_over("val_accuracy", (0.45, 0.7), 100.0), COSINE, ERRONEOUS
         ).at_least(0.0, "accuracy halfway, cosine - erroneous,", " points"),
-        f"At the very end its accuracy is about the same (within {ACCURACY_TOLERANCE:g} point)": difference(
+        f"At the very end its accuracy is about the same (within {BY_ACCURACY.margin_words})": difference(
             ACCURACY, ERRONEOUS, COSINE
-        ).within(ACCURACY_TOLERANCE, f"accuracy, {ERRONEOUS} - {COSINE},", " points"),
+        ).within(BY_ACCURACY.margin, f"accuracy, {ERRONEOUS} - {COSINE},", " points"),
     },
-    show=_show,
-    columns=SCHEDULED,
 )
-GAMMA_PRIME_SLOW = vit_figure(
+GAMMA_PRIME_SLOW = _figure(
     "fig-momentum-gamma-prime-slow",
     "The erroneous match of momentum, from alpha 0.02",
     "the effective lr is too low, the models underperform, and delayed decay ends up beneficial.",
@@ -122,8 +108,6 @@ GAMMA_PRIME_SLOW = vit_figure(
             0.0, "accuracy, delayed - cosine,", " points"
         ),
     },
-    show=_show,
-    columns=SCHEDULED,
 )
 
 
@@ -148,7 +132,7 @@ def _linear_arms(baseline: Baseline) -> dict[str, Config]:
     }
 
 
-MOMENTUM_LINEAR = vit_figure(
+MOMENTUM_LINEAR = _figure(
     "fig-momentum-linear",
     "Stress test: alpha from 0.01 to 1, with and without the momentum factor in the decay",
     "weight and gradient norms are stable with ScionC; with λ by lr alone they swing, and accuracy ends higher.",
@@ -171,5 +155,4 @@ MOMENTUM_LINEAR = vit_figure(
         ),
     },
     show=partial(_show, metrics=METRICS | {f"swing of the {name} norm, %": metric for name, metric in SWINGS.items()}),
-    columns=SCHEDULED,
 )

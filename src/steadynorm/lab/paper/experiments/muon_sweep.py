@@ -1,13 +1,14 @@
 """fig-muon, ours: torch's Muon, as it is and corrected, beside MuonC and ScionC, each of these swept alike."""
 
-from steadynorm.lab.paper.baselines import GPT, Baseline
+from dataclasses import replace
+
+from steadynorm.lab.paper.baselines import Baseline
 from steadynorm.lab.paper.claims import Contrast, Test, all_of, mean, no_worse, value
-from steadynorm.lab.paper.experiment import TrainedExperiment
 from steadynorm.lab.paper.experiments.nanogpt import CURVES, MUON_METRICS, stable_norms
-from steadynorm.lab.paper.experiments.norm_figures import COLUMNS
+from steadynorm.lab.paper.experiments.norm_figures import gpt_figure
 from steadynorm.lab.paper.experiments.swept_lr import LRS, loss_at_ends, plot_by_lr, settings, sweep, table_by_lr
 from steadynorm.lab.paper.metrics import BY_LOSS, LOSS
-from steadynorm.lab.paper.plots import Curve, Shown, numbers, table_of_metrics
+from steadynorm.lab.paper.plots import Shown, numbers, table_of_metrics
 from steadynorm.lab.paper.runs import Runs
 from steadynorm.lab.train.config import Config
 
@@ -38,7 +39,7 @@ def _brackets(arm: str) -> Test:
 
 
 def _show(runs: Runs) -> Shown:
-    curves = [Curve(c.key, WHOLE, c.dashed, c.caption, c.log_y, c.zero).plot(runs) for c in CURVES]
+    curves = [replace(curve, arms=WHOLE).plot(runs) for curve in CURVES]
     sweeps = [plot_by_lr(runs, BY_LOSS, SWEPT, field) for field in LRS]
     sweeps = [plot for plot in sweeps if any(len(line.x) > 1 for line in plot.series)]  # others have not been run
     tables = [table_of_metrics(runs, MUON_METRICS, arms=WHOLE), table_by_lr(runs, BY_LOSS, SWEPT, tuple(LRS))]
@@ -46,13 +47,12 @@ def _show(runs: Runs) -> Shown:
 
 
 _NO_WORSE = f"no worse than Muon's (by more than {BY_LOSS.margin_words})"
-MUON_CORRECTED = TrainedExperiment(
+MUON_CORRECTED = gpt_figure(
     "fig-muon",
     "torch's Muon, as it is and corrected, beside MuonC and ScionC",
     "ours: the paper has no Muon. The same momentum (alpha 0.1, Nesterov) and half-life for all; the table and output layer are "
     "AdamW's beside Muon and within MuonC. MuonC and ScionC are run at five settings each: as they are, and with half and twice "
     "the lr and the output lr.",
-    baselines=GPT,
     arms=_arms,
     claims={
         **stable_norms(CORRECTED, MUON, ("weight", "hidden", "gradient"), who="`correct`", whose=" of Muon"),
@@ -75,7 +75,5 @@ MUON_CORRECTED = TrainedExperiment(
         },
     },
     show=_show,
-    columns=COLUMNS,
-    budgets=(100,),
     seeds=5,
 )

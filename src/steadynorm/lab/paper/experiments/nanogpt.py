@@ -3,11 +3,17 @@
 from collections.abc import Sequence
 from functools import partial
 
-from steadynorm.lab.paper.baselines import GPT, GPT_WIDE
+from steadynorm.lab.paper.baselines import GPT_WIDE
 from steadynorm.lab.paper.claims import Test, all_of, no_worse, value
-from steadynorm.lab.paper.experiment import TrainedExperiment
-from steadynorm.lab.paper.experiments.norm_figures import COLUMNS, NORMS, expected_drifts, halves_drift, norm_metrics
-from steadynorm.lab.paper.metrics import BY_LOSS, END, LOSS, SMALL_PERCENT, drift, growth, mean_over
+from steadynorm.lab.paper.experiments.norm_figures import (
+    COLUMNS,
+    NORMS,
+    expected_drifts,
+    gpt_figure,
+    halves_drift,
+    norm_metrics,
+)
+from steadynorm.lab.paper.metrics import BY_LOSS, LOSS, SMALL_PERCENT, at_end, drift, growth
 from steadynorm.lab.paper.plots import Curve, Shown, show
 from steadynorm.lab.paper.runs import Runs
 
@@ -22,8 +28,8 @@ CURVES = [
 MUON_METRICS = {
     "validation loss": LOSS,
     **{f"drift of {key}, %": drift(key) for key in NORMS},
-    "hidden_norm at the end": mean_over("hidden_norm", END),
-    "forecast of hidden_norm at the end": mean_over("hidden_forecast", END),
+    "hidden_norm at the end": at_end("hidden_norm"),
+    "forecast of hidden_norm at the end": at_end("hidden_forecast"),
 }
 
 
@@ -53,11 +59,10 @@ def loss_is_no_worse(one: str, other: str) -> dict[str, Test]:
 
 
 LOWER = {"The final loss of ScionC is lower than Scion's": no_worse(BY_LOSS, "ScionC", "Scion", margin=0.0)}
-NANOGPT = TrainedExperiment(
+NANOGPT = gpt_figure(
     "fig-nanogpt",
     "NanoGPT: Scion against ScionC",
     "ScionC gives lower validation loss (2.838 against 2.846) and more stable weight, gradient and spectral norms.",
-    baselines=GPT,
     arms=lambda baseline: {"Scion": baseline.scion(), "ScionC": baseline.scionc()},
     claims={
         **stable_norms("ScionC", "Scion", list(NORM_NAMES)),
@@ -70,9 +75,8 @@ NANOGPT = TrainedExperiment(
     },
     show=_show,
     columns=(*COLUMNS, "spectral_norm", "sign_norm"),
-    budgets=(100,),
 )
-NANOGPT_WIDE = TrainedExperiment(
+NANOGPT_WIDE = gpt_figure(
     "fig-nanogpt-wide",
     "NanoGPT, 6 layers x 256 with GPT-2's tokens: Scion, ScionC and MuonC",
     "at 124M parameters ScionC gives lower validation loss (2.838 against 2.846) and more stable norms. Here the learning rates are "
@@ -87,6 +91,4 @@ NANOGPT_WIDE = TrainedExperiment(
         **loss_is_no_worse("MuonC", "ScionC"),
     },
     show=partial(show, curves=CURVES, metrics=MUON_METRICS),
-    columns=COLUMNS,
-    budgets=(100,),
 )

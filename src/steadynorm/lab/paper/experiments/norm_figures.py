@@ -1,4 +1,4 @@
-"""What the figures of norms share: corrected decay must halve the drift of a norm, and schedules say what to expect."""
+"""What the figures of norms share: corrected decay must halve the drift of a norm, and schedules and targets say what to expect."""
 
 import functools
 import math
@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+import torch
 
-from steadynorm import theory
-from steadynorm.lab.paper.baselines import VIT
+from steadynorm import lmo, theory
+from steadynorm.groups.builder import param_groups
+from steadynorm.lab import models
+from steadynorm.lab.paper.baselines import GPT, VIT
 from steadynorm.lab.paper.claims import Outcomes, Test, all_of, no_worse, value
 from steadynorm.lab.paper.experiment import TrainedExperiment
 from steadynorm.lab.paper.metrics import (
@@ -19,6 +22,7 @@ from steadynorm.lab.paper.metrics import (
     MIDDLE,
     NEGLIGIBLE_PERCENT,
     Metric,
+    at_end,
     drift,
     growth,
     log_ratio,
@@ -36,6 +40,7 @@ STABLE = 0.5  # corrected decay must at least halve the drift that constant deca
 COLUMNS = ("weight_norm", "hidden_norm", "hidden_forecast", "grad_norm", "effective_lr", "weight_decay")
 # At the desk, norms are watched over the longest budget because half-lives are scarce.
 vit_figure = functools.partial(TrainedExperiment, baselines=VIT, columns=COLUMNS, desk_budgets=(300,))
+gpt_figure = functools.partial(TrainedExperiment, baselines=GPT, columns=COLUMNS, budgets=(100,))
 NORMS = ("weight_norm", "hidden_norm", "grad_norm")
 
 
@@ -103,13 +108,7 @@ def why_it_moves(corrected: str, constant: str) -> dict[str, Test]:
 
 
 def show_norms(runs: Runs, more: Mapping[str, Metric] | None = None, keys: Sequence[str] = NORMS) -> Shown:
-    """Show norms, accuracy and schedules of all arms side by side.
-
-    Args:
-        runs: The runs.
-        more: Further metrics, by name.
-        keys: The columns of norms.
-    """
+    """Show the norms in these columns, accuracy and schedules of all arms side by side, and tabulate `more` metrics."""
     caption = "Dashed: the norm that updates independent of the weights would give."
     curves = [
         *(Curve(key, log_y=key == "grad_norm") for key in keys),
@@ -125,7 +124,7 @@ def norm_metrics(keys: Sequence[str]) -> dict[str, Metric]:
     """Return the drift of these norms and their value at the end, by name."""
     return {
         **{f"drift of {key}, %": drift(key) for key in keys},
-        **{f"{key} at the end": mean_over(key, END) for key in keys},
+        **{f"{key} at the end": at_end(key) for key in keys},
     }
 
 
@@ -159,3 +158,44 @@ def expected_drifts(runs: Runs) -> list[page.Table]:
         "By the linear kernel, started at the first target. The paper's runs have some 130 half-lives, ours a few."
     )
     return [page.Table("Forecast of 100 ln(norm at the end / in the middle), %", header, rows, caption)] if rows else []
+
+
+# The norm that a target asks of the hidden matrices
+
+
+@functools.cache
+def update_norm_sq(model: models.ViTConfig | models.GPTConfig) -> float:
+    """Return the sum of U^2 over the matrices of a model whose decay ScionC corrects."""
+    with torch.device("meta"):
+        groups = param_groups(models.SimpleViT(model) if isinstance(model, models.ViTConfig) else models.GPT(model))
+    return sum(
+        lmo.get(group["lmo"]).update_norm_sq(p.shape, blocks=group["blocks"])
+        for group in groups
+        for _, p in group["params"]
+        if group["weight_decay"] is None and p.ndim > 1
+    )
+
+
+def asked_norm(run: Run) -> float:
+    """Return the norm of all matrices but the output that C^2 asks for: |theta|^2 = C^2 U^2 of each."""
+    task = run.config["task"]
+    model = (models.ViTConfig if task["kind"] == "vit" else models.GPTConfig)(**task["model"])
+    return math.sqrt(run.config["optim"]["steady_norm_sq"] * update_norm_sq(model))
+
+
+@functools.cache
+def off_target(part: tuple[float, float] = END) -> Metric:
+    """Return the metric: 100 ln(measured / asked norm), measured over this part of the run."""
+    return lambda run: 100 * math.log(mean_over("matrix_norm", part)(run) / asked_norm(run))
+
+
+def plot_over_asked(runs: Runs, arms: Sequence[str] = ()) -> page.Plot:
+    """Plot measured / asked norm over the steps, of these arms (default: all)."""
+    series = []
+    for arm in (arm for arm in runs.complete_arms() if not arms or arm in arms):
+        seeds = runs.of(arm)
+        ratio = np.mean([run.columns["matrix_norm"] / asked_norm(run) for run in seeds], axis=0)
+        measured = np.isfinite(ratio)
+        series.append(page.Series("measured / asked", seeds[0].steps[measured], ratio[measured], toggle=arm))
+    caption = "All matrices but the output. 1: the norm is where it was put. Mean over seeds."
+    return page.Plot("Measured norm / asked norm", "step", "ratio", series, caption)

@@ -7,29 +7,19 @@ from steadynorm import theory
 from steadynorm.lab.paper.baselines import GPT, VIT, Baseline, short
 from steadynorm.lab.paper.claims import Test, all_of, no_worse, same, value
 from steadynorm.lab.paper.experiment import TrainedExperiment
-from steadynorm.lab.paper.experiments.norm_figures import halves_drift
-from steadynorm.lab.paper.experiments.norm_targets import off_target, plot_over_asked
+from steadynorm.lab.paper.experiments.norm_figures import halves_drift, off_target, plot_over_asked
 from steadynorm.lab.paper.experiments.swept_lr import loss_at_ends, plot_by_lr, sweep, table_by_lr
-from steadynorm.lab.paper.metrics import (
-    BY_ACCURACY,
-    BY_LOSS,
-    END,
-    NEGLIGIBLE_PERCENT,
-    SMALL_PERCENT,
-    Score,
-    drift,
-    mean_over,
-)
+from steadynorm.lab.paper.metrics import BY_ACCURACY, BY_LOSS, NEGLIGIBLE_PERCENT, SMALL_PERCENT, Score, at_end, drift
 from steadynorm.lab.paper.plots import Curve, Shown, numbers, table_of_metrics
 from steadynorm.lab.paper.runs import Runs
 from steadynorm.lab.paper.winners import BALANCED, CAUTIOUS, CONSTANT, CORRECTED, DRIFT, FIXED, WAYS
 from steadynorm.lab.train.config import Config
 
-OFF = off_target(END)
+OFF = off_target()
 METRICS = {
     "100 ln(norm / target) at the end": OFF,
     DRIFT: drift("hidden_norm"),
-    "norm of the matrices at the end": mean_over("matrix_norm", END),
+    "norm of the matrices at the end": at_end("matrix_norm"),
 }
 
 

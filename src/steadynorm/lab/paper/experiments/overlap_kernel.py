@@ -5,12 +5,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from steadynorm import progress, records, theory
-from steadynorm.lab import origin, simulate
-from steadynorm.lab.paper.claims import JudgedClaim, MissingRunsError
+from steadynorm import progress, theory
+from steadynorm.lab import simulate
+from steadynorm.lab.paper import slim_records
 from steadynorm.lab.paper.experiment import Context, Experiment, Outcome
 from steadynorm.lab.paper.experiments.steady_norms import paper_over_exact
-from steadynorm.lab.paper.slim_records import read_finished, rounded
 from steadynorm.lab.paper.statistics import Estimate, Finding, every, within
 from steadynorm.report import page
 
@@ -73,29 +72,22 @@ def run(context: Context) -> Outcome:
         page.Table("Measured overlaps", ("lmo", "r", "measured", "± SE", "formula"), rows),
     ]  # fmt: skip
     numbers = {"pairs": seeds, "points": [list(row) for row in rows]}
-    return Outcome(blocks, [JudgedClaim(text, every(findings))], numbers)
+    return Outcome(blocks, {text: every(findings)}, numbers)
 
 
 def _measure(context: Context, kind: Kind, shape: tuple[int, ...], pairs: int) -> list[simulate.Measured]:
     """Return f(r) at every correlation, from the records if they are there."""
     config = {"lmo": kind.lmo, "shape": list(shape), "pairs": pairs, "seed": context.seed, "r": list(CORRELATIONS)}
-    folder = context.records / re.sub(r"[^a-z0-9]+", "-", kind.label)
-    path = folder / records.FILE
-    run = read_finished(folder, config, len(CORRELATIONS) - 1)
-    if run is None:
-        if context.kept_only:
-            raise MissingRunsError(f"{path}: no finished records")
-        path.unlink(missing_ok=True)
-        with records.Recorder(path, name=folder.name, config=config, origin=origin.describe()) as recorder:
-            for index, r in enumerate(CORRELATIONS):
-                measured = simulate.overlap(kind.lmo, shape, r, pairs=pairs, seed=context.seed)
-                values = {"overlap": rounded(measured.mean), "error": rounded(measured.error)}
-                recorder.write({"step": index, "r": r, **values})
-        run = records.read(folder)
-    return [
-        simulate.Measured(mean, error)
-        for mean, error in zip(run.columns["overlap"].tolist(), run.columns["error"].tolist(), strict=True)
-    ]
+    name = re.sub(r"[^a-z0-9]+", "-", kind.label)
+
+    def measure(r: float) -> dict[str, float]:
+        measured = simulate.overlap(kind.lmo, shape, r, pairs=pairs, seed=context.seed)
+        return {"r": r, "overlap": measured.mean, "error": measured.error}
+
+    run = slim_records.read_simulated(context, name, config, len(CORRELATIONS) - 1)
+    run = run or slim_records.keep_simulated(context, name, config, enumerate(map(measure, CORRELATIONS)))
+    columns = (run.columns[key].tolist() for key in ("overlap", "error"))
+    return list(map(simulate.Measured, *columns))
 
 
 OVERLAP = Experiment(

@@ -4,20 +4,11 @@ from statistics import fmean
 
 import numpy as np
 
-from steadynorm.lab.paper.baselines import GPT, Baseline
+from steadynorm.lab.paper.baselines import Baseline
 from steadynorm.lab.paper.claims import Test, all_of, difference, no_worse, value
-from steadynorm.lab.paper.experiment import TrainedExperiment
-from steadynorm.lab.paper.metrics import (
-    BY_LOSS,
-    END,
-    LOSS,
-    NEGLIGIBLE_PERCENT,
-    SMALL_PERCENT,
-    Metric,
-    log_ratio,
-    mean_over,
-)
-from steadynorm.lab.paper.plots import Curve, Shown, layer_map, show
+from steadynorm.lab.paper.experiments.norm_figures import gpt_figure
+from steadynorm.lab.paper.metrics import BY_LOSS, LOSS, NEGLIGIBLE_PERCENT, SMALL_PERCENT, Metric, at_end, log_ratio
+from steadynorm.lab.paper.plots import Curve, Shown, layer_maps, show
 from steadynorm.lab.paper.runs import Runs
 from steadynorm.lab.train.config import Config
 from steadynorm.records import Run
@@ -42,7 +33,7 @@ METRICS: dict[str, Metric] = {
     "validation loss": LOSS,
     "|u|² / that of an exact polar factor": length_sq,
     "100 ln(measured / forecast norm)": OFF,
-    "hidden norm at the end": mean_over(NORM, END),
+    "hidden norm at the end": at_end(NORM),
 }
 
 
@@ -70,23 +61,18 @@ def _show(runs: Runs) -> Shown:
         Curve(NORM, dashed=FORECAST, label="Norm of the hidden matrices", zero=True, caption="Dashed: forecast."),
     ]
     blocks, summary = show(runs, curves, METRICS)
-    for arm in runs.complete_arms():
-        seeds, title = runs.of(arm), f"|u| / exact · {arm}"
-        caption = "By layer and step, mean over seeds."
-        blocks.insert(
-            -1, layer_map(seeds, hidden(seeds[0]), "update_norm", title, "", caption, 1.0, 0.5, 1.5, toggle=arm)
-        )
+    caption = "By layer and step, mean over seeds."
+    blocks[-1:-1] = layer_maps(runs, hidden, "update_norm", "|u| / exact", "", caption, 1.0)
     return blocks, summary
 
 
 _ALLOWED = (
     f"loss no worse by more than {BY_LOSS.margin_words}, measured / forecast norm within {NEGLIGIBLE_PERCENT:g} %"
 )
-POLAR_STEPS = TrainedExperiment(
+POLAR_STEPS = gpt_figure(
     "fig-polar-steps",
     "How many polar steps are enough?",
     "ours: the paper does not vary how polar factors are computed. This decides the default of `polar_steps`.",
-    baselines=GPT,
     arms=_arms,
     claims={
         f"4 steps may replace 5: {_ALLOWED}": _may_replace(STEPS[4], STEPS[5]),
@@ -103,6 +89,5 @@ POLAR_STEPS = TrainedExperiment(
     show=_show,
     columns=(NORM, FORECAST, LENGTH),
     layers=("update_norm",),
-    budgets=(100,),
     seeds=5,
 )

@@ -4,12 +4,11 @@ import math
 
 import numpy as np
 
-from steadynorm import progress, records, schedule, theory
+from steadynorm import progress, schedule, theory
 from steadynorm.lab import simulate
-from steadynorm.lab.paper.claims import JudgedClaim, MissingRunsError
+from steadynorm.lab.paper import slim_records
 from steadynorm.lab.paper.experiment import Context, Experiment, Outcome
 from steadynorm.lab.paper.metrics import MIDDLE
-from steadynorm.lab.paper.slim_records import SIMULATED_RECORDS, keep_trajectory, read_trajectory
 from steadynorm.lab.paper.statistics import Finding, at_most, estimate, every, within
 from steadynorm.report import page
 
@@ -32,29 +31,25 @@ def run(context: Context) -> Outcome:
                 systems[shape, eta] = _simulate(context, shape, eta, seeds)
                 tell(systems[shape, eta][0].steps[-1].item())
     slowest = systems["constant", etas[-1]][0]
-    claims = [
-        JudgedClaim(
-            f"At constant lr the norm settles at 0.71 (within {100 * CLOSE:g} %)",
-            within(estimate(_off_settled(slowest)), 100 * CLOSE, f"norm / 0.71 - 1 at eta {etas[-1]:g}", " %"),
+    claims = {
+        f"At constant lr the norm settles at 0.71 (within {100 * CLOSE:g} %)": within(
+            estimate(_off_settled(slowest)), 100 * CLOSE, f"norm / 0.71 - 1 at eta {etas[-1]:g}", " %"
         ),
-        JudgedClaim(
-            f"Under cosine decay of lr the norm ends at least {100 * FALL:g} % below the middle of the run, at every scale",
-            every([
-                at_most(estimate(_end_over_middle(systems["cosine", eta][0])), -100 * FALL, f"end / middle - 1 at eta {eta:g}", " %")
-                for eta in etas
-            ]),
-        ),
-        JudgedClaim(
-            f"The forecast is within {100 * NEAR:g} % at every recorded step, at every scale",
-            every([forecast_meets(*system, f"{shape}, eta {eta:g}") for (shape, eta), system in systems.items()]),
-        ),
-    ]  # fmt: skip
+        f"Under cosine decay of lr the norm ends at least {100 * FALL:g} % below the middle of the run, at every scale": every([
+            at_most(estimate(_end_over_middle(systems["cosine", eta][0])), -100 * FALL, f"end / middle - 1 at eta {eta:g}", " %")
+            for eta in etas
+        ]),
+        f"The forecast is within {100 * NEAR:g} % at every recorded step, at every scale": every([
+            forecast_meets(*system, f"{shape}, eta {eta:g}") for (shape, eta), system in systems.items()
+        ]),
+    }  # fmt: skip
     blocks = [_plot(shape, etas, systems) for shape in ("constant", "cosine")]
+    falling = [np.sqrt(systems["cosine", eta][0].mean()) for eta in etas]
     numbers = {
         "etas": etas,
         "seeds": seeds,
         "constant_norm": slowest.late_mean(0.3, norm=True).mean,
-        "end_over_largest": [_fall(systems["cosine", eta][0]) for eta in etas],
+        "end_over_largest": [float(norms[-1] / norms.max()) for norms in falling],
     }
     return Outcome(blocks, claims, numbers)
 
@@ -74,19 +69,18 @@ def _simulate(context: Context, shape: str, eta: float, seeds: int) -> Recorded:
     steps = simulate.half_life_steps(HALF_LIVES, lr, decay)
     config = {"schedule": shape, "lr": lr, "weight_decay": decay, "steps": steps, "seeds": seeds, "size": SIZE,
               "seed": context.seed}  # fmt: skip
-    folder = context.records / f"{shape}-{eta:g}"
-    norms = read_trajectory(folder, config)
-    if norms is None:
-        if context.kept_only:
-            raise MissingRunsError(f"{context.records}: no finished records of {folder.name}")
+    name = f"{shape}-{eta:g}"
+    run = slim_records.read_simulated(context, name, config, steps)
+    if run is None:
         warmup = round(steps * WARMUP / HALF_LIVES)
         ratio = schedule.constant() if shape == "constant" else schedule.cosine(steps, warmup=warmup)
         rates = lr * np.array([ratio(step) for step in range(steps)])
         norms = simulate.random_system(
-            rates, decay, steps, size=SIZE, seeds=seeds, seed=context.seed, records=SIMULATED_RECORDS
+            rates, decay, steps, size=SIZE, seeds=seeds, seed=context.seed, records=slim_records.SIMULATED_RECORDS
         )
-        norms = keep_trajectory(folder, config, norms, SIZE * theory.forecast(rates, decay, 1.0))
-    return norms, np.square(records.read(folder).columns["forecast_norm"])
+        rows = slim_records.trajectory_rows(norms, SIZE * theory.forecast(rates, decay, 1.0))
+        run = slim_records.keep_simulated(context, name, config, rows)
+    return slim_records.trajectory(run), np.square(run.columns["forecast_norm"])
 
 
 def forecast_meets(norms: simulate.Trajectory, forecast: np.ndarray, where: str) -> Finding:
@@ -109,11 +103,6 @@ def _end_over_middle(norms: simulate.Trajectory) -> list[float]:
     at = norms.steps / norms.steps[-1]
     middle = norms.norm_sq[:, (at >= MIDDLE[0]) & (at <= MIDDLE[1])].mean(1)
     return (100 * (np.sqrt(norms.norm_sq[:, -1] / middle) - 1)).tolist()
-
-
-def _fall(system: simulate.Trajectory) -> float:
-    norms = np.sqrt(system.mean())
-    return float(norms[-1] / norms.max())
 
 
 def _plot(shape: str, etas: list[float], systems: dict[tuple[str, float], Recorded]) -> page.Plot:

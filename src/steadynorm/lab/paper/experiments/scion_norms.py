@@ -11,7 +11,7 @@ from steadynorm.lab.paper.experiments.norm_figures import (
     vit_figure,
     why_it_moves,
 )
-from steadynorm.lab.paper.metrics import ACCURACY, ACCURACY_TOLERANCE, NEGLIGIBLE_PERCENT, SMALL_PERCENT, growth
+from steadynorm.lab.paper.metrics import ACCURACY, BY_ACCURACY, NEGLIGIBLE_PERCENT, SMALL_PERCENT, growth
 
 SCIONC = vit_figure(
     "fig-scionc",
@@ -60,8 +60,8 @@ OUTPUT_LAYER = vit_figure(
             value(SIGN, arm).within(SMALL_PERCENT, f"growth, {arm},", " %") for arm in ("Scion", "ScionC")
         ),
         "The decay of the output's bias, corrected or constant, makes no significant difference "
-        f"(within {ACCURACY_TOLERANCE:g} point)": difference(ACCURACY, BIAS_CONSTANT, "ScionC").within(
-            ACCURACY_TOLERANCE, "accuracy, bias constant - corrected,", " points"
+        f"(within {BY_ACCURACY.margin_words})": difference(ACCURACY, BIAS_CONSTANT, "ScionC").within(
+            BY_ACCURACY.margin, "accuracy, bias constant - corrected,", " points"
         ),
     },
     show=partial(

@@ -2,15 +2,15 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from steadynorm import progress, theory
 from steadynorm.lab import simulate
-from steadynorm.lab.paper.claims import JudgedClaim, MissingRunsError
+from steadynorm.lab.paper import slim_records
 from steadynorm.lab.paper.experiment import Context, Experiment, Outcome
-from steadynorm.lab.paper.slim_records import SIMULATED_RECORDS, keep_trajectory, read_trajectory
 from steadynorm.lab.paper.statistics import Estimate, Finding, at_least, every, within
 from steadynorm.report import page
 
@@ -95,14 +95,11 @@ def run(context: Context) -> Outcome:
     kinds = [kind for kind in sizes.kinds if kind.label in chosen]
     points = [point for kind in kinds for point in _panel(context, sizes, kind)]
     exact = [within(p.off(p.exact), 1.5, f"exact / simulated - 1, {p.where},", " %") for p in points]
-    claims = [
-        JudgedClaim("The exact kernel predicts every simulated norm within 1.5 %", every(exact)),
-        JudgedClaim(
-            "The paper's assumption on overlaps fits vectors within 1 % and is off by 10 % or more for square matrices, at "
-            f"alpha up to {MOST_BENT:g}",
-            _test_linear(points),
-        ),
-    ]
+    claims = {
+        "The exact kernel predicts every simulated norm within 1.5 %": every(exact),
+        "The paper's assumption on overlaps fits vectors within 1 % and is off by 10 % or more for square matrices, at "
+        f"alpha up to {MOST_BENT:g}": _test_linear(points),
+    }
     blocks: list[page.Block] = [*(_plot(kind, points) for kind in kinds), _table(points), _limit()]
     numbers = {"lr": sizes.lr, "weight_decay": sizes.weight_decay, "points": [p._asdict() for p in points]}
     return Outcome(blocks, claims, numbers)
@@ -133,22 +130,20 @@ def _panel(context: Context, sizes: SimulationSizes, kind: Kind) -> list[Point]:
         name: simulate.System(kind.lmo, kind.shape, lr, decay, alpha, momentum)
         for name, (momentum, alpha) in cases.items()
     }
-    each_step = np.full(steps, lr)
 
     def forecast(name: str) -> np.ndarray:
         momentum, alpha = cases[name]
-        nesterov = momentum == "nesterov"
+        nesterov, each_step = momentum == "nesterov", np.full(steps, lr)
         return theory.forecast(each_step, decay, alpha, nesterov=nesterov, overlap=kernel, warm_momentum=True)
 
     seeds = context.seeds or kind.seeds
     trajectories = simulate_missing(context, systems, steps, seeds, forecast)
     points = []
     for name, (momentum, alpha) in cases.items():
-        measured, nesterov = trajectories[name].late_mean(sizes.settled, norm=True), momentum == "nesterov"
-        exact = math.sqrt(theory.steady_norm_sq(lr, decay, alpha, nesterov=nesterov, overlap=kernel))
-        linear = math.sqrt(theory.steady_norm_sq(lr, decay, alpha, nesterov=nesterov))
-        paper = math.sqrt(theory.steady_norm_sq(lr, decay, alpha, nesterov=nesterov, limit=True))
-        points.append(Point(kind.label, momentum, alpha, measured.mean, measured.error, exact, linear, paper, seeds))
+        measured = trajectories[name].late_mean(sizes.settled, norm=True)
+        steady = partial(theory.steady_norm_sq, lr, decay, alpha, nesterov=momentum == "nesterov")
+        exact, linear, paper = map(math.sqrt, (steady(overlap=kernel), steady(), steady(limit=True)))
+        points.append(Point(kind.label, momentum, alpha, *measured, exact, linear, paper, seeds))
     return points
 
 
@@ -161,32 +156,27 @@ def simulate_missing(
 ) -> dict[str, simulate.Trajectory]:
     """Return the trajectories of these systems; simulate those without finished records and record each as it ends.
 
-    Args:
-        context: Where the records are.
-        systems: The systems, by name.
-        steps: How many steps each takes.
-        seeds: How many seeds each has.
-        forecast: Returns |theta|^2/|u|^2 after every step, by the name of a system; called for those that are run.
+    `forecast` returns |theta|^2/|u|^2 after every step, by the name of a system; it is called for those that are run.
     """
 
     def config(name: str) -> dict[str, Any]:
         return {**simulate.describe(systems[name]), "steps": steps, "seeds": seeds, "seed": context.seed}
 
-    kept = {name: read_trajectory(context.records / name, config(name)) for name in systems}
-    missing = [name for name, trajectory in kept.items() if trajectory is None]
-    if missing and context.kept_only:
-        raise MissingRunsError(f"{context.records}: no finished records of {', '.join(missing)}")
-    with progress.bar(len(missing) * steps, f"{len(missing)} of {len(systems)} systems") as tell:
+    kept = {name: slim_records.read_simulated(context, name, config(name), steps) for name in systems}
+    missing = [name for name, run in kept.items() if run is None]
 
-        def record(index: int, trajectory: simulate.Trajectory) -> None:
-            name = missing[index]
-            kept[name] = keep_trajectory(context.records / name, config(name), trajectory, forecast(name))
-
-        chosen = [systems[name] for name in missing]
-        simulate.run(
-            chosen, steps, seeds=seeds, seed=context.seed, records=SIMULATED_RECORDS, progress=tell, done=record
+    def record(index: int, norms: simulate.Trajectory) -> None:
+        name = missing[index]
+        kept[name] = slim_records.keep_simulated(
+            context, name, config(name), slim_records.trajectory_rows(norms, forecast(name))
         )
-    return {name: trajectory for name, trajectory in kept.items() if trajectory is not None}
+
+    with progress.bar(len(missing) * steps, f"{len(missing)} of {len(systems)} systems") as tell:
+        simulate.run(
+            [systems[name] for name in missing], steps, seeds=seeds, seed=context.seed, records=slim_records.SIMULATED_RECORDS,
+            progress=tell, done=record,
+        )  # fmt: skip
+    return {name: slim_records.trajectory(run) for name, run in kept.items() if run is not None}
 
 
 def _plot(kind: Kind, points: list[Point]) -> page.Plot:

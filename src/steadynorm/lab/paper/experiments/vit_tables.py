@@ -7,7 +7,7 @@ from functools import partial
 from steadynorm.lab.paper.baselines import VIT
 from steadynorm.lab.paper.claims import Contrast, Test, all_of, coefficient, difference, mean, value
 from steadynorm.lab.paper.experiment import TrainedExperiment
-from steadynorm.lab.paper.metrics import ACCURACY, ACCURACY_TOLERANCE, LOSS
+from steadynorm.lab.paper.metrics import ACCURACY, BY_ACCURACY, LOSS
 from steadynorm.lab.paper.plots import Curve, PaperValues, Shown, numbers, points_with_errors, table_by_budget
 from steadynorm.lab.paper.runs import RunPlan, Runs
 from steadynorm.report import page
@@ -40,7 +40,7 @@ def over_budgets(plan: RunPlan, one: str, other: str) -> Contrast:
 def _claims(plan: RunPlan) -> dict[str, Test]:
     cosine, constant = (over_budgets(plan, f"ScionC ({target})", "Scion") for target in ("cosine", "constant"))
     adamc, scion = over_budgets(plan, "AdamC", "AdamW"), over_budgets(plan, "Scion", "AdamW")
-    point = ACCURACY_TOLERANCE
+    point = BY_ACCURACY.margin
     return {
         f"ScionC (cosine) matches Scion (within {point:g} point, mean over budgets)": cosine.within(
             point, "ScionC (cosine) - Scion", " points"
@@ -164,7 +164,7 @@ def _constant_claims(plan: RunPlan) -> dict[str, Test]:
 
 def _cosine_claims(plan: RunPlan) -> dict[str, Test]:
     first, *_, last = COSINE_ENDS.values()
-    point = ACCURACY_TOLERANCE
+    point = BY_ACCURACY.margin
     return {
         f"The model is indifferent to where the target ends (within {point:g} point, mean over budgets)": over_budgets(
             plan, last, first
