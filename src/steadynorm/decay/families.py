@@ -21,22 +21,14 @@ class Family:
 
     What the weight norm does follows from these by `theory`. The base class is the family of optimizers about which
     nothing is known but that their decay is decoupled.
-
-    Attributes:
-        name: what the family is called in errors and checkpoints.
-        momentum_key: the group key in which a caller names the momentum; None if the decay does not depend on it.
-        exact_lmo: the lmo whose overlap kernel `overlap="exact"` takes.
-        has_target: whether an absolute `steady_norm_sq` determines the decay.
-        has_forecast: whether the theory can forecast the norm.
-        is_linear: whether updates are linear in the momentum, so that forecasts are per element.
     """
 
-    name = "other"
-    momentum_key: str | None = None
-    exact_lmo: str | None = None
-    has_target = False
-    has_forecast = False
-    is_linear = False
+    name = "other"  # in errors and checkpoints
+    momentum_key: str | None = None  # the group key of the momentum; None if the decay does not depend on it
+    exact_lmo: str | None = None  # whose overlap kernel `overlap="exact"` takes
+    has_target = False  # whether an absolute `steady_norm_sq` determines the decay
+    has_forecast = False  # whether the theory can forecast the norm
+    is_linear = False  # whether updates are linear in the momentum, so that forecasts are per element
 
     def of(self, group: Group) -> "Family":
         """Return the family of a group; that of the optimizer, unless its groups are of several kinds."""
@@ -230,42 +222,12 @@ class _OwnMuon(_Muon):
 
 
 class _MuonAndAdam(Family):
-    """Groups of two kinds: Muon's where `use_muon` is true, Adam's elsewhere."""
+    """Groups of two kinds, each of which is described by `of`: Muon's where `use_muon` is true, Adam's elsewhere."""
 
     name, has_target, has_forecast = "muon and adam", True, True
 
     def of(self, group: Group) -> Family:
         return OWN_MUON if group["use_muon"] else ADAM
-
-    def momentum(self, group: Group) -> Momentum | None:
-        return self.of(group).momentum(group)
-
-    def gain(self, momentum: Any, group: Group) -> float:
-        return self.of(group).gain(momentum, group)
-
-    def target_decay(self, target: float, lr: float, group: Group, kernel: Overlap | None = None) -> float:
-        return self.of(group).target_decay(target, lr, group, kernel)
-
-    def cautious_decay(self, target: float, lr: float, group: Group, kernel: Overlap | None = None) -> float:
-        return self.of(group).cautious_decay(target, lr, group, kernel)
-
-    def alpha(self, group: Group) -> float:
-        return self.of(group).alpha(group)
-
-    def filter(self, group: Group) -> Filter:
-        return self.of(group).filter(group)
-
-    def effective_lr(self, group: Group) -> float:
-        return self.of(group).effective_lr(group)
-
-    def kernel(self, shape: Sequence[int], group: Group) -> Overlap:
-        return self.of(group).kernel(shape, group)
-
-    def update_norm_sq(self, shape: Sequence[int], group: Group) -> float | None:
-        return self.of(group).update_norm_sq(shape, group)
-
-    def nominal_norm_sq(self, shape: Sequence[int], group: Group) -> float | None:
-        return self.of(group).nominal_norm_sq(shape, group)
 
 
 class _Lion(Family):

@@ -95,7 +95,8 @@ def target_norm_sq(group: Group, family: "Family", shape: Sequence[int]) -> floa
     >>> round(target_norm_sq(keys, ADAM, (10, 10)), 9)  # 100 elements of mean square lr / (2 lambda)
     0.5
     """
-    rule, update_sq = decay_rule(group), family.nominal_norm_sq(shape, group)
+    rule, family = decay_rule(group), family.of(group)
+    update_sq = family.nominal_norm_sq(shape, group)
     if isinstance(rule, Constant) or update_sq is None:
         return None
     if isinstance(rule, Target):

@@ -122,7 +122,7 @@ def weight_decay_now(
     >>> weight_decay_now(group, ADAM)
     0.05
     """
-    lr, rule = float(group["lr"]), decay_rule(group)
+    lr, rule, family = float(group["lr"]), decay_rule(group), family.of(group)
     if isinstance(rule, Constant):
         return rule.weight_decay
     decay_for = family.cautious_decay if group.get("cautious") else family.target_decay
@@ -176,7 +176,7 @@ def correction_keys(group: Group, family: "Family", *, peak_lr: float | None = N
     keys = {key: group[key] for key in KEYS if group.get(key) is not None}
     keys.setdefault("base_weight_decay", float(group.get("weight_decay", 0.0)))
     keys.setdefault("corrected", True)
-    if (momentum := family.momentum(group)) is not None:
+    if (momentum := family.of(group).momentum(group)) is not None:
         keys.setdefault("initial_momentum", momentum)
     if peak_lr is not None:
         keys.update(peak_lr=float(peak_lr), peak_lr_given=True)

@@ -42,21 +42,23 @@ class Forecasts:
         alike: dict[tuple[int, str, bool, float], list[Layer]] = {}
         for layer in (layer for layer in layers if layer.parameter.numel()):
             group = self.optimizer.param_groups[layer.group]
-            if (nominal := family.nominal_norm_sq(layer.shape, group)) is not None:
+            own = family.of(group)
+            if (nominal := own.nominal_norm_sq(layer.shape, group)) is not None:
                 self.nominal_norms_sq[layer] = nominal
             if hold_of(group) == "decay" and group.get("cautious"):
                 continue  # the share that decays depends on the norm, so layers could not share a forecast from zero
-            if (unit := family.update_norm_sq(layer.shape, group)) is not None:
+            if (unit := own.update_norm_sq(layer.shape, group)) is not None:
                 self.update_norms_sq[layer] = unit
                 share = 1.0 if nominal is None or hold_of(group) == "decay" else nominal / unit
-                key = (layer.group, self._kernel(family, layer).name, is_skipped(group, layer.parameter), share)
+                key = (layer.group, self._kernel(layer, own).name, is_skipped(group, layer.parameter), share)
                 alike.setdefault(key, []).append(layer)
         for members in alike.values():
-            kernel, own = self._kernel(family, members[0]), family.of(self._group(members[0]))
+            own = family.of(self._group(members[0]))
+            kernel = self._kernel(members[0], own)
             self.tracks.append(ForecastTrack(own, kernel, tuple(members), theory.initial_state(kernel)))
 
-    def _kernel(self, family: Family, layer: Layer) -> Overlap:
-        return family.kernel(layer.shape, self._group(layer))
+    def _kernel(self, layer: Layer, own: Family) -> Overlap:
+        return own.kernel(layer.shape, self._group(layer))
 
     def _group(self, layer: Layer) -> Group:
         return self.optimizer.param_groups[layer.group]
@@ -180,8 +182,8 @@ class Forecasts:
         loaded = []
         for saved in state:
             layers = tuple(by_name[name] for name in saved["layers"])
-            kernel, own = self._kernel(self.family, layers[0]), self.family.of(self._group(layers[0]))
-            loaded.append(ForecastTrack.from_state_dict(saved, own, kernel, layers))
+            own = self.family.of(self._group(layers[0]))
+            loaded.append(ForecastTrack.from_state_dict(saved, own, self._kernel(layers[0], own), layers))
         self.drop({layer for track in loaded for layer in track.layers})
         self.tracks += loaded
 
