@@ -83,12 +83,10 @@ class Source:
         """Return our lr / theirs at equal effective lr, so that one gradient contributes as much in total."""
         if self.kind == "AdamW":
             return AdamW(1.0, 1.0).scion_lr(setting)
-        if self.kind == "Muon":
-            theirs = theory.effective_lr(1.0, self.alpha, nesterov=self.nesterov)
-            ours = theory.effective_lr(1.0, setting.alpha, nesterov=setting.nesterov)
-            return math.sqrt(self.update_norm_sq / setting.update_norm_sq) * theirs / ours
         theirs = theory.effective_lr(1.0, self.alpha, nesterov=self.nesterov)
         ours = theory.effective_lr(1.0, setting.alpha, nesterov=setting.nesterov)
+        if self.kind == "Muon":
+            return math.sqrt(self.update_norm_sq / setting.update_norm_sq) * theirs / ours
         return from_radius(1.0, float(self.group["scale"]) * self.rule.size)["lr"] * theirs / ours
 
 
