@@ -53,11 +53,7 @@ def find_knobs(
         norm               keeps the lr, or keeps the half-life by another lr
         relative update    keeps the norm by another lr, or keeps the lr at another norm
 
-    Args:
-        setting: The setting to start from.
-        half_life: Half-life to reach, in steps; by default twice the present one.
-        rms: RMS per element to reach; by default twice the present one.
-        relative_update: Relative update to reach; by default half the present one.
+    By default the wishes are twice the half-life, in steps, twice the RMS per element, and half the relative update.
 
     Raises:
         ValueError: If a wish is out of range or cannot be met.

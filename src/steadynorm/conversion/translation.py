@@ -84,7 +84,7 @@ class Tuned(ABC):
 
     def scion_lr(self, setting: ParamSetting) -> float:
         """Return the lr with the same effective lr per element under this setting's lmo, shape and momentum."""
-        return from_adamw(self.effective_lr, self.weight_decay, setting)[0]
+        return from_adamw(self.effective_lr, setting)
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Muon(Tuned):
         )
 
     def scion_lr(self, setting: ParamSetting) -> float:
-        same_step = from_muon(self.lr, self.weight_decay, setting.shape, self.adjust, setting.update_norm_sq)[0]
+        same_step = from_muon(self.lr, setting, self.adjust)
         ours = theory.effective_lr(self.lr, setting.alpha, nesterov=setting.nesterov)
         return same_step * self.effective_lr / ours
 
@@ -193,9 +193,6 @@ def steady(tuned: Tuned, shape: Sequence[int]) -> Steady:
 
     >>> round(steady(AdamW(1e-3, 0.1), (384, 384)).rms, 4)  # sqrt(lr / (2 decay))
     0.0707
-
-    Raises:
-        ValueError: If the optimizer does not train a parameter of this shape.
     """
     tuned.check_shape(shape)
     mean_square = tuned.mean_square(shape)
@@ -216,9 +213,6 @@ def to_scionc(
 
     Equal effective lr and half-life give equal steady RMS by the paper's formula. Lmo, blocks and alpha (by default
     `tuned.alpha`) are ScionC's.
-
-    Raises:
-        ValueError: If the optimizer does not train a parameter of this shape.
     """
     tuned.check_shape(shape)
     alpha, nesterov = tuned.alpha if alpha is None else alpha, tuned.nesterov
@@ -235,9 +229,6 @@ def forecast(tuned: Tuned, shape: Sequence[int], plan: LrPlan, *, start_rms: flo
     >>> run = forecast(AdamW(1e-2, 1.0), (32, 32), LrPlan(steps=1000))
     >>> bool(run.constant[-1] < 0.7 * run.constant.max()), bool(run.corrected[-1] > 0.95 * run.corrected.max())
     (True, True)
-
-    Raises:
-        ValueError: If the optimizer does not train a parameter of this shape.
     """
     tuned.check_shape(shape)
     check_start(start_rms)
