@@ -54,7 +54,7 @@ _SCIONC_FIELDS = {
     "  alpha": "prediction.setting.alpha",
     "  nesterov": "prediction.setting.nesterov",
     "  steady_norm_sq (C²)": "prediction.setting.steady_norm_sq",
-    "  decay it means at this lr": "decay",
+    "  decay it means at this lr": "prediction.paper.weight_decay",
     "  RMS per element, exact kernel": "prediction.paper.rms",
 }
 _WISHES = {
@@ -183,7 +183,7 @@ def translation_json(tuned: Tuned, row: Translation) -> dict[str, Any]:
     setting, level = row.prediction.setting, row.prediction.paper
     scionc = {
         "lmo": setting.entry.name, "lr": setting.lr, "alpha": setting.alpha, "nesterov": setting.nesterov,
-        "steady_norm_sq": setting.steady_norm_sq, "weight_decay": row.decay, "rms": level.rms,
+        "steady_norm_sq": setting.steady_norm_sq, "weight_decay": level.weight_decay, "rms": level.rms,
     }  # fmt: skip
     return values | {"steady": asdict(row.steady), "scionc": scionc, "equivalents": find_equivalents(setting)}
 

@@ -13,6 +13,7 @@ from steadynorm.conversion.source import MOMENTUM, Group, Source
 from steadynorm.groups.tables import format_table
 from steadynorm.views import BlockLayout
 
+_STATE = ("momentum_buffer", "step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 _TITLES = ("parameter", "shape", "rule", "lr", "decay", "steady rms", "state")
 
 
@@ -29,30 +30,21 @@ class Converted(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What becomes of one parameter.
+    """What becomes of one parameter."""
 
-    Attributes:
-        source: The parameter under the old optimizer.
-        to: The class of the new one.
-        values: The values of its new group.
-        unit: U^2 per element.
-        was: C^2 before.
-        now: C^2 after.
-    """
-
-    source: Source
+    source: Source  # the parameter under the old optimizer
     to: type[Optimizer]
-    values: Group
-    unit: float = 0.0
-    was: float = 0.0
-    now: float = 0.0
+    values: Group  # of its new group
+    unit: float = 0.0  # U^2 per element
+    was: float = 0.0  # C^2 before
+    now: float = 0.0  # C^2 after
 
 
 @torch.no_grad()
-def take_over(new: Optimizer, sources: Sequence[Source], *keys: str) -> None:
-    """Copy state: momentum from its old name, other keys from their own."""
+def take_over(new: Optimizer, sources: Sequence[Source]) -> None:
+    """Copy the state that the new optimizer has as well: momentum from its old name, other keys from their own."""
     for source in sources:
-        for key in keys:
+        for key in _STATE:
             old = source.state.get(MOMENTUM[source.kind] if key == "momentum_buffer" else key)
             if isinstance(old, Tensor) and key in new.state[source.parameter]:
                 new.state[source.parameter][key].copy_(old)

@@ -14,17 +14,13 @@ from torch.optim import Optimizer
 
 from steadynorm import theory
 from steadynorm.conversion.changes import Change, Converted, format_changes, take_over
-from steadynorm.conversion.muon_pair import to_muonc, to_torch
+from steadynorm.conversion.same_steps import to_ours, to_torch
 from steadynorm.conversion.source import SCHEDULED, Group, Source, sources_of
 from steadynorm.decay.recognition import unwrap
-from steadynorm.decay.rule import KEYS, UNCORRECTED, is_skipped
 from steadynorm.groups.builder import Output, param_groups
-from steadynorm.groups.roles import find_outputs, param_sites
 from steadynorm.optim import AdamC, MuonC, Scion, ScionC
 from steadynorm.prediction import ParamSetting
 from steadynorm.views import Blocks
-
-_ADAM_KEYS = ("betas", "eps", "weight_decay", "amsgrad", "maximize", "foreach", "differentiable", "fused", "name")
 
 
 class ConvertOptions(NamedTuple):
@@ -94,14 +90,8 @@ def convert(
     sources = [source for each in several for source in sources_of(unwrap(each, "convert"), names)]
     kinds = {source.kind for source in sources}
     to = to or (AdamC if kinds == {"AdamW"} else ScionC)
-    if to is AdamC:
-        if kinds != {"AdamW"}:
-            raise ValueError(
-                f"convert: AdamC takes over only from AdamW, not from {', '.join(sorted(kinds))}; use ScionC"
-            )
-        return _to_adamc(sources, model, output, settings)
-    if to is MuonC:
-        return to_muonc(sources, model, output, settings)
+    if to is AdamC or to is MuonC:
+        return to_ours(to, sources, model, output, settings)
     if to is getattr(torch.optim, "Muon", None) and kinds <= {"Muon", "AdamW"}:  # torch has it since 2.9
         return to_torch(sources)
     if to not in (Scion, ScionC):
@@ -114,7 +104,7 @@ def convert(
     options = ConvertOptions(to, keep_lr, keep_norm, steady_norm_sq, settings.get("overlap", "linear"))
     changes = [_to_scion(source, _rule(source, rules, alpha, nesterov), options) for source in sources]
     new = to(_gathered(changes), **settings)
-    take_over(new, sources, "momentum_buffer")
+    take_over(new, sources)
     return Converted(new, format_changes(changes))
 
 
@@ -180,25 +170,3 @@ def _gathered(changes: Sequence[Change]) -> list[Group]:
             groups[key] = {**change.values, "name": name if count[name] == 1 else f"{name}-{count[name]}", "params": []}
         groups[key]["params"].append((change.source.name, change.source.parameter))
     return list(groups.values())
-
-
-# --- to AdamC
-
-
-def _to_adamc(sources: Sequence[Source], model: nn.Module, output: Any, settings: Mapping[str, Any]) -> Converted:
-    """Return AdamC with the same groups, except that the output layer's weight has its own, with constant decay."""
-    outputs = {} if output is False else find_outputs(model, param_sites(model), output, {})
-    groups: dict[tuple[int, bool], Group] = {}
-    changes = []
-    for source in sources:
-        constant = id(source.parameter) in outputs and source.parameter.ndim > 1
-        constant = constant or is_skipped(source.group, source.parameter)
-        kept = [key for key in (*_ADAM_KEYS, *SCHEDULED, *KEYS) if key != UNCORRECTED]
-        values = {key: source.group[key] for key in kept if source.group.get(key) is not None}
-        values = {"peak_lr": source.peak, "corrected": True, **values} | ({"corrected": False} if constant else {})
-        group = groups.setdefault((id(source.group), constant), {**values, "params": []})
-        group["params"].append((source.name, source.parameter))
-        changes.append(Change(source, AdamC, {**values, "weight_decay": source.eta / source.peak}))
-    new = AdamC(list(groups.values()), **settings)
-    take_over(new, sources, "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step")
-    return Converted(new, format_changes(changes))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from steadynorm import theory
 from steadynorm.prediction import ParamSetting, predict
-from steadynorm.theory.updates import MUON_ADJUST, UPDATES, muon_factor
+from steadynorm.theory.updates import MUON_ADJUST, muon_factor
 from steadynorm.views import BlockLayout, Blocks
 
 
@@ -96,42 +96,24 @@ def from_fixed_norm(
     return ParamSetting(lr, shape=tuple(shape), lmo=lmo, steady_norm_sq=norm_sq, blocks=blocks, **momentum)
 
 
-def from_muon(
-    lr: float,
-    weight_decay: float,
-    shape: Sequence[int],
-    adjust: str = "original",
-    update_norm_sq: float | None = None,
-) -> tuple[float, float]:
-    """Convert torch.optim.Muon's lr and decay for a matrix of this shape; alpha is 1 - momentum.
+def from_muon(lr: float, setting: ParamSetting, adjust: str = "original") -> float:
+    """Return the lr whose steps are as long as torch.optim.Muon's, |lr u|; `adjust` is its adjust_lr_fn.
 
-    Args:
-        lr: Muon's lr.
-        weight_decay: Muon's decay.
-        shape: Shape of the matrix.
-        adjust: Muon's adjust_lr_fn.
-        update_norm_sq: U^2 of our lmo, by default spectral's. Under another lmo (row blocks, stored transposed) a step
-            is as long as Muon's, |lr u|, though not the same.
+    Under the spectral lmo they are the same steps if alpha is 1 - momentum; not with row blocks, or stored transposed.
 
-    Returns:
-        Our (lr, weight_decay).
-
-    >>> from_muon(0.01, 0.08, (1536, 384))
-    (0.01, 0.08)
+    >>> s = ParamSetting(lr=1.0, alpha=0.1, shape=(1536, 384), lmo="spectral", weight_decay=0.08)
+    >>> from_muon(0.01, s)
+    0.01
     """
-    unit = UPDATES["spectral"].update_norm_sq(shape) if update_norm_sq is None else update_norm_sq
-    ours = lr * muon_factor(adjust, shape) * math.sqrt(min(shape) / unit)
-    return ours, lr * weight_decay / ours
+    return lr * muon_factor(adjust, setting.shape) * math.sqrt(min(setting.shape) / setting.update_norm_sq)
 
 
-def from_adamw(lr: float, weight_decay: float, setting: ParamSetting) -> tuple[float, float]:
-    """Return (lr, weight_decay) with AdamW's half-life and steady RMS at this setting's shape, lmo and alpha.
+def from_adamw(lr: float, setting: ParamSetting) -> float:
+    """Return the lr with AdamW's total RMS contribution of a gradient at this setting's shape, lmo and alpha.
 
     >>> s = ParamSetting(lr=0.01, alpha=0.1, shape=(384, 384), lmo="spectral", weight_decay=0.08)
-    >>> adam = find_equivalents(s)["AdamW"]
-    >>> [round(value, 9) for value in from_adamw(adam["lr"], adam["weight_decay"], s)]
-    [0.01, 0.08]
+    >>> round(from_adamw(find_equivalents(s)["AdamW"]["lr"], s), 9)
+    0.01
     """
     per_lr = theory.effective_lr(1.0, setting.alpha, nesterov=setting.nesterov)
-    ours = lr / (per_lr * math.sqrt(setting.update_norm_sq / math.prod(setting.shape)))
-    return ours, lr * weight_decay / ours
+    return lr / (per_lr * math.sqrt(setting.update_norm_sq / math.prod(setting.shape)))

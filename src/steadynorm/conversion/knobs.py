@@ -17,27 +17,16 @@ HALF_LIFE, RMS, RELATIVE_UPDATE, LR = "half-life", "RMS", "relative update", "lr
 
 @dataclass(frozen=True)
 class Knob:
-    """Settings of a parameter that meet one wish, and what else they do.
+    """Settings of a parameter that meet one wish, and what else they do."""
 
-    Attributes:
-        wish: What was wished for: "half-life", "RMS" or "relative update"; "" for the settings as they are.
-        kept: What stays as it is: "RMS", "lr" or "half-life".
-        lr: Learning rate.
-        weight_decay: Decay at that lr.
-        steady_norm_sq: Target C^2 for which this is the decay.
-        half_life: Half-life of the weights, in steps.
-        rms: Root mean square per element at the steady norm.
-        relative_update: lr |u| / |theta| at the steady norm, the angle per step in radians.
-    """
-
-    wish: str
-    kept: str
+    wish: str  # HALF_LIFE, RMS or RELATIVE_UPDATE; "" for the settings as they are
+    kept: str  # what stays as it is: RMS, LR or HALF_LIFE
     lr: float
-    weight_decay: float
-    steady_norm_sq: float
-    half_life: float
-    rms: float
-    relative_update: float
+    weight_decay: float  # at that lr
+    steady_norm_sq: float  # target C^2 for which this is the decay
+    half_life: float  # of the weights, in steps
+    rms: float  # per element, at the steady norm
+    relative_update: float  # lr |u| / |theta| at the steady norm, the angle per step in radians
 
 
 def describe_setting(setting: ParamSetting) -> Knob:
@@ -64,11 +53,7 @@ def find_knobs(
         norm               keeps the lr, or keeps the half-life by another lr
         relative update    keeps the norm by another lr, or keeps the lr at another norm
 
-    Args:
-        setting: The setting to start from.
-        half_life: Half-life to reach, in steps; by default twice the present one.
-        rms: RMS per element to reach; by default twice the present one.
-        relative_update: Relative update to reach; by default half the present one.
+    By default the wishes are twice the half-life, in steps, twice the RMS per element, and half the relative update.
 
     Raises:
         ValueError: If a wish is out of range or cannot be met.

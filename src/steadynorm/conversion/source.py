@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from steadynorm import theory
+from steadynorm.conversion.equivalents import from_adamw
 from steadynorm.conversion.official_scion import Rule, rule_of
-from steadynorm.conversion.translation import AdamW
 from steadynorm.decay.families import OWN_MUON
 from steadynorm.decay.rule import group_label
 from steadynorm.groups.builder import from_radius
@@ -82,13 +82,11 @@ class Source:
     def factor(self, setting: ParamSetting) -> float:
         """Return our lr / theirs at equal effective lr, so that one gradient contributes as much in total."""
         if self.kind == "AdamW":
-            return AdamW(1.0, 1.0).scion_lr(setting)
-        if self.kind == "Muon":
-            theirs = theory.effective_lr(1.0, self.alpha, nesterov=self.nesterov)
-            ours = theory.effective_lr(1.0, setting.alpha, nesterov=setting.nesterov)
-            return math.sqrt(self.update_norm_sq / setting.update_norm_sq) * theirs / ours
+            return from_adamw(1.0, setting)
         theirs = theory.effective_lr(1.0, self.alpha, nesterov=self.nesterov)
         ours = theory.effective_lr(1.0, setting.alpha, nesterov=setting.nesterov)
+        if self.kind == "Muon":
+            return math.sqrt(self.update_norm_sq / setting.update_norm_sq) * theirs / ours
         return from_radius(1.0, float(self.group["scale"]) * self.rule.size)["lr"] * theirs / ours
 
 

@@ -9,12 +9,14 @@ plain numbers and need no torch.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from steadynorm import theory
 from steadynorm.conversion.equivalents import from_adamw, from_muon
+from steadynorm.decay.families import ADAM, LION, MUON, Family
 from steadynorm.prediction import (
     Floats,
     LrPlan,
@@ -35,6 +37,8 @@ SCION_ALPHA = 0.1  # ScionC's default
 class Tuned(ABC):
     """Peak lr and weight decay that you tuned, in the conventions of their own optimizer."""
 
+    family: ClassVar[Family]
+    nesterov = False
     lr: float
     weight_decay: float
 
@@ -47,19 +51,14 @@ class Tuned(ABC):
         return type(self).__name__
 
     @property
-    @abstractmethod
     def alpha(self) -> float:
         """Alpha that `convert` gives ScionC."""
+        return self.family.alpha(asdict(self))
 
     @property
-    def is_nesterov(self) -> bool:
-        """Whether the momentum is Nesterov's."""
-        return False
-
-    @property
-    @abstractmethod
     def effective_lr(self) -> float:
         """Total contribution of one gradient, in units of the optimizer's update."""
+        return self.family.effective_lr(asdict(self))
 
     @property
     @abstractmethod
@@ -83,9 +82,9 @@ class Tuned(ABC):
     def mean_squares(self, shape: Sequence[int], lr: Floats, weight_decay: Floats, start: float) -> Floats:
         """Return E theta_i^2 of an element after every step of a run that begins at `start`."""
 
-    @abstractmethod
     def scion_lr(self, setting: ParamSetting) -> float:
         """Return the lr with the same effective lr per element under this setting's lmo, shape and momentum."""
+        return from_adamw(self.effective_lr, setting)
 
 
 @dataclass(frozen=True)
@@ -97,15 +96,8 @@ class AdamW(Tuned):
     (0.005, 0.004496)
     """
 
+    family = ADAM
     betas: tuple[float, float] = (0.9, 0.999)
-
-    @property
-    def alpha(self) -> float:
-        return 1 - self.betas[0]
-
-    @property
-    def effective_lr(self) -> float:
-        return self.lr
 
     @property
     def target(self) -> float:
@@ -117,23 +109,17 @@ class AdamW(Tuned):
     def mean_squares(self, shape: Sequence[int], lr: Floats, weight_decay: Floats, start: float) -> Floats:
         return theory.forecast_adam(lr, weight_decay, self.betas[0], start=start)
 
-    def scion_lr(self, setting: ParamSetting) -> float:
-        return from_adamw(self.lr, self.weight_decay, setting)[0]
-
 
 @dataclass(frozen=True)
 class Lion(Tuned):
     """Settings of Lion. Its momentum has two betas and no alpha, so ScionC keeps its default alpha."""
 
+    family = LION
     betas: tuple[float, float] = (0.9, 0.99)
 
     @property
     def alpha(self) -> float:
         return SCION_ALPHA
-
-    @property
-    def effective_lr(self) -> float:
-        return self.lr * math.sqrt(theory.lion_gain(*self.betas))
 
     @property
     def target(self) -> float:
@@ -145,9 +131,6 @@ class Lion(Tuned):
     def mean_squares(self, shape: Sequence[int], lr: Floats, weight_decay: Floats, start: float) -> Floats:
         return theory.forecast_lion(lr, weight_decay, *self.betas, start=start)
 
-    def scion_lr(self, setting: ParamSetting) -> float:
-        return from_adamw(self.effective_lr, self.weight_decay, setting)[0]
-
 
 @dataclass(frozen=True)
 class Muon(Tuned):
@@ -157,21 +140,10 @@ class Muon(Tuned):
     0.02
     """
 
+    family = MUON
     momentum: float = 0.95
     nesterov: bool = True
     adjust: str = "original"
-
-    @property
-    def alpha(self) -> float:
-        return 1 - self.momentum
-
-    @property
-    def is_nesterov(self) -> bool:
-        return self.nesterov
-
-    @property
-    def effective_lr(self) -> float:
-        return theory.effective_lr(self.lr, self.alpha, nesterov=self.nesterov)
 
     @property
     def target(self) -> float:
@@ -193,7 +165,7 @@ class Muon(Tuned):
         )
 
     def scion_lr(self, setting: ParamSetting) -> float:
-        same_step = from_muon(self.lr, self.weight_decay, setting.shape, self.adjust, setting.update_norm_sq)[0]
+        same_step = from_muon(self.lr, setting, self.adjust)
         ours = theory.effective_lr(self.lr, setting.alpha, nesterov=setting.nesterov)
         return same_step * self.effective_lr / ours
 
@@ -206,23 +178,14 @@ TUNED: dict[str, type[Tuned]] = {"adamw": AdamW, "lion": Lion, "muon": Muon}
 
 @dataclass(frozen=True)
 class Steady:
-    """Steady state of a parameter under the optimizer it was tuned for.
+    """Steady state of a parameter under the optimizer it was tuned for."""
 
-    Attributes:
-        eta: Learning rate times decay.
-        half_life: Half-life of the weights, in steps.
-        effective_lr: Total contribution of one gradient, in units of the optimizer's update.
-        target: Value for `correct(steady_norm_sq=...)`.
-        weight_norm: |theta|.
-        rms: Root mean square per element.
-    """
-
-    eta: float
-    half_life: float
-    effective_lr: float
-    target: float
-    weight_norm: float
-    rms: float
+    eta: float  # lr times decay
+    half_life: float  # of the weights, in steps
+    effective_lr: float  # total contribution of one gradient, in units of the optimizer's update
+    target: float  # for `correct(steady_norm_sq=...)`
+    weight_norm: float  # |theta|
+    rms: float  # per element
 
 
 def steady(tuned: Tuned, shape: Sequence[int]) -> Steady:
@@ -230,9 +193,6 @@ def steady(tuned: Tuned, shape: Sequence[int]) -> Steady:
 
     >>> round(steady(AdamW(1e-3, 0.1), (384, 384)).rms, 4)  # sqrt(lr / (2 decay))
     0.0707
-
-    Raises:
-        ValueError: If the optimizer does not train a parameter of this shape.
     """
     tuned.check_shape(shape)
     mean_square = tuned.mean_square(shape)
@@ -251,20 +211,11 @@ def to_scionc(
 ) -> ParamSetting:
     """Return ScionC's lr and C^2 with the effective lr and the half-life that were tuned, as `convert` does.
 
-    Equal effective lr and half-life give equal steady RMS by the paper's formula.
-
-    Args:
-        tuned: The tuned settings.
-        shape: Shape of the parameter.
-        lmo: ScionC's lmo for it.
-        blocks: Blocks that are treated as separate matrices, as in ScionC.
-        alpha: ScionC's alpha; by default `tuned.alpha`.
-
-    Raises:
-        ValueError: If the optimizer does not train a parameter of this shape.
+    Equal effective lr and half-life give equal steady RMS by the paper's formula. Lmo, blocks and alpha (by default
+    `tuned.alpha`) are ScionC's.
     """
     tuned.check_shape(shape)
-    alpha, nesterov = tuned.alpha if alpha is None else alpha, tuned.is_nesterov
+    alpha, nesterov = tuned.alpha if alpha is None else alpha, tuned.nesterov
     unit = ParamSetting(1.0, alpha, tuple(shape), lmo, nesterov, weight_decay=1.0, blocks=blocks)
     lr = tuned.scion_lr(unit)
     decay = tuned.lr * tuned.weight_decay / lr
@@ -278,9 +229,6 @@ def forecast(tuned: Tuned, shape: Sequence[int], plan: LrPlan, *, start_rms: flo
     >>> run = forecast(AdamW(1e-2, 1.0), (32, 32), LrPlan(steps=1000))
     >>> bool(run.constant[-1] < 0.7 * run.constant.max()), bool(run.corrected[-1] > 0.95 * run.corrected.max())
     (True, True)
-
-    Raises:
-        ValueError: If the optimizer does not train a parameter of this shape.
     """
     tuned.check_shape(shape)
     check_start(start_rms)
@@ -301,11 +249,6 @@ class Translation:
     refusal: str = ""
     steady: Steady | None = None
     prediction: Prediction | None = None  # of ScionC's setting
-
-    @property
-    def decay(self) -> float | None:
-        """Decay that ScionC's target means at this lr."""
-        return None if self.prediction is None else self.prediction.paper.weight_decay
 
 
 def translate(

@@ -15,7 +15,6 @@ from steadynorm.decay.hold import (
     HOLD_KEYS,
     HOLD_STATE,
     check_balance,
-    check_cautious,
     check_hold,
     exact_dtype,
     is_rescaled,
@@ -35,6 +34,8 @@ from steadynorm.decay.rule import (
 from steadynorm.decay.skip import StandIn, unsplit
 from steadynorm.theory.equilibrium import check_lr
 
+_SAVED = (*KEYS, *HOLD_KEYS, "capturable")  # what a checkpoint may lack, or must not change
+
 
 class Correction:
     """Writes lambda_t into each corrected group before a step: a step pre-hook, or called by our own classes."""
@@ -44,7 +45,6 @@ class Correction:
         self.given = given  # keys that the caller chose: a checkpoint that replaces one is reported
         self.handles: list[RemovableHandle] = []  # of the hooks that `correct` registers
         self.saved_keys: list[Group] = []  # the groups' keys, for checkpoints that lack them
-        self.were_capturable: list[bool] = []
         self.loading: dict[str, Any] | None = None  # the checkpoint that is being loaded
         self.written: list[tuple[Group, Any]] = []  # groups and the decay last seen in them; a loaded group is another
         self.warned = False
@@ -142,23 +142,21 @@ class Correction:
 
     def save_keys(self, groups: Sequence[Group]) -> None:
         """Note the groups' keys as they are before a checkpoint is loaded."""
-        self.saved_keys = [{key: group[key] for key in (*KEYS, *HOLD_KEYS) if key in group} for group in groups]
-        self.were_capturable = [group.get("capturable", False) for group in groups]
+        self.saved_keys = [{key: group[key] for key in _SAVED if key in group} for group in groups]
 
     def restore_capturable(self, groups: Sequence[Group]) -> None:
         """Keep `capturable` as it was before a checkpoint was loaded: how a step runs is up to this run and its device."""
-        for group, was_capturable in zip(groups, self.were_capturable, strict=True):
+        for group, known in zip(groups, self.saved_keys, strict=True):
             if "capturable" in group:
-                group["capturable"] = was_capturable
+                group["capturable"] = known.get("capturable", False)
 
     def after_load(self, optimizer: Optimizer) -> None:
         """Take the weight_decay of a checkpoint from before the correction as the base, and keep the other keys."""
         self.restore_capturable(optimizer.param_groups)
         for group, known in zip(optimizer.param_groups, self.saved_keys, strict=True):
             if "base_weight_decay" not in group and "base_weight_decay" in known:
-                own = {
-                    key: group[key] for key in (*KEYS, *HOLD_KEYS) if key in group
-                }  # of a group that was added, and never stepped
+                # A group that was added and has never stepped has keys of its own.
+                own = {key: group[key] for key in _SAVED if key in group}
                 if own.get("peak_lr") is not None:
                     own.setdefault("peak_lr_given", True)
                 both = known["corrected"] and own.get("corrected", True)  # what correct() skips stays skipped
@@ -210,7 +208,11 @@ def check_held(group: Group, family: Family) -> None:
     refuse_residual(group.get("weight_residual"))
     check_hold(group)
     check_balance(group, family)
-    check_cautious(group, family)
+    if group.get("cautious") and family.name != "adam":
+        raise ValueError(
+            f"cautious=True needs the sign of each update, and only the Adam family keeps it in its state, not "
+            f"{family.name}; leave it out, or use ScionC or LionC, which do it inside their step"
+        )
     if group.get("capturable") and is_rescaled(group):
         raise ValueError(
             "capturable=True: what holds the norm around another optimizer's step reads the lr on the host; leave hold and "

@@ -21,22 +21,14 @@ class Family:
 
     What the weight norm does follows from these by `theory`. The base class is the family of optimizers about which
     nothing is known but that their decay is decoupled.
-
-    Attributes:
-        name: what the family is called in errors and checkpoints.
-        momentum_key: the group key in which a caller names the momentum; None if the decay does not depend on it.
-        exact_lmo: the lmo whose overlap kernel `overlap="exact"` takes.
-        has_target: whether an absolute `steady_norm_sq` determines the decay.
-        has_forecast: whether the theory can forecast the norm.
-        is_linear: whether updates are linear in the momentum, so that forecasts are per element.
     """
 
-    name = "other"
-    momentum_key: str | None = None
-    exact_lmo: str | None = None
-    has_target = False
-    has_forecast = False
-    is_linear = False
+    name = "other"  # in errors and checkpoints
+    momentum_key: str | None = None  # the group key of the momentum; None if the decay does not depend on it
+    exact_lmo: str | None = None  # whose overlap kernel `overlap="exact"` takes
+    has_target = False  # whether an absolute `steady_norm_sq` determines the decay
+    has_forecast = False  # whether the theory can forecast the norm
+    is_linear = False  # whether updates are linear in the momentum, so that forecasts are per element
 
     def of(self, group: Group) -> "Family":
         """Return the family of a group; that of the optimizer, unless its groups are of several kinds."""
@@ -58,11 +50,7 @@ class Family:
         return self.gain(now, group) / self.gain(group["initial_momentum"], group)
 
     def reference(self, group: Group, value: float | Sequence[float]) -> Momentum:
-        """Return the momentum at which F = 1, given in the group's own words.
-
-        Raises:
-            ValueError: If the decay of this family does not follow momentum, or `value` is not one.
-        """
+        """Return the momentum at which F = 1, given in the group's own words; raise ValueError if `value` is not one."""
         if self.momentum_key is None:
             raise ValueError(f"reference_momentum: the decay of {self.name} does not follow momentum; leave it out")
         try:
@@ -82,11 +70,12 @@ class Family:
             )
 
     def target_decay(self, target: float, lr: float, group: Group, kernel: Overlap | None = None) -> float:
-        """Return the decay whose steady state is `target`; `kernel` None stands for the paper's linear one."""
-        raise NotImplementedError(self.name)
+        """Return the decay whose steady state is `target`; `kernel` None stands for the paper's linear one.
 
-    def cautious_decay(self, target: float, lr: float, group: Group, kernel: Overlap | None = None) -> float:
-        """Return the same for decay that acts only where update and weight agree in sign."""
+        In a cautious group it acts only where update and weight agree in sign.
+        """
+        if not group.get("cautious"):
+            self.require_target()
         raise ValueError(f"cautious=True: how {self.name} updates move the weights is unknown; leave it out")
 
     def alpha(self, group: Group) -> float:
@@ -98,8 +87,8 @@ class Family:
         raise NotImplementedError(self.name)
 
     def effective_lr(self, group: Group) -> float:
-        """Return the size of what one gradient does in the end, in units of its update."""
-        return float(group["lr"])
+        """Return the size of what one gradient does in the end, in units of its update: lr sqrt(G)."""
+        return float(group["lr"]) * math.sqrt(self.gain(self.momentum(group), group))
 
     def kernel(self, shape: Sequence[int], group: Group) -> Overlap:
         """Return the overlap kernel of the updates of a parameter of this shape."""
@@ -118,10 +107,9 @@ class _Adam(Family):
     name, has_target, has_forecast, is_linear = "adam", True, True, True
 
     def target_decay(self, target: float, lr: float, group: Group, kernel: Overlap | None = None) -> float:
+        if group.get("cautious"):
+            return theory.cautious_adam_weight_decay_for(target, lr, _betas(group)[0])
         return theory.adam_weight_decay_for(target, lr)
-
-    def cautious_decay(self, target: float, lr: float, group: Group, kernel: Overlap | None = None) -> float:
-        return theory.cautious_adam_weight_decay_for(target, lr, _betas(group)[0])
 
     def alpha(self, group: Group) -> float:
         return 1 - _betas(group)[0]
@@ -149,18 +137,12 @@ class _Scion(Family):
         return theory.momentum_gain(momentum, nesterov=self.is_nesterov(group))
 
     def target_decay(self, target: float, lr: float, group: Group, kernel: Overlap | None = None) -> float:
+        decay_for = theory.cautious_weight_decay_for if group.get("cautious") else theory.weight_decay_for
         nesterov = self.is_nesterov(group)
-        return theory.weight_decay_for(target, lr, self.alpha(group), nesterov=nesterov, overlap=kernel or "linear")
-
-    def cautious_decay(self, target: float, lr: float, group: Group, kernel: Overlap | None = None) -> float:
-        alpha, nesterov = self.alpha(group), self.is_nesterov(group)
-        return theory.cautious_weight_decay_for(target, lr, alpha, nesterov=nesterov, overlap=kernel or "linear")
+        return decay_for(target, lr, self.alpha(group), nesterov=nesterov, overlap=kernel or "linear")
 
     def filter(self, group: Group) -> Filter:
         return theory.ema(self.alpha(group), nesterov=_nesterov(group))
-
-    def effective_lr(self, group: Group) -> float:
-        return theory.effective_lr(float(group["lr"]), self.alpha(group), nesterov=self.is_nesterov(group))
 
     def kernel(self, shape: Sequence[int], group: Group) -> Overlap:
         update, blocks = _scion_update(shape, group)
@@ -230,42 +212,12 @@ class _OwnMuon(_Muon):
 
 
 class _MuonAndAdam(Family):
-    """Groups of two kinds: Muon's where `use_muon` is true, Adam's elsewhere."""
+    """Groups of two kinds, each of which is described by `of`: Muon's where `use_muon` is true, Adam's elsewhere."""
 
     name, has_target, has_forecast = "muon and adam", True, True
 
     def of(self, group: Group) -> Family:
         return OWN_MUON if group["use_muon"] else ADAM
-
-    def momentum(self, group: Group) -> Momentum | None:
-        return self.of(group).momentum(group)
-
-    def gain(self, momentum: Any, group: Group) -> float:
-        return self.of(group).gain(momentum, group)
-
-    def target_decay(self, target: float, lr: float, group: Group, kernel: Overlap | None = None) -> float:
-        return self.of(group).target_decay(target, lr, group, kernel)
-
-    def cautious_decay(self, target: float, lr: float, group: Group, kernel: Overlap | None = None) -> float:
-        return self.of(group).cautious_decay(target, lr, group, kernel)
-
-    def alpha(self, group: Group) -> float:
-        return self.of(group).alpha(group)
-
-    def filter(self, group: Group) -> Filter:
-        return self.of(group).filter(group)
-
-    def effective_lr(self, group: Group) -> float:
-        return self.of(group).effective_lr(group)
-
-    def kernel(self, shape: Sequence[int], group: Group) -> Overlap:
-        return self.of(group).kernel(shape, group)
-
-    def update_norm_sq(self, shape: Sequence[int], group: Group) -> float | None:
-        return self.of(group).update_norm_sq(shape, group)
-
-    def nominal_norm_sq(self, shape: Sequence[int], group: Group) -> float | None:
-        return self.of(group).nominal_norm_sq(shape, group)
 
 
 class _Lion(Family):
@@ -278,19 +230,14 @@ class _Lion(Family):
         return theory.lion_gain(*momentum)
 
     def target_decay(self, target: float, lr: float, group: Group, kernel: Overlap | None = None) -> float:
-        return theory.lion_weight_decay_for(target, lr, *_betas(group))
-
-    def cautious_decay(self, target: float, lr: float, group: Group, kernel: Overlap | None = None) -> float:
-        return theory.cautious_lion_weight_decay_for(target, lr, *_betas(group))
+        decay_for = theory.cautious_lion_weight_decay_for if group.get("cautious") else theory.lion_weight_decay_for
+        return decay_for(target, lr, *_betas(group))
 
     def alpha(self, group: Group) -> float:
         return 1 - _betas(group)[1]
 
     def filter(self, group: Group) -> Filter:
         return theory.lion(*_betas(group))
-
-    def effective_lr(self, group: Group) -> float:
-        return float(group["lr"]) * math.sqrt(theory.lion_gain(*_betas(group)))
 
     def kernel(self, shape: Sequence[int], group: Group) -> Overlap:
         return theory.overlap("lion", None)
@@ -305,8 +252,10 @@ class _SGD(Family):
     def gain(self, momentum: float, group: Group) -> float:
         return check_alpha(momentum) ** -2 if group.get("trace") else 1.0
 
-    def cautious_decay(self, target: float, lr: float, group: Group, kernel: Overlap | None = None) -> float:
-        """Return Adam's: SGD's update is a moving average as well, of gradients whose variance is the target's unit."""
+    def target_decay(self, target: float, lr: float, group: Group, kernel: Overlap | None = None) -> float:
+        """Return Adam's cautious decay: SGD's update is a moving average as well, and the variance of gradients the unit."""
+        if not group.get("cautious"):
+            self.require_target()
         scale = 1 / self.alpha(group) if group["trace"] else 1.0
         return scale * theory.cautious_adam_weight_decay_for(target, scale * lr, 1 - self.alpha(group))
 

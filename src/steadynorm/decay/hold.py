@@ -61,15 +61,6 @@ def refuse_idle_balance(where: str, groups: Sequence[Group]) -> None:
         )
 
 
-def check_cautious(group: Group, family: "Family") -> None:
-    """Raise ValueError if a group asks for cautious decay and a hook cannot know the sign of the updates."""
-    if group.get("cautious") and family.name != "adam":
-        raise ValueError(
-            f"cautious=True needs the sign of each update, and only the Adam family keeps it in its state, not "
-            f"{family.name}; leave it out, or use ScionC or LionC, which do it inside their step"
-        )
-
-
 def hold_of(group: Mapping[str, Any]) -> str:
     """Return how a group's norm is held. Balance has no target where decay is constant, so decay stays what it is.
 
@@ -95,7 +86,8 @@ def target_norm_sq(group: Group, family: "Family", shape: Sequence[int]) -> floa
     >>> round(target_norm_sq(keys, ADAM, (10, 10)), 9)  # 100 elements of mean square lr / (2 lambda)
     0.5
     """
-    rule, update_sq = decay_rule(group), family.nominal_norm_sq(shape, group)
+    rule, family = decay_rule(group), family.of(group)
+    update_sq = family.nominal_norm_sq(shape, group)
     if isinstance(rule, Constant) or update_sq is None:
         return None
     if isinstance(rule, Target):
@@ -132,35 +124,21 @@ def exact_dtype(p: Tensor) -> torch.dtype:
 
 
 class Measured(NamedTuple):
-    """What one step knows about its parameters, (batch,) each. Sums go over whole parameters, all shards included.
+    """What one step knows about its parameters, (batch,) each. Sums go over whole parameters, all shards included."""
 
-    Attributes:
-        along: <theta, u>, of the update as it is taken.
-        update_sq: |u|^2 likewise.
-        norm_sq: |theta|^2 before the step.
-        decayed_sq: The part of |theta|^2 on which decay acts: slices may wait, and cautious decay leaves elements out.
-    """
-
-    along: Tensor
-    update_sq: Tensor
-    norm_sq: Tensor
-    decayed_sq: Tensor
+    along: Tensor  # <theta, u>, of the update as it is taken
+    update_sq: Tensor  # |u|^2 likewise
+    norm_sq: Tensor  # |theta|^2 before the step
+    decayed_sq: Tensor  # the part of it on which decay acts: slices may wait, and cautious decay leaves elements out
 
 
 class Hold(NamedTuple):
-    """How some parameters of one group are held.
+    """How some parameters of one group are held."""
 
-    Attributes:
-        kind: "balance" or "fixed".
-        state: The state of each parameter, as `fresh_hold_state` makes it.
-        norm_sq: N*, 0-d; None for the norm of the first step.
-        steps: T.
-    """
-
-    kind: str
-    state: list[Tensor]
-    norm_sq: Tensor | None
-    steps: float
+    kind: str  # "balance" or "fixed"
+    state: list[Tensor]  # of each parameter, as `fresh_hold_state` makes it
+    norm_sq: Tensor | None  # N*, 0-d; None for the norm of the first step
+    steps: float  # T
 
     @classmethod
     def of(cls, group: Group, state: Mapping[str, list[Tensor]], norm_sq: Tensor | None) -> "Hold | None":
@@ -176,10 +154,7 @@ class Hold(NamedTuple):
     def rates(self, measured: Measured, eta: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
         """Return eta and gamma, (batch,), of theta <- (1 - eta) theta - gamma u; the state is updated.
 
-        Args:
-            measured: What is known of this step.
-            eta: The open-loop decay, for parameters that cannot be held.
-            gamma: The lr, 0-d. With lr = 0 nothing changes.
+        `eta` is the open-loop decay, for parameters that cannot be held. With lr = 0 nothing changes.
         """
         state = torch.stack(self.state)
         if self.kind == "balance":
@@ -222,14 +197,9 @@ def balanced_eta(means: Tensor, measured: Measured, gamma: Tensor, norm_sq: Tens
 
 
 def bounded_eta(drift: Tensor, now: Tensor, gamma: Tensor, norm_sq: Tensor | float, steps: float) -> Tensor:
-    """Return a bounded eta: what cancels the drift, and what returns the norm to its target within about T steps.
+    """Return a bounded eta: what cancels the drift, and what returns the norm from |theta|^2 now to N* in about T steps.
 
-    Args:
-        drift: How much updates add to |theta|^2 per step, over 2 N*.
-        now: |theta|^2 before the step.
-        gamma: The lr, 0-d. With lr = 0, eta is 0.
-        norm_sq: N*.
-        steps: T.
+    `drift` is how much updates add to |theta|^2 per step, over 2 N*. With lr = 0, eta is 0.
     """
     error = (now / norm_sq - 1).clamp(-1.0, 1.0)
     eta = (drift + error / (2 * steps)).clamp(_MOST_GROWTH, _MOST_DECAY)

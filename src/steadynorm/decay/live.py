@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from steadynorm.decay.hold import exact_dtype
 from steadynorm.decay.rescale import took_step
 from steadynorm.decay.rule import Group, is_live
 from steadynorm.decay.skip import skipped_positions
@@ -29,9 +30,9 @@ class LiveDecay:
         for index, group in enumerate(groups):
             if is_live(group):
                 value = 1 - float(group["lr"]) * float(group["weight_decay"])
-                for kind in {(p.device, p.dtype) for p in group["params"]}:
+                for kind, p in {(p.device, p.dtype): p for p in group["params"]}.items():
                     if (index, kind) not in self._factors:
-                        self._factors[index, kind] = torch.empty((), device=kind[0], dtype=_exact(kind[1]))
+                        self._factors[index, kind] = torch.empty((), device=p.device, dtype=exact_dtype(p))
                     self._factors[index, kind].fill_(value)
 
     @torch.no_grad()
@@ -56,7 +57,3 @@ class LiveDecay:
                     )
                 factor = self._factors[index, kind]
                 torch._foreach_mul_(params, torch.where(took_step(optimizer, factor), factor, 1.0))
-
-
-def _exact(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32

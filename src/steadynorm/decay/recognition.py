@@ -27,8 +27,7 @@ _UNFORECAST = ("NAdam", "RAdam")  # their steps are not those of the Adam that t
 def unwrap(optimizer: Optimizer, where: str = "correct") -> Optimizer:
     """Return the optimizer inside the wrappers of trainers (Accelerate's, Lightning's), which have it as `.optimizer`.
 
-    Raises:
-        TypeError: If it is something else, such as a model; the message names the caller, `where`.
+    Raise TypeError if it is something else, such as a model; the message names the caller, `where`.
     """
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner

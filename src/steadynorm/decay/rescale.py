@@ -39,23 +39,14 @@ MOMENT = "exp_avg"  # where the Adam family keeps the sign of its updates
 
 
 class _Bucket(NamedTuple):
-    """Parameters of one group with the same shape, dtype, device and placement, during one step.
+    """Parameters of one group with the same shape, dtype, device and placement, during one step."""
 
-    Attributes:
-        label: How errors name the group.
-        group: The group, whose `weight_decay` is lambda_t.
-        params: The parameters.
-        lengths: |theta| of each before the step, 0-d.
-        gamma: The lr.
-        norm_sq: N*; None for the norm of the first step.
-    """
-
-    label: str
-    group: Group
+    label: str  # how errors name the group
+    group: Group  # whose `weight_decay` is lambda_t
     params: list[Tensor]
-    lengths: list[Tensor]
-    gamma: float
-    norm_sq: float | None
+    lengths: list[Tensor]  # |theta| of each before the step, 0-d
+    gamma: float  # the lr
+    norm_sq: float | None  # N*; None for the norm of the first step
 
     def with_gradient(self) -> "_Bucket":
         """Return the parameters that have a gradient now, and so were moved by the step."""
@@ -104,10 +95,8 @@ class Rescaler:
 def scale_(params: Sequence[Tensor], factors: Tensor, moments: Sequence[Tensor] | None = None) -> None:
     """theta <- factor theta, in place: the one function here that changes weights.
 
-    Args:
-        params: The weights.
-        factors: The factor of each, (params,), in at least fp32; it is not rounded to the dtype of the weights.
-        moments: Where to scale: elements that agree in sign with these. None for all of them.
+    Given moments, only elements that agree with these in sign are scaled. The factors, (params,), are in at least fp32
+    and not rounded to the dtype of the weights.
     """
     parts = [_local(p) for p in params]
     wide = [factor.view([1] * part.ndim) for factor, part in zip(factors.unbind(0), parts, strict=True)]

@@ -106,13 +106,10 @@ def decay_rule(group: Mapping[str, Any], p: Any = None) -> DecayRule:
 def weight_decay_now(
     group: Group, family: "Family", kernel: "Overlap | None" = None, length_share: float = 1.0
 ) -> float:
-    """Return lambda_t of one group, which depends only on its keys.
+    """Return lambda_t of one group, which depends only on its keys: this step's lr and momentum among them.
 
-    Args:
-        group: the parameter group with this step's lr and momentum.
-        family: how the optimizer's momentum and updates are described.
-        kernel: the overlap kernel for a target; None is the paper's linear one.
-        length_share: |u|^2 over the one that the target is measured in.
+    Of a target, `kernel` is the overlap kernel (None: the paper's linear one), and `length_share` is |u|^2 over the one
+    that it is measured in.
 
     Raises:
         ValueError: If lr lambda_t exceeds 1, or the lr exceeds a guessed peak.
@@ -122,12 +119,11 @@ def weight_decay_now(
     >>> weight_decay_now(group, ADAM)
     0.05
     """
-    lr, rule = float(group["lr"]), decay_rule(group)
+    lr, rule, family = float(group["lr"]), decay_rule(group), family.of(group)
     if isinstance(rule, Constant):
         return rule.weight_decay
-    decay_for = family.cautious_decay if group.get("cautious") else family.target_decay
     if isinstance(rule, Target):
-        decay = decay_for(rule.steady_norm_sq / length_share, lr, group, kernel)
+        decay = family.target_decay(rule.steady_norm_sq / length_share, lr, group, kernel)
         return check_reachable(rule.steady_norm_sq, lr, decay)
     peak = rule.peak_lr or 0.0
     if rule.peak_is_guessed and lr > peak * (1 + 1e-6):
@@ -135,7 +131,7 @@ def weight_decay_now(
             f"lr={lr} exceeds the guessed peak_lr={peak}; pass peak_lr=<the schedule's maximum>, or put it in the group"
         )
     if group.get("cautious") and peak > 0:
-        decay = decay_for(relative_target(rule, group, family), lr, group)
+        decay = family.target_decay(relative_target(rule, group, family), lr, group)
     else:
         decay = relative_decay(rule.weight_decay, lr, peak, family.factor(group)) if peak > 0 else 0.0
     eta_of(lr, decay)
@@ -176,7 +172,7 @@ def correction_keys(group: Group, family: "Family", *, peak_lr: float | None = N
     keys = {key: group[key] for key in KEYS if group.get(key) is not None}
     keys.setdefault("base_weight_decay", float(group.get("weight_decay", 0.0)))
     keys.setdefault("corrected", True)
-    if (momentum := family.momentum(group)) is not None:
+    if (momentum := family.of(group).momentum(group)) is not None:
         keys.setdefault("initial_momentum", momentum)
     if peak_lr is not None:
         keys.update(peak_lr=float(peak_lr), peak_lr_given=True)

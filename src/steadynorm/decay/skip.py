@@ -33,13 +33,11 @@ class StandIn:
 
     def of(self, optimizer: Optimizer) -> Optimizer:
         """Return who is to take the next step: the optimizer itself if no group has to be in parts."""
-        if not any(_in_parts(group) for group in optimizer.param_groups):
+        parts = [(group, part) for group in optimizer.param_groups for part in _parts(group)]
+        if all(part is group for group, part in parts):
             return optimizer
-        self.groups, self.parts = [], []
-        for group in optimizer.param_groups:
-            parts = list(_parts(group)) if _in_parts(group) else [group]
-            self.groups += parts
-            self.parts += [(group, part, dict(part)) for part in parts if part is not group]
+        self.groups = [part for _, part in parts]
+        self.parts = [(group, part, dict(part)) for group, part in parts if part is not group]
         if self.optimizer is None:  # one for all steps: torch.compile knows it by its id
             cls = type(optimizer)
             names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
@@ -63,19 +61,18 @@ def skipped_positions(group: Group) -> set[int]:
     return set(group.get(UNCORRECTED) or ()) if group.get("corrected") else set()
 
 
-def _in_parts(group: Group) -> bool:
-    return bool(skipped_positions(group)) or _is_decayed_elsewhere(group)
-
-
 def _is_decayed_elsewhere(group: Group) -> bool:
     """Return whether the step itself must not decay a group: it is rescaled after it, or decayed before it (see `live`)."""
     return is_rescaled(group) or is_live(group)
 
 
 def _parts(group: Group) -> Iterator[Group]:
-    """Yield the corrected part of a group, without decay if it is rescaled, then the skipped one, if any."""
-    skipped = skipped_positions(group)
-    decays = [0.0 if _is_decayed_elsewhere(group) else group["weight_decay"]]
+    """Yield a group itself; or its corrected part, without decay if it is rescaled, and the skipped one, if any."""
+    skipped, elsewhere = skipped_positions(group), _is_decayed_elsewhere(group)
+    if not skipped and not elsewhere:
+        yield group
+        return
+    decays = [0.0 if elsewhere else group["weight_decay"]]
     decays += [group["base_weight_decay"]] if skipped else []
     for chosen, decay in zip((False, True), decays, strict=False):
         part = {**group, "weight_decay": decay, "corrected": False}  # our own Scion would derive it again
@@ -172,10 +169,9 @@ def _meant(entry: Any, names: Mapping[Tensor, list[str]]) -> set[Tensor]:
 
 def _named(pattern: str, names: Mapping[Tensor, list[str]]) -> set[Tensor]:
     """Return the parameters that a name or glob means, of theirs or of a module's."""
-    from steadynorm.groups.roles import ParamSite
+    from steadynorm.groups.roles import first_match
 
-    either = (pattern, f"{pattern}.*")
-    matches = {p for p, its in names.items() if ParamSite(p, tuple(its), ()).first_match(either)}  # pyright: ignore[reportArgumentType]
+    matches = {p for p, its in names.items() if first_match(its, (pattern, f"{pattern}.*"))}
     if not matches:
         known = {name for its in names.values() for name in its}
         known |= {name.rpartition(".")[0] for name in known}

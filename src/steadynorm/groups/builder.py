@@ -27,22 +27,16 @@ from steadynorm.views import BlockLayout, Blocks
 Output = nn.Module | nn.Parameter | str  # one layer: itself, its weight, or the dotted name of either
 Rules = dict[str, dict[str, Any]]  # role -> the values of its group
 KINDS = {"scion": "Scion", "adam": "Adam", "muon": "Muon"}
+_FILLED = ("lr", "alpha", "steady_norm_sq", "weight_decay", "nesterov", "adam_lr", "adjust_lr_fn")  # see `fill_unset`
 
 
 class ParamGroups(list[dict[str, Any]]):
-    """Groups as any optimizer takes them.
+    """Groups as any optimizer takes them."""
 
-    Attributes:
-        why: The reason for each parameter's role, by its name.
-        ties: The other names of each parameter, by its name.
-        rebuild: Returns the same groups again, or with other settings.
-        explicit: The settings that were passed to `param_groups`.
-    """
-
-    why: dict[str, str]
-    ties: dict[str, tuple[str, ...]]
-    rebuild: functools.partial["ParamGroups"]
-    explicit: frozenset[str]
+    why: dict[str, str]  # the reason for each parameter's role, by its name
+    ties: dict[str, tuple[str, ...]]  # the other names of each parameter, by its name
+    rebuild: functools.partial["ParamGroups"]  # returns the same groups again, or with other settings
+    explicit: frozenset[str]  # the settings that were passed to `param_groups`
 
     def fill_unset(self, settings: Mapping[str, Any], optimizer: str, kind: str) -> "ParamGroups":
         """Fill settings left unset in `param_groups` from an optimizer's; what you changed in a group since then stays.
@@ -59,22 +53,15 @@ class ParamGroups(list[dict[str, Any]]):
                 f"{optimizer}: these groups are for {KINDS[self.rebuild.keywords['kind']]}; "
                 f"use param_groups(model, kind={kind!r})"
             )
-        values = {key: settings.get(key) for key in ("lr", "alpha", "steady_norm_sq", "weight_decay", "adam_lr")}
-        changes: dict[str, Any] = {
-            key: float(value) for key, value in values.items() if key not in self.explicit and value is not None
-        }
+        unset = {key: settings.get(key) for key in _FILLED if key not in self.explicit}
+        changes: dict[str, Any] = {key: value for key, value in unset.items() if value is not None}
         if kind == "scion" and not changes.get("weight_decay"):
             changes.pop("weight_decay", None)  # 0 is Scion's default; pass it to param_groups to mean no decay
-        if kind == "scion" and settings.get("nesterov") and "nesterov" not in self.explicit:
-            changes["nesterov"] = True
-        if kind == "muon" and settings.get("adjust_lr_fn") and "adjust_lr_fn" not in self.explicit:
-            changes["adjust_lr_fn"] = settings["adjust_lr_fn"]
-        if changes:
-            before = {group["name"]: group for group in self.rebuild()}
-            after = {group["name"]: group for group in self.rebuild(**changes)}
-            for group in self:
-                old, new = (groups.get(group.get("name", ""), {}) for groups in (before, after))
-                group.update({key: new[key] for key in new if key != "params" and group.get(key) == old.get(key)})
+        before = {group["name"]: group for group in self.rebuild()}
+        after = {group["name"]: group for group in self.rebuild(**changes)}
+        for group in self:
+            old, new = (groups.get(group.get("name", ""), {}) for groups in (before, after))
+            group.update({key: new[key] for key in new if key != "params" and group.get(key) == old.get(key)})
         return self
 
 
@@ -146,18 +133,11 @@ def param_groups(
         >>> [(group["name"], group["lmo"], group["lr"]) for group in param_groups(model, output="2")]
         [('hidden', 'spectral', 0.01), ('vector', 'bias', 0.01), ('output', 'sign', 0.2), ('output-bias', 'bias', 0.01)]
     """
+    arguments = locals().copy()  # as they were passed
     if not isinstance(model, nn.Module):
         raise TypeError(f"param_groups takes the model, whose modules decide the roles, not {type(model).__name__}")
     check_choice("kind", kind, tuple(KINDS))
     check_choice("output_bias", output_bias, ("corrected", "constant"))
-    settings = {
-        "lr": lr, "alpha": alpha, "steady_norm_sq": steady_norm_sq, "weight_decay": weight_decay, "nesterov": nesterov,
-        "adam_lr": adam_lr, "adjust_lr_fn": adjust_lr_fn,
-    }  # fmt: skip
-    rebuild = functools.partial(
-        param_groups, model, kind=kind, output_lr=output_lr, output_weight_decay=output_weight_decay, output=output,
-        output_bias=output_bias, blocks=blocks, heads=heads, roles=roles, **settings,
-    )  # fmt: skip
     scion, strict, roles, blocks = kind == "scion", kind != "adam", roles or {}, blocks or {}
     lr = _non_negative("lr", {"scion": 1e-2, "adam": 1e-3, "muon": 0.02}[kind] if lr is None else lr)
     adjust = adjust_lr_fn or "original"
@@ -202,8 +182,8 @@ def param_groups(
             '{"*.q.weight": 16, "*.out.weight": ("inputs", 16)}'
         )
     groups = _gather(decided, rules, layouts)
-    groups.rebuild = rebuild
-    groups.explicit = frozenset(key for key, value in settings.items() if value is not None)
+    groups.rebuild = functools.partial(param_groups, **arguments)
+    groups.explicit = frozenset(key for key, value in arguments.items() if value is not None)
     return groups
 
 

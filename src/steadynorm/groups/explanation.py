@@ -78,7 +78,8 @@ def _rule(index: int, group: Mapping[str, Any], parameter: torch.Tensor) -> tupl
     if (use_muon := group.get("use_muon")) is not None:
         lmo = f"muon, {group.get('lmo') or 'by shape'}" if use_muon else "adam"
     lr = f"{float(group['lr']):g}" if "lr" in group else "-"
-    return shape, role, lmo, lr, _decay_text(group, parameter)
+    has_decay = group.get("weight_decay") is not None or group.get("steady_norm_sq") is not None
+    return shape, role, lmo, lr, decay_rule(group, parameter).label if has_decay else "the optimizer's"
 
 
 def _named(index: int, group: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -87,9 +88,3 @@ def _named(index: int, group: Mapping[str, Any]) -> Iterator[tuple[str, torch.Te
     names = group.get("param_names") or [f"group {index}, parameter {i}" for i in range(len(params))]
     for name, entry in zip(names, params, strict=True):
         yield entry if isinstance(entry, tuple) else (name, entry)
-
-
-def _decay_text(group: Mapping[str, Any], parameter: torch.Tensor) -> str:
-    if group.get("weight_decay") is None and group.get("steady_norm_sq") is None:
-        return "the optimizer's"
-    return decay_rule(group, parameter).label

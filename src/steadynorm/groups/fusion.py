@@ -31,11 +31,6 @@ class Attention(NamedTuple):
     key_heads: int  # of keys, and of values
     head_size: int
 
-    @property
-    def fused_sizes(self) -> tuple[int, int, int]:
-        """The outputs of queries, keys and values in a projection that computes them all."""
-        return self.heads * self.head_size, self.key_heads * self.head_size, self.key_heads * self.head_size
-
 
 class _Matrix(NamedTuple):
     """The sides of a weight that may be several matrices, and what an output and an input are as it is stored."""
@@ -49,14 +44,7 @@ class _Matrix(NamedTuple):
 def find_blocks(
     site: ParamSite, role: str, blocks: Mapping[str, Blocks], *, heads: bool = False
 ) -> tuple[BlockLayout, str]:
-    """Return which blocks of a parameter are separate matrices, and a note that says why.
-
-    Args:
-        site: The parameter.
-        role: Its role.
-        blocks: The caller's choices, by name or glob; they come before any other rule.
-        heads: Whether the heads of attention are separate matrices.
-    """
+    """Return which blocks of a parameter are separate matrices, and a note that says why; see `param_groups`."""
     matrix = _matrix(site, role)
     if (pattern := site.first_match(blocks)) is not None:
         return _chosen(site, matrix, pattern, blocks[pattern])
@@ -106,7 +94,8 @@ def _fused_by_heads(site: ParamSite, matrix: _Matrix, attention: Attention) -> t
 
     It comes before names and shapes, which grouped queries can match by coincidence.
     """
-    sizes, (d_out, d_in, side, _) = attention.fused_sizes, matrix
+    d_out, d_in, side, _ = matrix
+    sizes = tuple(heads * attention.head_size for heads in (attention.heads, attention.key_heads, attention.key_heads))
     is_plain = len(set(sizes)) == 1 and d_out == 3 * d_in
     if FUSED_NAME.search(site.name) is None or sum(sizes) != d_out or is_plain:
         return None

@@ -33,12 +33,8 @@ SWIGLU_NAME = re.compile(r"(^|[._])w1[23](\.weight)?$", re.I)  # DINOv2's SwiGLU
 def fused_blocks(name: str, d_out: int, d_in: int, side: str = "row", *, halves: bool = True) -> tuple[int, str]:
     """Return how many matrices a weight holds by its dotted name and sides, and a note for people ("" if it is one).
 
-    Args:
-        name: The weight's name, as in "h.0.attn.qkv.weight".
-        d_out: The number of outputs.
-        d_in: The number of inputs.
-        side: What the outputs are in the stored array: "row" or "column".
-        halves: Whether gate and up are two halves of the outputs, where they are fused.
+    Outputs are rows or columns of the stored array, as `side` says; `halves` says whether fused gate and up are two halves
+    of them.
 
     >>> fused_blocks("h.0.attn.qkv.weight", 12, 4)
     (3, '; fused q, k, v: 3 row blocks')

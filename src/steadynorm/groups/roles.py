@@ -30,19 +30,12 @@ _EXPERT_CLASS = re.compile(r"experts?$", re.I)
 
 @dataclass(frozen=True, eq=False)
 class ParamSite:
-    """A parameter and every place in the model that holds it.
-
-    Attributes:
-        parameter: The parameter.
-        names: Its name at each place. The first one identifies it; the others are ties.
-        owners: The module that holds it at each place.
-        parents: The module around each of those, None around the model.
-    """
+    """A parameter and every place in the model that holds it."""
 
     parameter: nn.Parameter
-    names: tuple[str, ...]
-    owners: tuple[nn.Module, ...]
-    parents: tuple[nn.Module | None, ...] = ()
+    names: tuple[str, ...]  # at each place: the first one identifies it, the others are ties
+    owners: tuple[nn.Module, ...]  # the module that holds it at each place
+    parents: tuple[nn.Module | None, ...]  # the module around each of those, None around the model
 
     @property
     def name(self) -> str:
@@ -52,9 +45,13 @@ class ParamSite:
         return any(isinstance(owner, kinds) for owner in self.owners)
 
     def first_match(self, patterns: Iterable[str]) -> str | None:
-        """Return the first name or glob that matches; torch.compile's part of a name may be left out."""
-        names = {*self.names, *map(uncompiled, self.names)}
-        return next((p for p in patterns if p in names or any(fnmatchcase(name, p) for name in names)), None)
+        return first_match(self.names, patterns)
+
+
+def first_match(names: Iterable[str], patterns: Iterable[str]) -> str | None:
+    """Return the first name or glob that matches one of the names; torch.compile's part of a name may be left out."""
+    names = {*names, *map(uncompiled, names)}
+    return next((p for p in patterns if p in names or any(fnmatchcase(name, p) for name in names)), None)
 
 
 def uncompiled(name: str) -> str:
@@ -78,14 +75,10 @@ def param_sites(model: nn.Module) -> list[ParamSite]:
 
 
 def role_of(site: ParamSite, roles: Mapping[str, str], outputs: dict[int, str], *, strict: bool) -> tuple[str, str]:
-    """Return the role of a parameter and the reason for it.
+    """Return the role of a parameter and the reason for it: the caller's `roles`, then the output layer, then the rest.
 
-    Args:
-        site: The parameter.
-        roles: The caller's choices, by name or glob; they come before any other rule.
-        outputs: What `find_outputs` returned.
-        strict: Raise ValueError if the role is ambiguous or does not fit the shape. Adam only needs to tell matrices
-            from vectors, so it passes False.
+    Raise ValueError if the role is ambiguous or does not fit the shape, unless `strict` is False: Adam only needs to tell
+    matrices from vectors.
     """
     shape = tuple(site.parameter.shape)
     role, reason = "", f"{len(shape)} dimensions"

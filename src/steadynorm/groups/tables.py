@@ -8,11 +8,7 @@ BETWEEN_DOTS = re.compile(r"(?<![^.])(\d+)(?![^.])")
 
 
 def fold_rows(rows: Sequence[tuple[str, ...]], number: re.Pattern[str] = BETWEEN_DOTS) -> list[tuple[str, ...]]:
-    """Join rows that differ only by numbers in their first cells, at the place of the first of them.
-
-    Args:
-        rows: The rows; their first cells are names.
-        number: What a number of a name looks like, as one group.
+    """Join rows that differ only by numbers in the names in their first cells, at the place of the first of them.
 
     >>> fold_rows([("h.0.fc", "4x4"), ("h.0.out", "4x8"), ("h.1.fc", "4x4"), ("h.1.out", "4x8"), ("h.2.fc", "4x9")])
     [('h.{0..1}.fc', '4x4'), ('h.{0..1}.out', '4x8'), ('h.2.fc', '4x9')]

@@ -47,22 +47,23 @@ class Forecasts:
         alike: dict[tuple[int, str, bool, float], list[Layer]] = {}
         for layer in (layer for layer in layers if layer.parameter.numel()):
             group = self._group(layer)
-            if (nominal := family.nominal_norm_sq(layer.shape, group)) is not None:
+            own = family.of(group)
+            if (nominal := own.nominal_norm_sq(layer.shape, group)) is not None:
                 self.nominal_norms_sq[layer] = nominal
             if hold_of(group) == "decay" and group.get("cautious"):
                 continue  # the share that decays depends on the norm, so layers could not share a forecast from zero
-            if (unit := family.update_norm_sq(layer.shape, group)) is not None:
+            if (unit := own.update_norm_sq(layer.shape, group)) is not None:
                 self.update_norms_sq[layer] = unit
                 share = 1.0 if nominal is None or hold_of(group) == "decay" else nominal / unit
-                kernel = family.kernel(layer.shape, group)
-                key = (layer.group, kernel.name, is_skipped(group, layer.parameter), share)
+                key = (layer.group, own.kernel(layer.shape, group).name, is_skipped(group, layer.parameter), share)
                 alike.setdefault(key, []).append(layer)
         for members in alike.values():
             own, kernel = self._kind(family, members[0])
             self.tracks.append(ForecastTrack(own, kernel, tuple(members), theory.initial_state(kernel)))
 
     def _kind(self, family: Family, layer: Layer) -> tuple[Family, Overlap]:
-        return family.of(self._group(layer)), family.kernel(layer.shape, self._group(layer))
+        own = family.of(self._group(layer))
+        return own, own.kernel(layer.shape, self._group(layer))
 
     def _group(self, layer: Layer) -> Group:
         return self.optimizer.param_groups[layer.group]

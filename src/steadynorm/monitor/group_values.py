@@ -55,7 +55,7 @@ def read_group_values(
 
 
 def _values_of(optimizer: Optimizer, group: Group, family: Family | None) -> Record:
-    rule = decay_rule(group)
+    rule, family = decay_rule(group), family and family.of(group)
     first = next((p for p in group["params"] if p.numel()), None)
     values = {
         "lr": float(group["lr"]),

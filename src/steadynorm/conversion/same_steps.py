@@ -1,4 +1,4 @@
-"""Between torch's pair of Muon and AdamW and our MuonC: the same groups and state, both ways."""
+"""Between optimizers that take the same steps: AdamW to AdamC, torch's pair of Muon and AdamW to MuonC, and MuonC back."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,38 +11,48 @@ from steadynorm.conversion.changes import Change, Converted, format_changes, tak
 from steadynorm.conversion.source import SCHEDULED, Group, Source
 from steadynorm.decay.rule import KEYS, UNCORRECTED, is_skipped
 from steadynorm.groups.roles import find_outputs, param_sites
-from steadynorm.optim import MuonC
+from steadynorm.optim import AdamC, MuonC
 from steadynorm.optim.placement import is_dtensor
 
-_MUON_KEYS = ("momentum", "nesterov", "adjust_lr_fn", "weight_decay", "name")
-_ADAM_KEYS = ("betas", "eps", "weight_decay", "maximize", "name")
-_OWN_KEYS = ("lmo", "blocks", "polar", "polar_steps", "momentum_dtype", "own_time")  # ours and not torch's
+_TORCH_KEYS = {
+    "Muon": ("momentum", "nesterov", "adjust_lr_fn", "weight_decay", "name"),
+    "AdamW": ("betas", "eps", "weight_decay", "maximize", "name"),
+}
+_OWN_KEYS = {
+    AdamC: ("amsgrad", "foreach", "differentiable", "fused"),
+    MuonC: ("lmo", "blocks", "polar", "polar_steps", "momentum_dtype", "own_time"),
+}
 _STATE = {"Muon": ("momentum_buffer",), "AdamW": ("step", "exp_avg", "exp_avg_sq")}
 
 
-def to_muonc(sources: Sequence[Source], model: nn.Module, output: Any, settings: Mapping[str, Any]) -> Converted:
-    """Return MuonC with the groups of Muon and AdamW; the output layer's weight has its own, with constant decay.
+def to_ours(
+    to: type[AdamC | MuonC], sources: Sequence[Source], model: nn.Module, output: Any, settings: Mapping[str, Any]
+) -> Converted:
+    """Return AdamC or MuonC with the groups as they are; the output layer's weight has its own, with constant decay.
 
     The same hidden matrices are orthogonalised as before, each as one matrix: fused q, k, v stay fused.
     """
-    if bad := next((source.kind for source in sources if source.kind not in _STATE), None):
-        raise ValueError(f"convert: MuonC takes over only from Muon and AdamW, not from {bad}; use ScionC")
-    if any(source.group.get("amsgrad") for source in sources):
+    kinds = {source.kind for source in sources}
+    if to is AdamC and kinds != {"AdamW"}:
+        raise ValueError(f"convert: AdamC takes over only from AdamW, not from {', '.join(sorted(kinds))}; use ScionC")
+    if "Scion" in kinds:
+        raise ValueError("convert: MuonC takes over only from Muon and AdamW, not from Scion; use ScionC")
+    if to is MuonC and any(source.group.get("amsgrad") for source in sources):
         raise ValueError("convert: MuonC has no amsgrad; leave it out, or keep AdamW for those parameters")
-    outputs = {} if output is False else find_outputs(model, param_sites(model), output, {})
+    outputs = find_outputs(model, param_sites(model), output, {})
 
     def values(source: Source) -> Group:
         is_muon, p = source.kind == "Muon", source.parameter
+        known: Group = {"peak_lr": source.peak, "corrected": True}
+        if to is MuonC:
+            known |= {"use_muon": is_muon} | ({"lmo": "spectral"} if is_muon and p.ndim == 2 else {})
+        known |= _kept(source, *_OWN_KEYS[to], *KEYS)
         constant = (id(p) in outputs and p.ndim > 1) or is_skipped(source.group, p)
-        keys = [*(_MUON_KEYS if is_muon else _ADAM_KEYS), *_OWN_KEYS, *SCHEDULED, *KEYS]
-        kept = {key: source.group[key] for key in keys if key != UNCORRECTED and source.group.get(key) is not None}
-        kind = {"lmo": "spectral"} if is_muon and p.ndim == 2 else {}
-        known = {"use_muon": is_muon, "peak_lr": source.peak, "corrected": True, **kind, **kept}
         return known | ({"corrected": False} if constant else {})
 
-    groups, changes = _gather(sources, values)
-    new = MuonC(groups, **settings)
-    take_over(new, sources, *_STATE["Muon"], *_STATE["AdamW"])
+    groups, changes = _gather(sources, values, to)
+    new = to(groups, **settings)
+    take_over(new, sources)
     return Converted(new, format_changes(changes))
 
 
@@ -58,9 +68,7 @@ def to_torch(sources: Sequence[Source]) -> Converted:
         )
 
     def values(source: Source) -> Group:
-        keys = (*(_MUON_KEYS if source.kind == "Muon" else _ADAM_KEYS), *SCHEDULED, "peak_lr")
-        kept = {key: source.group[key] for key in keys if source.group.get(key) is not None}
-        return {**kept, "weight_decay": source.eta / source.peak}
+        return {**_kept(source, "peak_lr"), "weight_decay": source.eta / source.peak}
 
     optimizers, changes = [], []
     for kind, cls in (("Muon", torch.optim.Muon), ("AdamW", torch.optim.AdamW)):
@@ -74,8 +82,14 @@ def to_torch(sources: Sequence[Source]) -> Converted:
     return Converted(optimizers, format_changes(changes))
 
 
+def _kept(source: Source, *more: str) -> Group:
+    """Return what a parameter's new group has from its old one: torch's settings, those of schedulers, and `more`."""
+    keys = (*_TORCH_KEYS[source.kind], *SCHEDULED, *more)
+    return {key: source.group[key] for key in keys if key != UNCORRECTED and source.group.get(key) is not None}
+
+
 def _gather(
-    sources: Sequence[Source], values_of: Callable[[Source], Group], to: Any = MuonC
+    sources: Sequence[Source], values_of: Callable[[Source], Group], to: Any
 ) -> tuple[list[Group], list[Change]]:
     """Return one group for each old one, in two if parts of it differ now, and what changes for each parameter."""
     groups: dict[tuple[int, Any], Group] = {}
