@@ -190,10 +190,11 @@ def _step(contender: Contender, shapes: Sequence[Shape]) -> Callable[[], None]:
     return step
 
 
-def gemm_rate(dtype: torch.dtype, side: int = 768, rounds: int = 10) -> float:
-    """Return the operations per second of a plain product of this side, which bounds all polar iterations."""
-    x = torch.randn(4, side, side).to(dtype)
-    return 4 * 2 * side**3 / interleaved({"bmm": lambda: torch.bmm(x, x)}, rounds)["bmm"]
+def gemm_rate(dtype: torch.dtype) -> float:
+    """Return the operations per second of a plain product, which bounds all polar iterations."""
+    count, side = 4, 768
+    x = torch.randn(count, side, side).to(dtype)
+    return count * 2 * side**3 / interleaved({"bmm": lambda: torch.bmm(x, x)}, rounds=10)["bmm"]
 
 
 def newton_schulz_operations(shapes: Sequence[Shape], steps: int = 5) -> float:

@@ -103,19 +103,12 @@ def measure(device: torch.device, model: str, rounds: int, say: Say = lambda lin
         phases = time_phases(device, shapes, rounds)
         dtypes = ("float16", "bfloat16", "float32") if is_gpu else ("float32",)
         errors = polar_errors(device, dtypes, ((384, 1536),) if is_gpu else ((96, 384),))
+    name = torch.cuda.get_device_name(device) if is_gpu else machine.describe()
     return Result(
-        torch.cuda.get_device_name(device) if is_gpu else machine.describe(),
-        is_gpu,
-        torch.__version__,
-        model,
-        sum(math.prod(shape) for shape in shapes),
-        rounds,
-        launches,
-        step_ms,
-        not_available,
-        phases,
-        errors,
-    )
+        device=name, is_gpu=is_gpu, torch=torch.__version__, model=model, rounds=rounds,
+        parameters=sum(math.prod(shape) for shape in shapes), launches=launches, step_ms=step_ms,
+        not_available=not_available, phases_ms=phases, errors=errors,
+    )  # fmt: skip
 
 
 def time_steps(
