@@ -119,12 +119,8 @@ class Forecasts:
     def advance(self, records: Sequence[tuple[Mapping[Layer, Mark], Values]], now: Values) -> list[dict[Layer, Mark]]:
         """Advance all tracks; layers of a track that did not take the same steps part.
 
-        Args:
-            records: The marks and the measured values of each record since the last call.
-            now: Values that hold the skipped updates until now.
-
-        Returns:
-            The marks of each record among the steps taken; `advanced` has their forecasts until the next call.
+        Takes the marks and measured values of each record since the last call, and the counters of skipped updates now.
+        Returns the marks among the steps taken; `advanced` has their forecasts until the next call.
         """
         self._miss_skipped(records, _skips_in(now))
         marks = [{layer: self._without_missed(layer, mark) for layer, mark in own.items()} for own, _ in records]

@@ -80,7 +80,7 @@ def find_layers(optimizer: Optimizer, model: nn.Module | None) -> list[Layer]:
             name = str(group_name or (told.name if told else f"{index}.{k}"))
             name = name if name not in names else f"{name} ({index}.{k})"
             names.add(name)
-            _check(name, p)
+            layout = _layout(name, p)
             if by_name.get(str(group_name), p) is not p:
                 raise ValueError(
                     f"Monitor: {name} of the optimizer is not the model's: it was replaced after the optimizer was made, "
@@ -91,7 +91,7 @@ def find_layers(optimizer: Optimizer, model: nn.Module | None) -> list[Layer]:
             if hasattr(settings, "lmo"):
                 lmo, blocks = settings.lmo, settings.blocks
             role = _role(p, str(group.get("name", "")), told.role if told else "", lmo)
-            layers.append(Layer(name, p, index, lmo, blocks, _layout(name, p), role))
+            layers.append(Layer(name, p, index, lmo, blocks, layout, role))
     if model is not None:
         _check_model(optimizer, model, layers)
         order = {id(p): place for place, p in enumerate(model.parameters())}
@@ -121,16 +121,14 @@ def _role(p: Tensor, group: str, in_model: str, lmo: lmos.Lmo) -> str:
     return next(roles, _ROLES_BY_LMO.get(lmo.name, "hidden"))
 
 
-def _check(name: str, p: Tensor) -> None:
+def _layout(name: str, p: Tensor) -> Layout | None:
+    """Return how a parameter is sharded; raise ValueError if it cannot be measured."""
     if is_lazy(p):
         raise ValueError(f"Monitor: {name} has no shape yet; run the model once before attaching")
     if p.is_complex():
         raise ValueError(f"Monitor: {name} is complex; make its real and imaginary parts two parameters")
     if not p.is_floating_point() or p.layout is not torch.strided:
         raise ValueError(f"Monitor: {name} is {p.dtype}, {p.layout}; only dense floating-point parameters are measured")
-
-
-def _layout(name: str, p: Tensor) -> Layout | None:
     try:
         return layout_of(p, {})
     except ValueError as error:

@@ -17,15 +17,10 @@ Record = dict[str, Any]  # one step
 
 
 class Records(list[Record]):
-    """Records as `Monitor.measure` returns them.
+    """Records as `Monitor.measure` returns them."""
 
-    Attributes:
-        resumed: Whether the monitor continues a run that another one began.
-        source: The same object for all records of one monitor.
-    """
-
-    resumed: bool = False
-    source: object = None
+    resumed: bool = False  # whether the monitor continues a run that another one began
+    source: object = None  # the same object for all records of one monitor
 
 
 class RecordError(ValueError):
@@ -34,16 +29,10 @@ class RecordError(ValueError):
 
 @dataclass(frozen=True)
 class Quantity:
-    """The meaning of a known key of a record.
+    """The meaning of a known key of a record."""
 
-    Attributes:
-        label: How it is shown.
-        unit: Its unit, "" for a pure number.
-        description: What it is.
-    """
-
-    label: str
-    unit: str
+    label: str  # how it is shown
+    unit: str  # "" for a pure number
     description: str
 
 

@@ -14,9 +14,7 @@ from steadynorm.report import page
 def export_files(runs: Sequence[Run], layered: Sequence[Run]) -> dict[str, str]:
     """Return what is drawn as JSON and as CSV, with one row per step, or per layer and step.
 
-    Args:
-        runs: The runs whose columns are drawn.
-        layered: The same runs with their layers, as `layer_records` returns them.
+    `layered` are the same runs with their layers, as `layer_records` returns them.
     """
     entries = []
     for run, layers in zip(runs, layered, strict=True):

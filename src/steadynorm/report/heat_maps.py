@@ -52,10 +52,10 @@ def _section(
     if not len(distances):
         return []
     reach = max(float(np.quantile(distances, 0.99)), _LEAST_REACH)
-    scale = {"middle": middle, "low": middle - reach, "high": middle + reach}
+    low, high = middle - reach, middle + reach
     titles = [f"{title} · {run.name}" if len(runs) > 1 else title for run in runs]
     maps = [
-        page.HeatMap(own, "step", label, run.steps, names, z, **scale, toggle=run.name)
+        page.HeatMap(own, "step", label, run.steps, names, z, middle=middle, low=low, high=high, toggle=run.name)
         for own, run, (names, z) in zip(titles, runs, grids, strict=True)
         if names
     ]

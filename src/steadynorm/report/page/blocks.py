@@ -13,20 +13,14 @@ STYLES = ("line", "dash", "points")
 
 @dataclass(frozen=True, eq=False)
 class Series:
-    """y over x.
-
-    Attributes:
-        error: For example one standard error: a bar on points, a band around a line.
-        style: One of STYLES.
-        toggle: The run it belongs to, whose chip hides it and whose colour it has.
-    """
+    """y over x."""
 
     name: str
     x: Numbers
     y: Numbers
-    error: Numbers | None = None
-    style: str = "line"
-    toggle: str = ""
+    error: Numbers | None = None  # for example one standard error: a bar on points, a band around a line
+    style: str = "line"  # one of STYLES
+    toggle: str = ""  # the run it belongs to, whose chip hides it and whose colour it has
 
 
 @dataclass(frozen=True, eq=False)
