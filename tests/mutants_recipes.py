@@ -112,7 +112,7 @@ MUTANTS: tuple[Mutant, ...] = (
     device_bench("PhaseTimer.take", "only the last chunk of a phase counted", "sums.get(name, 0.0)", "0.0"),
     device_bench("time_phases", "the rest of a step is all of it", "2 * seconds[whole] - sum(seconds.values())", "seconds[whole]"),
     device_bench("captured_step.replay", "a graph replayed with old numbers", "optimizer.fill_scalars()", ""),
-    device_bench("CudaClock.between", "an event read before it happened", "end.synchronize()", ""),
+    device_bench("Clock.between", "an event read before it happened", "end.synchronize()", ""),
     device_report("compare", "faster and slower exchanged", "reference / milliseconds", "milliseconds / reference"),
     device_report("verdict", "launches counted in seconds", "1e3 * LAUNCH_SECONDS * kernels", "LAUNCH_SECONDS * kernels"),
     accelerator("_SIZE", "fp16 Gram powers may overflow", "8.0", "32.0"),
