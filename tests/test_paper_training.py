@@ -63,7 +63,7 @@ def test_every_declaration_builds_and_its_commands_parse_back(experiment: Traine
     jobs = runner.jobs(plan, resources)
     printed = runner.dry_run(plan, resources)
     assert len(printed) == len(jobs) == len(plan.configs)
-    some = list(zip(jobs.values(), printed, strict=True))[:: max(1, len(jobs) // 5)]  # parsing takes its time
+    some = list(zip(jobs.values(), printed, strict=True))[:: max(1, len(jobs) // 2)]  # parsing takes its time
     for job, line in some:
         assert parsed(line) == job.config
         assert line.startswith("torchrun --standalone --nproc-per-node 8" if scale == "paper" else "steadynorm train")

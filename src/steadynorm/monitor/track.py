@@ -54,9 +54,7 @@ class MeasuredForecast(NamedTuple):
 
     norm_sq: float  # N
     overlaps: np.ndarray  # D_n
-    length: (
-        float | None
-    )  # |u| over its expected length when last measured; None before the first time, which counts as 1
+    length: float | None  # |u| over its expected length when last measured; None, which counts as 1, before that
 
 
 @dataclass(eq=False)
