@@ -97,7 +97,7 @@ def test_a_server_that_cuts_or_stalls_delivers_the_file_in_the_end(
 ):
     if path == "/stall":
         monkeypatch.setattr(files, "_TIMEOUT", 0.2)
-        monkeypatch.setattr(files, "_RETRIES", 10_000)  # a busy machine stalls at times, too
+        monkeypatch.setattr(files, "_RETRIES", 10_000)  # a busy machine also stalls at times
     assert fetch(server + path, tmp_path / "big.part").read_bytes() == BIG
     early = Unreliable.early.stat().st_size
     assert early >= 3  # a connection gives a third at most

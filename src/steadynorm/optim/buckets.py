@@ -128,7 +128,10 @@ def run(steps: Sequence[BucketStep]) -> None:
     scratch = Scratch()
     if any(machine.is_accelerator(chunk.step.bucket.params[0].device) for chunk in chunks):
         for together in find_companions(chunks):
-            _run_together(together, scratch) if len(together) > 1 else _run_chunk(together[0], scratch)
+            if len(together) == 1:
+                _run_chunk(together[0], scratch)
+            else:
+                _run_together(together, scratch)
     elif torch.get_num_threads() > 1 and len(chunks) > 1 and _are_plain(steps):
         # One core per chunk, the largest first, so that all cores end together.
         chunks.sort(key=lambda chunk: math.prod(chunk.step.bucket.shape), reverse=True)
