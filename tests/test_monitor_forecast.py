@@ -332,6 +332,24 @@ def test_a_monitor_attached_to_a_running_optimizer_takes_its_momentum_as_settled
             assert two["forecast"] == pytest.approx(two["norm"], rel=0.12)
 
 
+def test_the_forecast_of_a_layer_that_leaves_stands_still_where_its_updates_were_skipped():
+    """It leaves before its records are made, and its forecast is still that of an equal layer, 3 steps later."""
+    params = parameters((8, 8), (8, 8))
+    params[1].data.copy_(params[0].data)
+    optimizer = sn.ScionC(params, lmo="spectral", lr=0.05, steady_norm_sq=4.0)
+    monitor = sn.Monitor(optimizer, flush=100)
+    for t in range(12):
+        set_noise(params, t)
+        if 4 <= t < 7:
+            params[1].grad[0, 0] = math.nan
+        if t == 10:
+            optimizer.param_groups[0]["params"].pop()
+        optimizer.step()
+    records = monitor.measure()
+    good, ill = column(records[:10], "0.0", "forecast"), column(records[:10], "0.1", "forecast")
+    assert ill == pytest.approx([*good[:4], *[good[3]] * 3, *good[4:7]], rel=1e-6)
+
+
 @pytest.mark.parametrize("every", [1, 4])
 @pytest.mark.parametrize("make", [lambda ps: sn.ScionC(ps, lmo="spectral", lr=0.05, steady_norm_sq=4.0), lambda ps: sn.AdamC(ps, lr=0.02, weight_decay=1.0), lambda ps: sn.LionC(ps, lr=0.01)], ids=["ScionC", "AdamC", "LionC"])  # fmt: skip
 def test_the_forecast_stands_still_where_updates_are_skipped(make, every):
