@@ -6,6 +6,9 @@ STAMP := $(VENV)/.installed
 OTHERS := .venv-integrations
 JAX := .venv-jax
 
+# Compiled files are kept, so that collecting the tests takes 15 seconds instead of 24 from the second time on.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-other-path test-all test-slow test-properties test-integrations test-jax mutants lint format bench soak docs pictures clean
 

@@ -3,6 +3,7 @@
 One thread suffices: tensors are small, and two test runs on two cores would wait for each other.
 """
 
+import gc
 import os
 import shutil
 from collections import Counter
@@ -44,6 +45,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Under pytest-xdist, start the long files first, so that no process is left with one at the end."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+
+
+def pytest_collection_finish() -> None:
+    """Let garbage collection pass over what importing and collecting made; walking it took a fifth of the tests' time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -47,6 +47,9 @@ SHAPES: dict[str, tuple[tuple[int, ...], str, Any]] = {
 }
 
 
+SAVED, END = 3, 5  # steps before a checkpoint is saved, and in all
+
+
 class Model(nn.Module):
     """Hold only the parameters; if tied, one of them is in two places."""
 
@@ -174,6 +177,10 @@ def full(p: Any) -> Tensor:
     return (p.full_tensor() if isinstance(p, DTensor) else p).detach().clone()
 
 
+def local(p: Any) -> Tensor:
+    return (p.to_local() if isinstance(p, DTensor) else p).detach()
+
+
 @functools.cache
 def mesh_of(*sizes: int) -> Any:
     return init_device_mesh("cpu", sizes, mesh_dim_names=("outer", "inner")[-len(sizes) :])
@@ -219,27 +226,32 @@ def place(model: Model, where: Callable[[Tensor], tuple[Any, list[Any]]]) -> Non
     model.tied_to.weight = model.tied
 
 
+def has_trouble(maker: str) -> bool:
+    """Tell whether some of an optimizer's gradients are missing or infinite; torch's own do not skip those."""
+    return "correct" not in maker
+
+
 @functools.cache
-def alone(maker: str, dtype: torch.dtype, steps: int, **how: Any) -> tuple[list[dict[str, Tensor]], dict[str, Any]]:
+def alone(maker: str, dtype: torch.dtype, steps: int) -> tuple[list[dict[str, Tensor]], dict[str, Any]]:
     """Return the weights of a single process before each step and after the last, and its state, by name."""
     named = dict(Model(dtype).named_parameters())
     optimizer = makers(dtype)[maker](named)
     history = [{name: full(p) for name, p in named.items()}]
     for t in range(steps):
-        step(optimizer, named, t, history[-1], **how)
+        step(optimizer, named, t, history[-1], trouble=has_trouble(maker))
         history.append({name: full(p) for name, p in named.items()})
     return history, {name: optimizer.state[p] for name, p in named.items()}
 
 
 @functools.cache
-def watched(kind: str, maker: str, steps: int = 5) -> dict[str, Any]:
+def watched(kind: str, maker: str) -> dict[str, Any]:
     """Return what a monitor measures of these steps, flat: {"9 layers tall norm": ...}."""
-    history, _ = alone(maker, torch.float64, steps)
+    history, _ = alone(maker, torch.float64, END)
     model, told = model_of(kind, torch.float64, scalar=False)
     named = dict(model.named_parameters())
     optimizer = makers(torch.float64)[maker](named, **told)
     with sn.Monitor(optimizer, model, alignment=True, flush=3) as monitor:
-        for t in range(steps):
+        for t in range(END):
             step(optimizer, named, t, history[t])
         return dict(entry for record in monitor.measure() for entry in flat(record, str(record["step"])))
 
@@ -280,30 +292,33 @@ def step(optimizer: Any, named: dict[str, Any], t: int, weights: dict[str, Tenso
 
 
 def difference(optimizer: Any, named: dict[str, Any], weights: dict[str, Tensor], state: dict[str, Any]) -> float:
-    """Return the largest relative difference of weights and state, in the 2-norm of each tensor."""
-    worst = 0.0
+    """Return the largest relative difference of weights and state, in the 2-norm of each tensor over all ranks."""
+    squares = []
     for name, p in named.items():
-        pairs = [(full(p), weights[name])]
-        pairs += [(full(value), state[name][key]) for key, value in optimizer.state[p].items()]
+        pairs = [(p, weights[name])]
+        pairs += [(value, state[name][key]) for key, value in optimizer.state[p].items()]
         for mine, right in pairs:
-            scale = right.double().norm().clamp(min=1e-12)
-            worst = max(worst, float((mine.double() - right.double()).norm() / scale))
-    return worst
+            expected = local(like(right, mine)).double()
+            squares.append(torch.stack([(local(mine).double() - expected).square().sum(), expected.square().sum()]))
+    sums = torch.stack(squares)
+    if dist.is_initialized():
+        dist.all_reduce(sums)
+    error, scale = sums.sqrt().unbind(1)
+    return float((error / scale.clamp(min=1e-12)).max())
 
 
 def follow(kind: str, maker: str, dtype: torch.dtype, steps: int) -> float:
     """Return the difference to a single process after this many steps on the same full gradients."""
-    how = {"trouble": "correct" not in maker}
-    history, state = alone(maker, dtype, steps, **how)
+    history, state = alone(maker, dtype, steps)
     model, told = model_of(kind, dtype)
     named = dict(model.named_parameters())
     optimizer = makers(dtype)[maker](named, **told)
     for t in range(steps):
-        step(optimizer, named, t, history[t], **how)
+        step(optimizer, named, t, history[t], trouble=has_trouble(maker))
     return difference(optimizer, named, history[-1], state)
 
 
-def layouts(cases: list[tuple[str, str]], single: list[str], steps: int = 5) -> dict[str, float]:
+def layouts(cases: list[tuple[str, str]], single: list[str], steps: int = END) -> dict[str, float]:
     """Compare fp64 with exact polar factors for `cases`, and fp32 with fast ones for ScionC in the layouts of `single`."""
     found = {f"fp64 {maker}, {kind}": follow(kind, maker, torch.float64, steps) for kind, maker in cases}
     return found | {f"fp32 ScionC, {kind}": follow(kind, "ScionC", torch.float32, steps) for kind in single}
@@ -313,6 +328,15 @@ MOVING = ("ScionC", "ScionC nesterov exact", "Scion", "LionC", "MuonC")
 HELD = ("ScionC balance", "ScionC cautious", "ScionC fixed", "LionC balance", "MuonC balance")
 RESCALED = ("AdamC balance", "AdamC fixed", "AdamC cautious", "correct(AdamW) fixed")
 ALL = (*MOVING, "AdamC", "RenormalizedAdamW", "SGDC", "correct(AdamW)", *RESCALED)
+
+
+def take_steps_alone() -> None:
+    """Take the steps of a single process, so that processes forked after this need not take them again."""
+    for maker in (*ALL, *HELD, "SGDC fixed"):
+        alone(maker, torch.float64, END)
+    alone("ScionC", torch.float32, END)
+    for maker in ("ScionC", "AdamC", "MuonC"):
+        watched("single", maker)
 
 
 def two(folder: Path) -> dict[str, Any]:
@@ -381,8 +405,6 @@ def momentum_bytes() -> float:
 
 # --- checkpoints: 3 steps with one skipped, saved, and 2 more with one missing gradient
 
-SAVED, END = 3, 5
-
 
 def path(folder: Path, kind: str, maker: str) -> Path:
     return folder / maker / f"{dist.get_world_size() if dist.is_initialized() else 1} {kind}"
@@ -395,7 +417,7 @@ def checkpointed(kind: str, maker: str = "ScionC") -> tuple[Model, dict[str, Any
 
 
 def save(folder: Path, kinds: Iterable[str], maker: str = "ScionC") -> list[str]:
-    history, _ = alone(maker, torch.float64, END, trouble=True)
+    history, _ = alone(maker, torch.float64, END)
     for kind in kinds:
         model, named, optimizer = checkpointed(kind, maker)
         for t in range(SAVED):
@@ -411,7 +433,7 @@ def save(folder: Path, kinds: Iterable[str], maker: str = "ScionC") -> list[str]
 
 def load(folder: Path, saved: Iterable[str], kinds: Iterable[str], maker: str = "ScionC") -> dict[str, float]:
     """Return the difference to the unbroken single process, for each checkpoint and each layout it is loaded into."""
-    history, state = alone(maker, torch.float64, END, trouble=True)
+    history, state = alone(maker, torch.float64, END)
     found = {}
     for source in saved:
         for kind in kinds:
@@ -435,7 +457,7 @@ def moved() -> dict[str, float]:
     cases += [("MuonC", "ddp", "fsdp"), ("MuonC", "fsdp", "single"), ("MuonC", "single", "ddp")]
     found = {}
     for maker, source, kind in cases:
-        history, state = alone(maker, torch.float64, END, trouble=True)
+        history, state = alone(maker, torch.float64, END)
         _, old, first = checkpointed(source, maker)
         for t in range(SAVED):
             step(first, old, t, history[t])
@@ -462,7 +484,7 @@ def message(action: Callable[[], Any]) -> str:
 
 def errors() -> dict[str, str]:
     rank, found = dist.get_rank(), {}
-    weights = alone("ScionC", torch.float64, END, trouble=True)[0][0]
+    weights = alone("ScionC", torch.float64, END)[0][0]
     for kind in ("ddp", "fsdp"):
         for maker in ("ScionC", "LionC"):
             model, told = model_of(kind, torch.float64)

@@ -1,5 +1,6 @@
 """The jobs of tests/test_residual_sharded.py: bf16 weights beside fp32 ones in the same layout, on every process."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from steadynorm.optim.residual import RESIDUAL
 BF16, FP32 = torch.bfloat16, torch.float32
 MAKERS = ("ScionC", "ScionC nesterov exact", "ScionC balance", "ScionC cautious", "ScionC fixed", "LionC")
 MAKERS += ("LionC balance", "RenormalizedAdamW", "SGDC", "SGDC fixed")
-REPLICATED = MAKERS[:7]  # those that take mesh=
+REPLICATED = ("ScionC", "ScionC balance", "LionC")  # of those that take mesh=
 SAVED, END = 3, 5
 
 
@@ -45,10 +46,10 @@ def step(optimizer: Any, named: dict[str, Any], t: int) -> None:
     optimizer.step()
 
 
-def masters(optimizer: Any, named: dict[str, Any]) -> dict[str, Tensor]:
-    """Return the whole fp32 weights that bf16 parameters and their state stand for, by name."""
+def masters(optimizer: Any, named: dict[str, Any], part: Callable[[Any], Tensor] = jobs.full) -> dict[str, Tensor]:
+    """Return the fp32 weights that bf16 parameters and their state stand for, by name: whole, or this rank's part."""
     return {
-        name: halves.merge(jobs.full(p), jobs.full(optimizer.state[p][RESIDUAL]).view(torch.int16).squeeze(-1))
+        name: halves.merge(part(p), part(optimizer.state[p][RESIDUAL]).view(torch.int16).squeeze(-1))
         for name, p in named.items()
     }
 
@@ -60,14 +61,15 @@ def unlike(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> list[str]:
 
 
 def followed(kind: str, maker: str) -> list[str]:
-    """Return which weights differ from those of fp32 training in the same layout, after any of the steps."""
+    """Return of which weights this rank's part differs from fp32 training in the same layout, after any of the steps."""
     _, half, optimizer = made(kind, maker, BF16)
     _, single, reference = made(kind, maker, FP32)
     wrong = set()
     for t in range(END):
         step(optimizer, half, t)
         step(reference, single, t)
-        wrong |= set(unlike(masters(optimizer, half), {name: jobs.full(p) for name, p in single.items()}))
+        expected = {name: jobs.local(p) for name, p in single.items()}
+        wrong |= set(unlike(masters(optimizer, half, jobs.local), expected))
     return sorted(wrong)
 
 

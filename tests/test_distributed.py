@@ -65,6 +65,7 @@ def alone(action: Callable[[], Any]) -> Any:
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
+    jobs.take_steps_alone()
     return Reports(tmp_path_factory.mktemp("processes"))
 
 

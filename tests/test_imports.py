@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -61,18 +62,27 @@ def modules(package: Path = PACKAGE) -> dict[str, Path]:
 
 def imports(name: str, path: Path, names: Mapping[str, Path]) -> Iterator[str]:
     """Yield what a module imports: modules of ours by their full names, other packages by their first."""
-    for node in _nodes(ast.parse(path.read_text(encoding="utf-8"))):
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    return (_known(target, names) for target in _imported(package, path.read_text(encoding="utf-8")))
+
+
+@cache
+def _imported(package: str, text: str) -> tuple[str, ...]:
+    """Return the dotted names that a module of this package imports. Cached: most tests read the whole package."""
+    found = []
+    for node in _nodes(ast.parse(text)):
         if isinstance(node, ast.Import):
-            yield from (_known(alias.name, names) for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
-            above = package[: len(package) - node.level + 1] if node.level else []
+            parts = package.split(".")
+            above = parts[: len(parts) - node.level + 1] if node.level else []
             base = ".".join([*above, *filter(None, [node.module])])
             for alias in node.names:
                 home = f"steadynorm.{_HOMES[alias.name]}" if base == "steadynorm" and alias.name in _HOMES else base
-                yield _known(f"{home}.{alias.name}", names)
+                found.append(f"{home}.{alias.name}")
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-            yield from (_known(argument.value, names) for argument in node.args if isinstance(argument, ast.Constant))
+            found += [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
+    return tuple(found)
 
 
 def _nodes(node: ast.AST) -> Iterator[ast.AST]:

@@ -16,7 +16,7 @@ def reports(tmp_path_factory) -> list[dict[str, Any]]:
 
 def test_sharded_steps_on_bf16_weights_are_those_of_fp32_weights_bit_for_bit(reports):
     for report in reports:
-        assert len(report["followed"]) == 20
+        assert len(report["followed"]) == 16
         assert not any(report["followed"].values()), report["followed"]
 
 
