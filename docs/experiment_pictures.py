@@ -1,9 +1,14 @@
-"""Draw the plots of an experiment as one SVG, for docs/experiments.py."""
+"""Draw the plots of an experiment, for docs/experiments.py.
+
+Each plot is a picture of its own, as wide as a phone, so that a page puts as many beside each other as fit.
+"""
 
 import re
 from collections.abc import Sequence
 from io import BytesIO
 from itertools import cycle
+from textwrap import wrap
+from typing import NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -11,6 +16,7 @@ import numpy as np
 mpl.use("svg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from steadynorm.report import page
@@ -20,28 +26,47 @@ STYLE = {"svg.hashsalt": "steadynorm", "svg.fonttype": "none", "font.size": 8, "
          "axes.spines.right": False, "figure.facecolor": "white", "lines.linewidth": 1.2}  # fmt: skip
 
 
-def draw(plots: Sequence[page.Plot | page.HeatMap]) -> str:
-    """Draw all plots in one SVG, three in a row."""
-    columns = min(3, max(1, len(plots)))
-    rows = max(1, -(-len(plots) // columns))
+WIDTH = 3.75  # inches: 360 pixels, two of which fit beside each other on a laptop
+
+
+class Picture(NamedTuple):
+    alt: str
+    svg: str
+
+
+def draw(plots: Sequence[page.Plot | page.HeatMap]) -> list[Picture]:
+    """Draw every plot; if they have several lines, a legend of all comes first."""
+    names = dict.fromkeys(series.toggle for plot in plots if isinstance(plot, page.Plot) for series in plot.series)
+    colours = dict(zip(names, cycle(COLOURS), strict=False))
     with mpl.rc_context(STYLE):
-        figure, axes = plt.subplots(
-            rows, columns, figsize=(4.0 * columns, 2.7 * rows), squeeze=False, layout="constrained"
-        )
-        names = dict.fromkeys(series.toggle for plot in plots if isinstance(plot, page.Plot) for series in plot.series)
-        colours = dict(zip(names, cycle(COLOURS), strict=False))
-        for axis, plot in zip(axes.flat, plots, strict=False):
-            _lines(axis, plot, colours) if isinstance(plot, page.Plot) else _map(axis, plot)
-            axis.set_title(plot.title, fontsize=9, loc="left")
-            axis.set_xlabel(plot.x_label)
-        for axis in axes.flat[len(plots) :]:
-            axis.set_axis_off()
-        handles = [plt.Line2D([], [], color=colour, label=name) for name, colour in colours.items() if name]
-        if handles:
-            figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)), frameon=False)
-        text = BytesIO()
-        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-        plt.close(figure)
+        pictures = [Picture(plot.title, _plot(plot, colours)) for plot in plots]
+        if named := {name: colour for name, colour in colours.items() if name}:
+            pictures.insert(0, Picture("Legend: " + ", ".join(named), _legend(named)))
+    return pictures
+
+
+def _plot(plot: page.Plot | page.HeatMap, colours: dict[str, str]) -> str:
+    height = 2.7 if isinstance(plot, page.Plot) else max(2.7, 0.7 + 0.13 * len(plot.y))
+    figure, axis = plt.subplots(figsize=(WIDTH, height), layout="constrained")
+    _lines(axis, plot, colours) if isinstance(plot, page.Plot) else _map(axis, plot)
+    axis.set_title("\n".join(wrap(plot.title, 48)), fontsize=9, loc="left")
+    axis.set_xlabel(plot.x_label)
+    return _svg(figure)
+
+
+def _legend(colours: dict[str, str]) -> str:
+    """Draw a legend in as many columns as the longest name leaves room for."""
+    columns = max(1, min(len(colours), 60 // (8 + max(map(len, colours)))))
+    figure = plt.figure(figsize=(WIDTH, 0.12 + 0.16 * -(-len(colours) // columns)))
+    handles = [plt.Line2D([], [], color=colour, label=name) for name, colour in colours.items()]
+    figure.legend(handles=handles, loc="center", ncols=columns, frameon=False)
+    return _svg(figure)
+
+
+def _svg(figure: Figure) -> str:
+    text = BytesIO()
+    figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    plt.close(figure)
     return _shorter(text.getvalue().decode())
 
 
@@ -85,7 +110,7 @@ def _map(axis: Axes, plot: page.HeatMap) -> None:
         np.asarray(plot.x, float), range(len(plot.y)), z, cmap="RdBu_r", vmin=plot.middle - reach, vmax=plot.middle + reach,
         shading="nearest", rasterized=True,
     )  # fmt: skip
-    axis.set_yticks(range(len(plot.y)), plot.y, fontsize=5)
+    axis.set_yticks(range(len(plot.y)), plot.y, fontsize=7)
     axis.invert_yaxis()
     axis.figure.colorbar(shown, ax=axis)
 

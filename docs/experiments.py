@@ -64,10 +64,12 @@ def write(root: Path, out: Path) -> None:
 
 
 def of_experiment(folder: Path, outcome: Outcome) -> dict[str, str]:
-    """Return the page and the picture of an experiment, by the paths they go to."""
-    text = _page(folder, outcome, _certain(results(folder.parent.parent)))
+    """Return the page and the pictures of an experiment, by the paths they go to."""
     plots = [block for block in outcome.blocks if isinstance(block, page.Plot | page.HeatMap)]
-    return {f"{folder.name}.md": text, f"img/{folder.name}.svg": draw(plots[:MOST_PLOTS])}
+    pictures = {f"img/{folder.name}-{number}.svg": each for number, each in enumerate(draw(plots[:MOST_PLOTS]), 1)}
+    shown = "\n".join(f"![{each.alt}]({path})" for path, each in pictures.items())
+    text = _page(folder, outcome, _certain(results(folder.parent.parent)), shown)
+    return {f"{folder.name}.md": text} | {path: each.svg for path, each in pictures.items()}
 
 
 def overviews(root: Path) -> dict[str, str]:
@@ -97,7 +99,7 @@ def _not_run(folder: Path) -> str:
     return _cell("; ".join(runner.not_run(paper.get(name), context)))
 
 
-def _page(folder: Path, outcome: Outcome, certain: Certain) -> str:
+def _page(folder: Path, outcome: Outcome, certain: Certain, pictures: str) -> str:
     held, not_run = _summary(folder), _not_run(folder)
     experiment = paper.get(held["experiment"])
     origin = f"{_run_count(held)} runs, {held['seconds'] / 60:.0f} minutes of one core"
@@ -115,7 +117,7 @@ def _page(folder: Path, outcome: Outcome, certain: Certain) -> str:
         f"# {experiment.title}",
         "<!-- written by docs/experiments.py from results/: do not edit -->",
         f"**{folder.name}**. " + (f"O{finding[1:]}" if finding.startswith("ours") else f"The paper: {finding}"),
-        f"![{experiment.title}](img/{folder.name}.svg)",
+        pictures,
         *([f"**Not run yet** at this scale: {not_run}."] if not_run else []),
         "## Claims",
         *(

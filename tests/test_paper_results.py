@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -58,9 +59,14 @@ def test_the_overviews_are_up_to_date_and_no_page_is_left_over(generator: Module
     overviews = generator.overviews(ROOT)
     for path, text in overviews.items():
         assert not text_difference(text, (PAGES / path).read_text(encoding="utf-8")), f"{path}: run docs/experiments.py"
-    experiments = {name for each in FOLDERS for name in (f"{each.name}.md", f"img/{each.name}.svg")}
+    experiments = {f"{each.name}.md" for each in FOLDERS}
+    pictures = {
+        name
+        for page in experiments
+        for name in re.findall(r"\]\((img/.+?)\)", (PAGES / page).read_text(encoding="utf-8"))
+    }
     there = {path.relative_to(PAGES).as_posix() for path in PAGES.rglob("*") if path.is_file()}
-    assert there == experiments | overviews.keys(), "run docs/experiments.py"
+    assert there == experiments | pictures | overviews.keys(), "run docs/experiments.py"
 
 
 def test_the_boxes_on_the_pages_say_what_the_results_say(generator: ModuleType):
@@ -108,6 +114,7 @@ def test_every_kind_of_block_is_drawn(generator: ModuleType):
         page.Plot("log", "x", "y", series, log_x=True, log_y=True),
         page.HeatMap("map", "x", "y", [1, 2], ["a", "b"], [[0, 1], [1, 0]]),
     ]
-    picture = generator.draw(plots)
-    assert picture == generator.draw(plots)
-    assert picture.startswith("<?xml")
+    pictures = generator.draw(plots)
+    assert pictures == generator.draw(plots)
+    assert [each.alt for each in pictures] == ["Legend: line, dash, points", "log", "map"]
+    assert all(each.svg.startswith("<?xml") for each in pictures)

@@ -13,6 +13,7 @@ import pytest
 from pyarrow import parquet
 from tokenizers import Tokenizer
 
+from steadynorm.cli import main
 from steadynorm.lab.data import documents, tokenize
 from steadynorm.lab.data.datasets import get
 from steadynorm.lab.data.download import DataError
@@ -293,9 +294,16 @@ def test_a_document_that_spells_end_of_text_does_not_end(bpe):
 
 def test_the_end_of_text_token_of_a_foreign_tokeniser_is_found_or_asked_for(tmp_path, bpe):
     (tmp_path / "t.json").write_text(bpe.definition.replace("<|endoftext|>", "<fin>"), encoding="utf-8")
-    with pytest.raises(DataError, match="pass end_of_text="):
+    with pytest.raises(DataError, match="name it: --end-of-text TOKEN"):
         make_encoder(tmp_path / "t.json")
     assert make_encoder(tmp_path / "t.json", end_of_text="<fin>").end_of_text == bpe.end_of_text
+    (tmp_path / "a.txt").write_text("a few words", encoding="utf-8")
+    call = ["data", "tokenize", str(tmp_path / "a.txt"), "--out", str(tmp_path / "shards"), "--validation-tokens", "0"]
+    call += ["--workers", "1", "--tokenizer", str(tmp_path / "t.json")]
+    assert main(call) == 2
+    assert main([*call, "--end-of-text", "<fin>"]) == 0
+    meta = json.loads((tmp_path / "shards" / "meta.json").read_text(encoding="utf-8"))
+    assert meta["end_of_text"] == bpe.end_of_text
 
 
 def test_a_vocabulary_too_large_for_uint16_is_refused(tmp_path):

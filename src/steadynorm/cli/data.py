@@ -38,6 +38,8 @@ class DataTokenize:
     """gpt2, bytes, bpe (trained on the text; see --vocab-size), or a tokenizer.json."""
     vocab_size: int | None = None
     """Number of tokens of a BPE that is trained."""
+    end_of_text: str | None = None
+    """Token put before each document; default: the first of the usual names in the vocabulary of a tokenizer.json."""
     shard_tokens: int = 10**8
     """Tokens per shard."""
     validation_tokens: int | None = None
@@ -56,6 +58,7 @@ class DataTokenize:
             self.out,
             tokenizer=self.tokenizer,
             vocab_size=self.vocab_size,
+            end_of_text=self.end_of_text,
             shard_tokens=self.shard_tokens,
             validation_tokens=self.validation_tokens,
             text_key=self.text_key,

@@ -128,7 +128,7 @@ def crop_box(
     return left, upper, left + w, upper + h
 
 
-def normalize(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+def normalize(images: Tensor) -> Tensor:
     """Map uint8 to [-1, 1] by (x/255 - 0.5)/0.5, on the device of the batch.
 
     >>> normalize(torch.tensor([0, 255], dtype=torch.uint8))
@@ -136,7 +136,7 @@ def normalize(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """
     if images.dtype != torch.uint8:
         raise TypeError(f"normalize: images are {images.dtype}, expected uint8; are they already normalized?")
-    return images.to(dtype).mul_(2 / 255).sub_(1)
+    return images.float().mul_(2 / 255).sub_(1)
 
 
 def mixup(
