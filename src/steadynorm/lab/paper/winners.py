@@ -32,9 +32,14 @@ COMPARISONS = (
     Comparison(
         "fig-adamc",
         "Does correcting AdamW's decay change the accuracy?",
-        {"AdamC": "AdamW", "AdamC, decay x 5": "AdamW, decay x 5"},
-        "AdamC begins with 1.5 times AdamW's decay, because the correction lowers it later. The pairs with equal decays have not "
-        "been run. Five times the decay is too much for either: it shows the norms, not the best accuracy.",
+        {
+            "AdamC": "AdamW",
+            "AdamC, AdamW's decay": "AdamW",
+            "AdamW, AdamC's decay": "AdamC",
+            "AdamC, decay x 5": "AdamW, decay x 5",
+        },
+        "AdamC begins with 1.5 times AdamW's decay, because the correction lowers it later; the second and third pair begin with "
+        "equal decays. Five times the decay is too much for either: it shows the norms, not the best accuracy.",
     ),
     Comparison(
         "fig-muon",
