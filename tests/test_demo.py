@@ -2,16 +2,17 @@
 
 import json
 import shlex
-import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import IO
 
 import forked
 import pytest
 
 from steadynorm import records
 from steadynorm.cli import main
-from steadynorm.lab import demo, origin
+from steadynorm.lab import demo
+from steadynorm.lab.models import GPTConfig
+from steadynorm.lab.paper import pool
 
 TINY = shlex.split(
     "--task.model.layers 1 --task.model.width 16 --task.model.heads 2 --task.eval-tokens 1536 --save-every 10 --no-bf16"
@@ -19,13 +20,15 @@ TINY = shlex.split(
 
 
 def test_both_runs_are_trained_and_summarised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def start(command: list[str], stdout: IO[bytes], **_: object) -> forked.Command:
-        assert command[:3] == [sys.executable, "-m", "steadynorm.cli"]
-        return forked.Command(command[3:], Path(stdout.name))
-
-    monkeypatch.setattr(demo.subprocess, "Popen", start)
-    monkeypatch.setattr(origin, "commit", lambda: "abc")  # asked of git, by the Popen that is replaced here
-    folders = demo.train(tmp_path, 20, TINY)
+    monkeypatch.setattr(pool, "_popen", lambda job, _: forked.Command(job.command[1:], job.folder / pool.LOG))
+    model = GPTConfig(layers=1, width=16, heads=2, vocab=257, context=128)
+    small = {"save_every": 10, "bf16": False, "tensorboard": False}
+    folders = demo.train(
+        [
+            replace(config, task=replace(config.task, model=model, eval_tokens=1536), **small)
+            for config in demo.configs(tmp_path, 20)
+        ]
+    )
     assert [records.read(each).config["optim"]["name"] for each in folders] == ["scion", "scionc"]
     one, two = (demo.summarise(each) for each in folders)
     run = records.read(folders[0])
@@ -36,40 +39,25 @@ def test_both_runs_are_trained_and_summarised(tmp_path: Path, monkeypatch: pytes
     assert two.excess_output < two.excess_hidden  # the output layer pushes outward from the first steps
 
 
-def test_the_time_left_is_reported_once_when_both_runs_are_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Start-up does not count: 20 steps of each took the 10 seconds after both had begun, and 580 of each are left."""
-    at, clock = {"scion": 0, "scionc": 0}, [0.0]
-    progress = iter([("scion", 20, 100.0), ("scionc", 20, 100.0), ("scion", 40, 110.0), ("scionc", 40, 110.0)])
-
-    class Training:
-        returncode = None
-
-        def poll(self):
-            return self.returncode
-
-    runs = [Training(), Training()]
-
-    def sleep(_seconds):
-        name, at_step, now = next(progress, ("scion", 600, 400.0))
-        at[name], clock[0] = at_step, now
-        if at_step == 600:
-            runs[0].returncode = runs[1].returncode = 0
-
-    monkeypatch.setattr(demo.records, "last_step", lambda path: at[path.parent.name])
-    monkeypatch.setattr(demo.time, "sleep", sleep)
-    monkeypatch.setattr(demo.time, "monotonic", lambda: clock[0])
-    said: list[str] = []
-    demo._watch(runs, [tmp_path / "scion", tmp_path / "scionc"], 600, said.append)  # type: ignore[arg-type]
-    assert said == ["training Scion and ScionC: about 5 minutes"]
-
-
 def test_a_run_that_fails_is_named_with_its_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\necho first\necho 5 does not divide 12\nexit 2\n", encoding="utf-8")
     program.chmod(0o755)
-    monkeypatch.setattr(demo.sys, "executable", str(program))
-    with pytest.raises(RuntimeError, match=r"scion.*training failed \(5 does not divide 12\); see .*log\.txt"):
-        demo.train(tmp_path, 20)
+    monkeypatch.setattr(pool.sys, "executable", str(program))
+    with pytest.raises(
+        RuntimeError, match=r"(?s)scion.*: training failed: exit code 2; .*log\.txt:.*5 does not divide 12"
+    ):
+        demo.train(demo.configs(tmp_path, 20))
+
+
+def test_the_command_of_a_run_says_what_differs_from_the_recipe(tmp_path: Path):
+    config = demo.configs(tmp_path, 1150)[0]
+    words = pool.train_command(config, demo.RECIPE)
+    out = shlex.quote(str(tmp_path / "scion"))
+    expected = (
+        f"--optim.name scion --task.eval-tokens 32768 --out {out} --eval-every 230 --monitor-every 5 --name scion"
+    )
+    assert words == ["steadynorm", "train", "gpt", *shlex.split(expected)]
 
 
 def test_the_predictions_shown_first_agree_with_the_simulation():

@@ -26,10 +26,11 @@ def everything_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def said_at(clock: list[float], total: int, *amounts: tuple[float, int]) -> list[str]:
     said: list[str] = []
-    with progress.bar(total, "work", say=said.append) as tell:
-        for now, amount in amounts:
-            clock[0] = now
-            tell(amount)
+    pace = progress._pace(total, "work", said.append)
+    next(pace)
+    for now, amount in amounts:
+        clock[0] = now
+        pace.send(amount)
     return said
 
 

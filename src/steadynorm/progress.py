@@ -74,20 +74,18 @@ def bars(*extra: Any, shown: bool = True, size: bool = False) -> Any:
 
 
 @contextmanager
-def bar(
-    total: int, label: str, *, shown: bool = True, size: bool = False, say: Say | None = None
-) -> Iterator[Callable[[int], object]]:
+def bar(total: int, label: str, *, shown: bool = True, size: bool = False) -> Iterator[Callable[[int], object]]:
     """Yield a thread-safe function that takes the amount of work that has just been done, in bytes if `size`.
 
-    `say` is called with the expected time if that is long; by default it is printed to stderr if no bar is drawn.
+    If no bar is drawn, a long expected time is printed to stderr.
 
     >>> with bar(10, "steps") as advance:
     ...     advance(10)
     """
     with bars(shown=shown and total > 0, size=size) as progress:
         task = progress.add_task(label, total=total)
-        silent = say is None and (not shown or not progress.disable)
-        pace, lock = _pace(total, label, (lambda line: None) if silent else say or to_stderr), threading.Lock()
+        say = to_stderr if shown and progress.disable else lambda line: None
+        pace, lock = _pace(total, label, say), threading.Lock()
         next(pace)
 
         def advance(amount: int) -> None:

@@ -37,7 +37,7 @@ class Demo:
         console.print(table)
         console.print("Now training a GPT (4 layers, width 128) on the State of the Union addresses, up to 6 minutes.")
         console.print(f"This machine: {machine.describe()}.")
-        rows, page = demo.run(self.out, self.steps, console.print)
+        rows, page = demo.run(self.out, self.steps)
         trained = [{"scion": "Scion", "scionc": "ScionC"}[row.name] for row in rows]
         table = new_table("lr on a cosine to zero", ["", *trained], right=trained)
         for label, show in _DEMO_ROWS.items():

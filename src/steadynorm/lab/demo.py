@@ -1,24 +1,21 @@
 """Train a small GPT with Scion and with ScionC on the embedded texts, side by side, for `steadynorm demo`."""
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from steadynorm import progress, records, theory
+from steadynorm import records, theory
 from steadynorm.lab import simulate
-from steadynorm.progress import Say
+from steadynorm.lab.paper import pool
+from steadynorm.lab.train.config import Config, Gpt, OptimizerName
+from steadynorm.lab.train.recipes import with_optimizer
 from steadynorm.report import content as report
 
-OPTIMIZERS = ("scion", "scionc")
-# The page needs no more, and the recipe's own records and evaluations would take a minute longer.
-BRIEFLY = ("--monitor-every", "5", "--eval-every", "230", "--task.eval-tokens", "32768")
+RECIPE = "gpt"
+OPTIMIZERS: tuple[OptimizerName, ...] = ("scion", "scionc")
 _OUTPUT = "embedding.weight"  # the output layer, tied
 SYSTEMS = (
     ("vector of 512", "bias", (512,)),
@@ -61,45 +58,28 @@ class Summary(NamedTuple):
     excess_output: float
 
 
-def train(folder: Path, steps: int, extra: Sequence[str] = (), *, say: Say = lambda line: None) -> list[Path]:
-    """Train both runs at once on one core each, resuming interrupted ones; `say` gets the expected time."""
-    folders = [folder / name for name in OPTIMIZERS]
-    one_thread = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    processes: list[subprocess.Popen[bytes]] = []
-    try:
-        for name, out in zip(OPTIMIZERS, folders, strict=True):
-            out.mkdir(parents=True, exist_ok=True)
-            command = [sys.executable, "-m", "steadynorm.cli", "train", "gpt", "--out", str(out), "--name", name]
-            command += ["--optim.name", name, "--steps", str(steps), *BRIEFLY, *extra]
-            with (out / "log.txt").open("ab") as log:
-                processes.append(subprocess.Popen(command, stderr=log, stdout=log, env=one_thread))
-        _watch(processes, folders, steps, say)
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)  # it saves a checkpoint and ends
-        for process in processes:
-            process.wait()
-    return folders
+def configs(folder: Path, steps: int) -> list[Config]:
+    """Return both runs: the small GPT of the recipes, with fewer records and evaluations than it has by default.
+
+    The page needs no more, and the rest would take a minute longer.
+    """
+    runs = []
+    for name in OPTIMIZERS:
+        config = with_optimizer(RECIPE, name)
+        assert isinstance(config.task, Gpt)
+        task = replace(config.task, eval_tokens=32_768)
+        runs.append(
+            replace(config, task=task, out=folder / name, name=name, steps=steps, monitor_every=5, eval_every=230)
+        )
+    return runs
 
 
-def _watch(processes: Sequence[subprocess.Popen[bytes]], folders: Sequence[Path], steps: int, say: Say) -> None:
-    reported = 0
-    with progress.bar(steps * len(folders), "training Scion and ScionC", say=say) as advance:
-        while True:
-            exit_codes = [process.poll() for process in processes]
-            for code, out in zip(exit_codes, folders, strict=True):
-                if code:
-                    last = (out / "log.txt").read_text(errors="replace", encoding="utf-8").strip().splitlines()[-1:]
-                    raise RuntimeError(f"{out}: training failed ({' '.join(last)}); see {out / 'log.txt'}")
-            # The slower run sets the pace: runs write their records some twenty steps at a time.
-            finished = len(folders) * min(records.last_step(out / records.FILE) for out in folders)
-            if finished > 0:
-                advance(finished - reported)
-                reported = finished
-            if None not in exit_codes:
-                return
-            time.sleep(0.5)
+def train(runs: Sequence[Config]) -> list[Path]:
+    """Train these runs at once on one core each, resuming interrupted ones, and return their folders."""
+    jobs = [pool.Job(config, pool.train_command(config, RECIPE)) for config in runs]
+    for folder, reason in pool.train_all(jobs, len(jobs)).items():
+        raise RuntimeError(f"{folder}: training failed: {reason}")
+    return [job.folder for job in jobs]
 
 
 def summarise(folder: Path) -> Summary:
@@ -129,8 +109,8 @@ def summarise(folder: Path) -> Summary:
     )
 
 
-def run(folder: Path, steps: int, say: Say) -> tuple[list[Summary], Path]:
+def run(folder: Path, steps: int) -> tuple[list[Summary], Path]:
     """Train both runs and write the page that compares them."""
-    folders = train(folder, steps, say=say)
+    folders = train(configs(folder, steps))
     page = report.report(folders, folder / "report.html", title="Scion against ScionC: the norm stays where you put it")
     return [summarise(run_folder) for run_folder in folders], page
