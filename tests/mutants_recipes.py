@@ -54,7 +54,7 @@ MUTANTS: tuple[Mutant, ...] = (
     augment("mixup", "mixup of labels forgotten", "_mix(labels, weight, lead)", "labels"),
     augment("crop_box", "crop's ratio uniform, not log-uniform", "math.log(ratio[0]), math.log(ratio[1])", "ratio[0] - 1, ratio[1] - 1"),
     augment("crop_box", "crop's side in proportion to the area", "round(math.sqrt(area * shape)), round(math.sqrt(area / shape))", "round(area * shape / height), round(area / shape / width)"),
-    augment("normalize", "images in [0, 1]", "images.to(dtype).mul_(2 / 255).sub_(1)", "images.to(dtype).mul_(1 / 255)"),
+    augment("normalize", "images in [0, 1]", "images.float().mul_(2 / 255).sub_(1)", "images.float().mul_(1 / 255)"),
     augment("Evaluate.__call__", "evaluation without 256/224", "round(self.size * 256 / 224)", "self.size"),
     augment("Augment.__call__", "always flipped", "self.flip and generator.integers(2)", "self.flip"),
     randaugment("_enhance", "enhancing from 0", "level * 1.8 + 0.1", "level * 1.9"),
