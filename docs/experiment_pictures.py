@@ -35,7 +35,7 @@ class Picture(NamedTuple):
 
 
 def draw(plots: Sequence[page.Plot | page.HeatMap]) -> list[Picture]:
-    """Draw every plot; if they have several lines, a legend of all comes first."""
+    """Draw every plot; if their lines have names, a legend of all comes first."""
     names = dict.fromkeys(series.toggle for plot in plots if isinstance(plot, page.Plot) for series in plot.series)
     colours = dict(zip(names, cycle(COLOURS), strict=False))
     with mpl.rc_context(STYLE):

@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Let garbage collection pass over what importing and collecting made; walking it took a fifth of the tests' time."""
+    """Let garbage collection pass over what importing and collecting made; in two files, walking it took a fifth of the time."""
     gc.collect()
     gc.freeze()
 

@@ -294,7 +294,7 @@ def test_a_document_that_spells_end_of_text_does_not_end(bpe):
 
 def test_the_end_of_text_token_of_a_foreign_tokeniser_is_found_or_asked_for(tmp_path, bpe):
     (tmp_path / "t.json").write_text(bpe.definition.replace("<|endoftext|>", "<fin>"), encoding="utf-8")
-    with pytest.raises(DataError, match="name it: --end-of-text TOKEN"):
+    with pytest.raises(DataError, match="name it by end_of_text, on the command line --end-of-text TOKEN"):
         make_encoder(tmp_path / "t.json")
     assert make_encoder(tmp_path / "t.json", end_of_text="<fin>").end_of_text == bpe.end_of_text
     (tmp_path / "a.txt").write_text("a few words", encoding="utf-8")

@@ -77,8 +77,8 @@ def configs(folder: Path, steps: int) -> list[Config]:
 def train(runs: Sequence[Config]) -> list[Path]:
     """Train these runs at once on one core each, resuming interrupted ones, and return their folders."""
     jobs = [pool.Job(config, pool.train_command(config, RECIPE)) for config in runs]
-    for folder, reason in pool.train_all(jobs, len(jobs)).items():
-        raise RuntimeError(f"{folder}: training failed: {reason}")
+    if failed := pool.train_all(jobs, len(jobs)):
+        raise RuntimeError("\n".join(f"{folder}: training failed: {reason}" for folder, reason in failed.items()))
     return [job.folder for job in jobs]
 
 

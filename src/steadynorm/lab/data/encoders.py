@@ -87,7 +87,9 @@ def _described(name: str, definition: str, end_of_text: str | None) -> Encoder:
     vocabulary = _backend(definition).get_vocab(with_added_tokens=True)
     ends = _ENDS if end_of_text is None else (end_of_text,)
     if not (candidates := [vocabulary[end] for end in ends if end in vocabulary]):
-        raise DataError(f"{name}: none of {', '.join(ends)} is in its vocabulary; name it: --end-of-text TOKEN")
+        raise DataError(
+            f"{name}: none of {', '.join(ends)} is in its vocabulary; name it by end_of_text, on the command line --end-of-text TOKEN"
+        )
     if (size := max(vocabulary.values()) + 1) > MAX_VOCAB:
         raise DataError(f"{name}: {size} tokens; shards hold uint16, choose a vocabulary of at most {MAX_VOCAB}")
     return Encoder(name, size, candidates[0], definition)
