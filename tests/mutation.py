@@ -106,11 +106,14 @@ def _keyword(node: ast.stmt) -> ast.keyword | None:
 def _matches(scope: ast.AST, pattern: Sequence[ast.AST]) -> Iterator[tuple[list | dict, int | str]]:
     """Yield the list and index, or the attributes and name, at which the pattern's syntax tree occurs."""
     wanted = [ast.dump(node) for node in pattern]
+
+    def occurs(nodes: Sequence[ast.AST]) -> bool:  # types first: dumping every node of a function takes seconds
+        return [*map(type, nodes)] == [*map(type, pattern)] and [*map(ast.dump, nodes)] == wanted
+
     for node in ast.walk(scope):
         for field, value in ast.iter_fields(node):
             if isinstance(value, list):
-                dumps = [ast.dump(item) if isinstance(item, ast.AST) else None for item in value]
                 slots = range(len(value) - len(wanted) + 1)
-                yield from ((value, slot) for slot in slots if dumps[slot : slot + len(wanted)] == wanted)
-            elif isinstance(value, ast.AST) and [ast.dump(value)] == wanted:
+                yield from ((value, slot) for slot in slots if occurs(value[slot : slot + len(wanted)]))
+            elif isinstance(value, ast.AST) and occurs([value]):
                 yield vars(node), field

@@ -41,7 +41,7 @@ def column(records, layer, key):
     return [each["layers"][layer][key] for each in records]
 
 
-@pytest.mark.parametrize(("overlap", "nesterov"), [(None, False), ("linear", True), ("exact", False), ("exact", True)])
+@pytest.mark.parametrize(("overlap", "nesterov"), [(None, False), ("linear", True), ("exact", True)])
 def test_the_forecast_and_the_expected_alignment_are_the_theorys(overlap, nesterov):
     """There are two starts of each kind, and one computation serves both. overlap None means Scion with constant decay."""
     kinds = {

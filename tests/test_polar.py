@@ -181,7 +181,7 @@ def frobenius_express(x, steps=5, lower=1e-3):
     return y
 
 
-@pytest.mark.parametrize("shape", [(384, 384), (384, 1536)])
+@pytest.mark.parametrize("shape", [(384, 384), pytest.param((384, 1536), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["gaussian", "hard"])
 def test_four_steps_are_no_worse_than_five_of_the_peers(shape, kind):
     g = torch.Generator().manual_seed(5)
