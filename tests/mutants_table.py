@@ -362,7 +362,7 @@ MUTANTS = (
     roles("role_of", "output layer not found", "id(site.parameter) in outputs", "False"),
     role_table("fused_blocks", "fused q, k, v not split", '3, f"; fused q, k, v: 3 {side} blocks"', '1, f"; fused q, k, v: 3 {side} blocks"'),
     fusion("_fused_by_heads", "shapes decide before the attention", "len(set(sizes)) == 1 and d_out == 3 * d_in", "d_out == 3 * d_in"),
-    fusion("_fused_by_heads", "an order that is unknown is taken for granted", "_IN_ORDER_NAME.search(site.name)", "True"),
+    fusion("_fused_by_heads", "an order that is unknown is taken for granted", "_IN_ORDER_NAME.search(site.plain_name)", "True"),
     fusion("_by_head", "heads of the output projection are its rows", "BlockLayout(attention.heads, INPUTS)", "BlockLayout(attention.heads)"),
     fusion("_attention_of", "keys have the heads of queries", "_number(module, _KEY_HEAD_COUNTS) or heads", "heads"),
     builder("_scion_rules", "output decay is the hidden layers'", "lr * decay_0 / output_lr", "decay_0"),

@@ -186,6 +186,14 @@ def test_skipping_anything_else_is_a_type_error() -> None:
         correct(optimizer, skip=[1.5])
 
 
+@pytest.mark.parametrize("skip", [False, True, [False]], ids=str)
+def test_false_is_not_the_index_of_the_first_group(skip: Any) -> None:
+    """It would leave that group, often the only one, uncorrected without a word."""
+    optimizer = adamw()
+    with refused(optimizer, r"not True or False; pass skip=\(\) to leave nothing out", TypeError):
+        correct(optimizer, skip=skip)
+
+
 def test_an_error_in_the_second_group_leaves_the_first_unchanged() -> None:
     optimizer = Lion([{"params": [weight()]}, {"params": [weight()]}], lr=LR, weight_decay=DECAY)
     del optimizer.param_groups[1]["betas"]

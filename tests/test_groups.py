@@ -9,9 +9,11 @@ import pytest
 import torch
 from group_models import MODELS, PLAIN, Holding, Transformer, VisionTransformer, by_group, group_of, mlp
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import steadynorm as sn
 from steadynorm.groups.builder import param_groups
+from steadynorm.groups.roles import plain_name
 from steadynorm.lmo import get
 
 
@@ -325,6 +327,23 @@ def test_names_in_a_compiled_model_may_be_those_of_the_model(output: str) -> Non
     assert group_of(groups, "_orig_mod.0.weight")["blocks"] == 2
     inside = nn.Sequential(torch.compile(nn.Linear(4, 4)), nn.Linear(4, 2))  # pyright: ignore[reportArgumentType]
     assert by_group(param_groups(inside, output="0"))["output"] == ["0._orig_mod.weight"]
+
+
+@pytest.mark.parametrize("parametrize", [weight_norm, spectral_norm])
+def test_a_parametrized_weight_has_the_role_of_its_layer(parametrize: Any) -> None:
+    layers: dict[str, nn.Module] = {"conv": nn.Conv1d(4, 8, 3, groups=2), "wte": nn.Embedding(9, 8)}
+    layers |= {"qkv": nn.Linear(8, 24), "head": nn.Linear(8, 9)}
+    plain = nn.ModuleDict(layers)
+    expected = {name: group for group in param_groups(plain, output="head") for name, _ in group["params"]}
+    wrapped = nn.ModuleDict({name: parametrize(layer) for name, layer in layers.items()})
+    groups = param_groups(wrapped, output="head.weight", blocks={"qkv.weight": 3})
+    for group in groups:
+        for name, _ in group["params"]:
+            if name.endswith("original0"):  # weight_norm keeps lengths there
+                assert group["lmo"] == "bias", name
+            else:
+                same = expected[plain_name(name)]
+                assert (group["name"], group["lmo"], group["lr"]) == (same["name"], same["lmo"], same["lr"]), name
 
 
 def test_a_constant_decay_beside_a_target_or_in_every_group_of_scionc_is_refused() -> None:

@@ -34,6 +34,26 @@ def test_multihead_attention_has_three_blocks() -> None:
     assert group_of(groups, "bias_k")["lmo"] == "bias"
 
 
+@pytest.mark.parametrize(
+    ("make", "gates"),
+    [(nn.LSTM, 4), (nn.LSTMCell, 4), (nn.GRU, 3), (nn.GRUCell, 3), (nn.RNN, 1), (nn.RNNCell, 1)],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_each_gate_of_a_recurrent_layer_is_a_matrix(make: Any, gates: int) -> None:
+    model = make(6, 4)
+    groups = param_groups(model, output=False)
+    for name, p in model.named_parameters():
+        group = group_of(groups, name)
+        assert (group["lmo"], group["blocks"]) == (("spectral", gates) if p.ndim == 2 else ("bias", 1))
+        assert make.__name__ in groups.why[name]
+
+
+def test_projected_and_reverse_weights_of_an_lstm() -> None:
+    groups = param_groups(nn.LSTM(6, 4, 2, bidirectional=True, proj_size=2), output=False)
+    assert all(group_of(groups, f"weight_{kind}_l1_reverse")["blocks"] == 4 for kind in ("ih", "hh"))
+    assert group_of(groups, "weight_hr_l0_reverse")["blocks"] == 1
+
+
 def test_an_unequal_or_interleaved_fusion_stays_one_matrix() -> None:
     model = nn.ModuleDict({"qkv": nn.Linear(8, 12), "query_key_value": nn.Linear(8, 24)})
     groups = param_groups(model, output=False)

@@ -436,3 +436,22 @@ def test_cautious_decay_has_no_forecast_that_does_not_know_its_mask():
     assert records[False]["forecast_norm"] is not None
     assert records[True].get("forecast_norm") is None
     assert records[True]["target_norm"] == records[False]["target_norm"]
+
+
+@pytest.mark.parametrize("absolute", [{}, {"steady_norm_sq": 0.01}], ids=["first norm", "target"])
+@pytest.mark.parametrize("cls", [sn.AdamC, sn.LionC, torch.optim.AdamW])
+def test_target_of_a_fixed_norm_is_where_it_is_held_and_not_where_decay_would_lead(cls, absolute):
+    params = parameters((8, 4), (8, 4))
+    if cls is torch.optim.AdamW:
+        optimizer = sn.correct(cls(params, lr=1e-3, weight_decay=0.1), hold="fixed", **absolute)
+    else:
+        optimizer = cls(params, lr=1e-3, weight_decay=0.1, hold="fixed", **absolute)
+    monitor = sn.Monitor(optimizer)
+    for t in range(12):
+        set_noise(params, t)
+        optimizer.step()
+    expected = math.sqrt(0.01 * 32) if absolute else None
+    assert {own["target"] for own in monitor.measure()[-1]["layers"].values()} == {expected}
+    place = "its target" if absolute else "its norm at the first record"
+    (advice,) = monitor.advice()
+    assert f'hold="fixed" keeps the norm within 3 % of {place}' in advice

@@ -448,7 +448,7 @@ def test_groups_hold_plain_values_and_load():
             {},
             r"AdamW, group 0: parameter 0 .* not in the model",
         ),
-        (adamw, {"to": sn.LionC}, r"to=LionC is none of AdamC, MuonC, ScionC, Scion"),
+        (adamw, {"to": sn.LionC}, r"to=LionC is none of AdamC, MuonC, ScionC, Scion and, from MuonC, torch.optim.Muon"),
         (muon, {"to": sn.AdamC}, r"AdamC takes over only from AdamW, not from Muon; use ScionC"),
         (lambda m: twin.Scion([m.tall.weight], norm="Nuclear"), {}, r"tall\.weight: norm 'Nuclear' is unknown"),
         (lambda m: twin.Scion([m.conv.weight], norm="Sign"), {}, r"conv\.weight: norm 'Sign' is for 2 to 2 dimensions"),

@@ -10,10 +10,13 @@ from torch.optim import Optimizer
 
 from steadynorm import theory
 from steadynorm.conversion.source import MOMENTUM, Group, Source
+from steadynorm.decay.hold import HOLD_STATE
+from steadynorm.decay.rule import Target
 from steadynorm.groups.tables import format_table
+from steadynorm.optim.residual import RESIDUAL
 from steadynorm.views import BlockLayout
 
-_STATE = ("momentum_buffer", "step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+_STATE = ("momentum_buffer", "step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", HOLD_STATE["fixed"], RESIDUAL)
 _TITLES = ("parameter", "shape", "rule", "lr", "decay", "steady rms", "state")
 
 
@@ -38,6 +41,11 @@ class Change(NamedTuple):
     unit: float = 0.0  # U^2 per element
     was: float = 0.0  # C^2 before
     now: float = 0.0  # C^2 after
+
+
+def is_fixed_where_it_is(source: Source, values: Group) -> bool:
+    """Return whether the norm of a parameter stays fixed where it was, which no target says, in a group with these values."""
+    return values.get("hold") == "fixed" and not isinstance(source.decay_rule, Target)
 
 
 @torch.no_grad()
@@ -75,6 +83,11 @@ def _row(change: Change) -> list[str]:
 
 
 def _decay(values: Group) -> str:
+    how = {"fixed": ", fixed norm", "balance": ", balanced"}.get(values.get("hold", "decay"), "")
+    return _rule(values) + how + (", cautious" if values.get("cautious") else "")
+
+
+def _rule(values: Group) -> str:
     if values["weight_decay"] is None:
         return f"corrected, C^2 = {values['steady_norm_sq']:.4g}"
     if values["weight_decay"] == 0:
@@ -84,6 +97,8 @@ def _decay(values: Group) -> str:
 
 def _rms(change: Change) -> str:
     """Return the root mean square of the weights at steady state."""
+    if is_fixed_where_it_is(change.source, change.values):
+        return "stays"
     if change.source.eta == 0:
         return "grows"
     if change.source.kind == "AdamW" and "lmo" not in change.values:

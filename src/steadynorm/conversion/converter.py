@@ -5,7 +5,7 @@
 The factor depends only on shape, lmo and momentum, so whole schedules map by it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from steadynorm import theory
-from steadynorm.conversion.changes import Change, Converted, format_changes, take_over
+from steadynorm.conversion.changes import Change, Converted, format_changes, is_fixed_where_it_is, take_over
 from steadynorm.conversion.same_steps import to_ours, to_torch
 from steadynorm.conversion.source import SCHEDULED, Group, Source, sources_of
 from steadynorm.decay.recognition import unwrap
@@ -30,7 +30,7 @@ class ConvertOptions(NamedTuple):
     keep_lr: bool
     keep_norm: bool
     steady_norm_sq: float
-    overlap: str
+    settings: Mapping[str, Any]
 
 
 def convert(
@@ -58,7 +58,7 @@ def convert(
     the like, so `last_epoch=` works.
 
     Momentum is copied. AdamW's exp_avg_sq and step map only to AdamC. ScionLight's momentum, which is in the gradients,
-    does not map.
+    does not map. `hold`, `balance_steps`, `cautious` and `maximize` stay as they were, unless you pass others.
 
     Args:
         optimizer: The optimizer, or optimizers, you train with.
@@ -85,7 +85,9 @@ def convert(
         >>> round(group["lr"], 6), round(group["steady_norm_sq"], 6), table.splitlines()[1].split()[2:6]
         (0.000459, 0.02, ['AdamW', '->', 'ScionC,', 'spectral'])
     """
-    several = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    several = list(optimizer) if isinstance(optimizer, Iterable) else [optimizer]
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"convert takes the model second, not {type(model).__name__}")
     names = {id(p): name for name, p in model.named_parameters()}
     sources = [source for each in several for source in sources_of(unwrap(each, "convert"), names)]
     kinds = {source.kind for source in sources}
@@ -95,13 +97,17 @@ def convert(
     if to is getattr(torch.optim, "Muon", None) and kinds <= {"Muon", "AdamW"}:  # torch has it since 2.9
         return to_torch(sources)
     if to not in (Scion, ScionC):
-        raise ValueError(f"convert: to={to.__name__} is none of AdamC, MuonC, ScionC, Scion")
+        name = to.__name__ if isinstance(to, type) else repr(to)
+        remedy = "; AdamW loads the state_dict of AdamC, then call uncorrect(adamw)" if name == "AdamW" else ""
+        raise ValueError(
+            f"convert: to={name} is none of AdamC, MuonC, ScionC, Scion and, from MuonC, torch.optim.Muon{remedy}"
+        )
     rules = {
         id(p): group
         for group in param_groups(model, lr=lr, output=output, roles=roles, blocks=blocks)
         for _, p in group["params"]
     }
-    options = ConvertOptions(to, keep_lr, keep_norm, steady_norm_sq, settings.get("overlap", "linear"))
+    options = ConvertOptions(to, keep_lr, keep_norm, steady_norm_sq, settings)
     changes = [_to_scion(source, _rule(source, rules, alpha, nesterov), options) for source in sources]
     new = to(_gathered(changes), **settings)
     take_over(new, sources)
@@ -134,13 +140,14 @@ def _to_scion(source: Source, rule: Group, options: ConvertOptions) -> Change:
     same = source.factor(setting) * source.peak
     peak = same if options.keep_lr else rule["lr"]
     values = {"name": rule["name"], "lmo": rule["lmo"], "blocks": rule["blocks"], **momentum}
+    values |= source.choices(options.settings)
     values |= {
         key: float(source.group[key]) * peak / source.peak for key in SCHEDULED if source.group.get(key) is not None
     }
     unit = setting.update_norm_sq / source.parameter.numel() if source.parameter.numel() else 0.0
     if source.eta == 0:
         return Change(source, options.to, {**values, "weight_decay": 0.0}, unit)
-    exact = options.overlap == "exact"
+    exact = options.settings.get("overlap") == "exact"
     overlap = setting.kernel if exact else "linear"
     was = theory.steady_norm_sq(same, source.eta / same, **momentum, overlap=overlap, limit=not exact)
     now = was if options.keep_norm else options.steady_norm_sq
@@ -152,7 +159,7 @@ def _to_scion(source: Source, rule: Group, options: ConvertOptions) -> Change:
             f"convert: {source.name}: C^2 = {now:.3g} is unreachable at lr={peak:.3g}: it would take a decay of "
             f"{peak * decay:.3g} per step; lower lr=, or pass keep_lr=True or keep_norm=False"
         )
-    if options.to is ScionC and rule["name"] != "output":
+    if options.to is ScionC and rule["name"] != "output" and not is_fixed_where_it_is(source, values):
         values |= {"weight_decay": None, "steady_norm_sq": now}
     else:
         values |= {"weight_decay": decay}

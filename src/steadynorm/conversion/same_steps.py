@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from steadynorm import theory
 from steadynorm.conversion.changes import Change, Converted, format_changes, take_over
-from steadynorm.conversion.source import SCHEDULED, Group, Source
+from steadynorm.conversion.source import CHOICES, SCHEDULED, Group, Source
 from steadynorm.decay.rule import KEYS, UNCORRECTED, is_skipped
 from steadynorm.groups.roles import find_outputs, param_sites
 from steadynorm.optim import AdamC, MuonC
@@ -16,7 +16,7 @@ from steadynorm.optim.placement import is_dtensor
 
 _TORCH_KEYS = {
     "Muon": ("momentum", "nesterov", "adjust_lr_fn", "weight_decay", "name"),
-    "AdamW": ("betas", "eps", "weight_decay", "maximize", "name"),
+    "AdamW": ("betas", "eps", "weight_decay", "name"),
 }
 _OWN_KEYS = {
     AdamC: ("amsgrad", "foreach", "differentiable", "fused"),
@@ -46,7 +46,7 @@ def to_ours(
         known: Group = {"peak_lr": source.peak, "corrected": True}
         if to is MuonC:
             known |= {"use_muon": is_muon} | ({"lmo": "spectral"} if is_muon and p.ndim == 2 else {})
-        known |= _kept(source, *_OWN_KEYS[to], *KEYS)
+        known |= _kept(source, *_OWN_KEYS[to], *KEYS) | source.choices(settings)
         constant = (id(p) in outputs and p.ndim > 1) or is_skipped(source.group, p)
         return known | ({"corrected": False} if constant else {})
 
@@ -67,8 +67,18 @@ def to_torch(sources: Sequence[Source]) -> Converted:
             "in a group with use_muon=False before training"
         )
 
+    for source in sources:
+        known = ("maximize",) if source.kind == "AdamW" else ()
+        if lost := [key for key in source.choices({}) if key in CHOICES and key not in known]:
+            key, value = lost[0], source.group[lost[0]]
+            after = "negate the loss" if key == "maximize" else f"pass {key}={value!r} to `correct` afterwards"
+            raise ValueError(
+                f"convert: torch's {source.kind} has no {key}={value!r}, which the group of {source.name} has; set "
+                f"{key}={CHOICES[key]!r} there first, and {after}"
+            )
+
     def values(source: Source) -> Group:
-        return {**_kept(source, "peak_lr"), "weight_decay": source.eta / source.peak}
+        return {**_kept(source, "peak_lr"), **source.choices({}), "weight_decay": source.eta / source.peak}
 
     optimizers, changes = [], []
     for kind, cls in (("Muon", torch.optim.Muon), ("AdamW", torch.optim.AdamW)):

@@ -11,13 +11,15 @@ from torch.optim import Optimizer
 from steadynorm import theory
 from steadynorm.conversion.equivalents import from_adamw
 from steadynorm.conversion.official_scion import Rule, rule_of
-from steadynorm.decay.families import OWN_MUON
-from steadynorm.decay.rule import group_label
+from steadynorm.decay.families import ADAM, MUON, OWN_MUON, Family
+from steadynorm.decay.hold import BALANCE_STEPS
+from steadynorm.decay.rule import DecayRule, Target, decay_rule, group_label, is_skipped, weight_decay_now
 from steadynorm.groups.builder import from_radius
 from steadynorm.prediction import ParamSetting
 
 Group = dict[str, Any]
 SCHEDULED = ("lr", "initial_lr", "max_lr", "min_lr")  # what torch's schedulers keep in a group
+CHOICES = {"hold": "decay", "cautious": False, "maximize": False}  # what must not get lost, and its default
 MOMENTUM = {"AdamW": "exp_avg", "Muon": "momentum_buffer", "Scion": "momentum_buffer"}
 
 
@@ -50,7 +52,36 @@ class Source:
         """The decay per step at the peak. The published Scion decays by lr itself, or not at all if unconstrained."""
         if self.kind == "Scion":
             return 0.0 if self.group["unconstrained"] else self.peak
-        return self.peak * float(self.group.get("base_weight_decay", self.group["weight_decay"]))
+        if not isinstance(rule := self.decay_rule, Target):
+            return self.peak * rule.weight_decay
+        at_peak = {**self.group, "lr": self.peak, "cautious": False}  # cautious decay aims at the same norm
+        exact = rule.overlap == "exact" and self.family.exact_lmo is not None
+        kernel = self.family.kernel(self.shape, at_peak) if exact else None
+        return self.peak * weight_decay_now(at_peak, self.family, kernel)
+
+    @property
+    def decay_rule(self) -> DecayRule:
+        """What its group asks of the decay; not of the published Scion, whose groups say it in another way."""
+        return decay_rule(self.group, self.parameter)
+
+    @property
+    def family(self) -> Family:
+        """What the theory must know of AdamW, of torch's Muon or of MuonC."""
+        if self.kind == "AdamW":
+            return ADAM
+        return OWN_MUON if "use_muon" in self.group else MUON
+
+    def choices(self, settings: Mapping[str, Any]) -> Group:
+        """Return how its norm is held and whether it ascends, where that is not the default and `settings` does not say it."""
+        skipped = is_skipped(self.group, self.parameter)  # then it is not held
+        chosen = {
+            key: self.group[key]
+            for key, default in CHOICES.items()
+            if self.group.get(key, default) != default and (key == "maximize" or not skipped)
+        }
+        if "hold" in chosen:
+            chosen["balance_steps"] = self.group.get("balance_steps", BALANCE_STEPS)
+        return {key: value for key, value in chosen.items() if key not in settings}
 
     @property
     def alpha(self) -> float:

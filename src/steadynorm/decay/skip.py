@@ -110,6 +110,8 @@ def unsplit(groups: Sequence[Group], state_dict: dict[str, Any]) -> dict[str, An
 def find_skipped(groups: Sequence[Group], skip: Any, model: nn.Module | None = None) -> dict[int, list[int]]:
     """Return group index -> positions of skipped parameters in it, none for the whole group. Writes nothing."""
     entries = [skip] if isinstance(skip, str | int | Tensor | nn.Module) else list(skip)
+    if any(isinstance(entry, bool) for entry in entries):  # to Python, False is the index of the first group
+        raise TypeError("correct: skip takes what to leave out, not True or False; pass skip=() to leave nothing out")
     indices = {entry for entry in entries if isinstance(entry, int)}
     if bad := [index for index in indices if not -len(groups) <= index < len(groups)]:
         raise ValueError(f"correct: skip names group {bad[0]}, but there are {len(groups)} groups")

@@ -1,4 +1,4 @@
-"""Which weights of a model are several matrices: fused projections, heads of attention, groups of a convolution.
+"""Which weights of a model are several matrices: fused projections, heads, groups of a convolution, gates of an LSTM.
 
 The caller's `blocks` come first. Then the module that holds a layer tells: an attention says how many heads it has for
 queries and for keys and values, itself or in its configuration (Hugging Face), and so how its fused projection is cut.
@@ -19,6 +19,8 @@ _IN_ORDER_NAME = re.compile(r"(^|\.)(qkv_proj|Wqkv|c_attn)(\.weight)?$")  # all 
 _ATTENTION_CLASS = re.compile(r"attention|attn", re.I)
 _TO_HEADS_NAME = re.compile(r"(^|\.)(q|k|v|query|key|value)(_proj|_attn)?(_weight|\.weight)?$", re.I)
 _FROM_HEADS_NAME = re.compile(r"(^|\.)(o|o_proj|out|out_proj|c_proj|proj|dense)\.weight$", re.I)
+_TO_GATES_NAME = re.compile(r"(^|\.)weight_(ih|hh)(_l\d+(_reverse)?)?$")
+_GATES = {(nn.LSTM, nn.LSTMCell): 4, (nn.GRU, nn.GRUCell): 3}
 _HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
 _KEY_HEAD_COUNTS = ("num_key_value_heads", "num_kv_heads", "kv_heads")
 _HEAD_SIZES = ("head_dim", "head_size", "attention_head_size", "key_value_proj_dim")
@@ -54,11 +56,20 @@ def find_blocks(
     groups = getattr(site.owners[0], "groups", 1) if site.held_by(*CONVOLUTIONS, *TRANSPOSED_CONVOLUTIONS) else 1
     if groups > 1:
         return BlockLayout(groups), f"; {groups} groups of channels, one matrix each"
+    if gates := _gates(site):
+        return BlockLayout(gates), f"; {gates} gates, a block of rows each"
     if attention is not None and (fused := _fused_by_heads(site, matrix, attention)) is not None:
         return fused
     halves = getattr(site.owners[0], "is_concatenated", True) is not False
-    count, note = fused_blocks(site.name, matrix.d_out, matrix.d_in, matrix.output, halves=halves)
+    count, note = fused_blocks(site.plain_name, matrix.d_out, matrix.d_in, matrix.output, halves=halves)
     return BlockLayout(count), note
+
+
+def _gates(site: ParamSite) -> int:
+    """Return how many gates a weight of torch's LSTM or GRU computes from inputs or hidden states; 0 if it is none."""
+    if not _TO_GATES_NAME.search(site.plain_name):
+        return 0
+    return next((count for kinds, count in _GATES.items() if site.held_by(*kinds)), 0)
 
 
 def has_heads(site: ParamSite, role: str) -> bool:
@@ -97,10 +108,10 @@ def _fused_by_heads(site: ParamSite, matrix: _Matrix, attention: Attention) -> t
     d_out, d_in, side, _ = matrix
     sizes = tuple(heads * attention.head_size for heads in (attention.heads, attention.key_heads, attention.key_heads))
     is_plain = len(set(sizes)) == 1 and d_out == 3 * d_in
-    if FUSED_NAME.search(site.name) is None or sum(sizes) != d_out or is_plain:
+    if FUSED_NAME.search(site.plain_name) is None or sum(sizes) != d_out or is_plain:
         return None
     heads = f"{attention.heads} and {attention.key_heads} heads"
-    if not _IN_ORDER_NAME.search(site.name):
+    if not _IN_ORDER_NAME.search(site.plain_name):
         note = f"; fused q, k, v, {heads}, whose order is unknown: one matrix unless blocks= says more"
         return BlockLayout(), note
     layout = BlockLayout(sizes if len(set(sizes)) > 1 else 3)
@@ -113,12 +124,12 @@ def _by_head(site: ParamSite, matrix: _Matrix, attention: Attention) -> tuple[Bl
     A fused projection has whole heads next to each other, whatever their order.
     """
     size = attention.head_size
-    if _FROM_HEADS_NAME.search(site.name) and matrix.input and matrix.d_in == attention.heads * size:
+    if _FROM_HEADS_NAME.search(site.plain_name) and matrix.input and matrix.d_in == attention.heads * size:
         return BlockLayout(attention.heads, INPUTS), f"; {attention.heads} heads, a block of {matrix.input}s each"
     counts: dict[int, str] = {}
-    if FUSED_NAME.search(site.name):
+    if FUSED_NAME.search(site.plain_name):
         counts = {2 * attention.key_heads: "fused k, v: ", attention.heads + 2 * attention.key_heads: "fused q, k, v: "}
-    elif _TO_HEADS_NAME.search(site.name):
+    elif _TO_HEADS_NAME.search(site.plain_name):
         counts = dict.fromkeys((attention.heads, attention.key_heads), "")
     count = matrix.d_out // size
     if count * size != matrix.d_out or count not in counts:

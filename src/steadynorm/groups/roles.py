@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import ParametrizationList
 
 from steadynorm.groups.role_table import (
     BIAS_NAME,
@@ -25,6 +26,8 @@ from steadynorm.suggestions import suggest
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+_PARAMETRIZED_NAME = re.compile(r"(^|\.)parametrizations\.(\w+)\.original\d*$")
 _EXPERT_CLASS = re.compile(r"experts?$", re.I)
 
 
@@ -34,12 +37,16 @@ class ParamSite:
 
     parameter: nn.Parameter
     names: tuple[str, ...]  # at each place: the first one identifies it, the others are ties
-    owners: tuple[nn.Module, ...]  # the module that holds it at each place
+    owners: tuple[nn.Module, ...]  # the module that holds it at each place; of a parametrized weight the layer
     parents: tuple[nn.Module | None, ...]  # the module around each of those, None around the model
 
     @property
     def name(self) -> str:
         return self.names[0]
+
+    @property
+    def plain_name(self) -> str:
+        return plain_name(self.name)
 
     def held_by(self, *kinds: type[nn.Module]) -> bool:
         return any(isinstance(owner, kinds) for owner in self.owners)
@@ -49,18 +56,20 @@ class ParamSite:
 
 
 def first_match(names: Iterable[str], patterns: Iterable[str]) -> str | None:
-    """Return the first name or glob that matches one of the names; torch.compile's part of a name may be left out."""
-    names = {*names, *map(uncompiled, names)}
+    """Return the first name or glob that matches one of the names; they may be plain ones (see `plain_name`)."""
+    names = {*names, *map(plain_name, names)}
     return next((p for p in patterns if p in names or any(fnmatchcase(name, p) for name in names)), None)
 
 
-def uncompiled(name: str) -> str:
-    """Return the name that a parameter or module has without torch.compile.
+def plain_name(name: str) -> str:
+    """Return the name that a parameter or module has without torch.compile and parametrizations (weight_norm, ...).
 
-    >>> uncompiled("_orig_mod.head.weight"), uncompiled("blocks.0._orig_mod")
+    >>> plain_name("_orig_mod.head.weight"), plain_name("blocks.0._orig_mod")
     ('head.weight', 'blocks.0')
+    >>> plain_name("conv.parametrizations.weight.original1")
+    'conv.weight'
     """
-    return name.replace("_orig_mod.", "").removesuffix("._orig_mod")
+    return _PARAMETRIZED_NAME.sub(r"\1\2", name.replace("_orig_mod.", "").removesuffix("._orig_mod"))
 
 
 def param_sites(model: nn.Module) -> list[ParamSite]:
@@ -68,9 +77,12 @@ def param_sites(model: nn.Module) -> list[ParamSite]:
     held: dict[nn.Parameter, list[tuple[str, nn.Module, nn.Module | None]]] = {}  # tensors hash by identity
     modules = dict(model.named_modules(remove_duplicate=False))
     for prefix, module in modules.items():
-        parent = modules[prefix.rpartition(".")[0]] if prefix else None
+        place = prefix
+        if isinstance(module, ParametrizationList):  # <layer>.parametrizations.<its parameter>
+            place = prefix.rpartition("parametrizations.")[0].removesuffix(".")
+        parent = modules[place.rpartition(".")[0]] if place else None
         for name, parameter in module.named_parameters(prefix, recurse=False, remove_duplicate=False):
-            held.setdefault(parameter, []).append((name, module, parent))
+            held.setdefault(parameter, []).append((name, modules[place], parent))
     return [ParamSite(parameter, *zip(*holders, strict=True)) for parameter, holders in held.items()]
 
 
@@ -111,6 +123,8 @@ def _role_by_module(site: ParamSite) -> tuple[str, str] | None:
     reason = f"{site.name.rsplit('.', 1)[-1]} of {owner}"
     if site.parameter.ndim <= 1 or NORM_CLASS.search(owner):
         return "vector", reason
+    if _PARAMETRIZED_NAME.search(site.name) and _is_vector(site):  # the lengths in weight_norm
+        return None
     if site.held_by(*CONVOLUTIONS):
         return "conv", reason
     if site.held_by(*TRANSPOSED_CONVOLUTIONS):
@@ -119,7 +133,7 @@ def _role_by_module(site: ParamSite) -> tuple[str, str] | None:
         return "embedding", f"{reason}: one-hot input"
     if is_conv1d(site):
         return "hidden-transposed", f"{reason}: stored d_in x d_out"
-    return ("hidden", reason) if site.held_by(nn.Linear) else None
+    return ("hidden", reason) if site.held_by(nn.Linear, *_RECURRENT) else None
 
 
 def is_conv1d(site: ParamSite) -> bool:
@@ -129,21 +143,24 @@ def is_conv1d(site: ParamSite) -> bool:
 
 def _role_by_name(site: ParamSite) -> tuple[str, str] | None:
     """Decide for a bare nn.Parameter of at least two dimensions."""
-    wide = sum(size > 1 for size in site.parameter.shape)
-    if wide <= 1:
+    if _is_vector(site):
         return "vector", "only one dimension above 1"
-    if wide == 2 and TABLE_NAME.search(site.name):
+    if sum(size > 1 for size in site.parameter.shape) == 2 and TABLE_NAME.search(site.plain_name):
         return "embedding", "bare parameter named like a table whose rows are looked up"
-    if BIAS_NAME.search(site.name):
+    if BIAS_NAME.search(site.plain_name):
         return "vector", "bare parameter named like a bias"
     if site.parameter.ndim == 2:
         return "hidden", "bare two-dimensional parameter"
     owner = site.owners[0]
-    if site.parameter.ndim == 3 and (EXPERT_NAME.search(site.name) or _EXPERT_CLASS.search(type(owner).__name__)):
+    if site.parameter.ndim == 3 and (EXPERT_NAME.search(site.plain_name) or _EXPERT_CLASS.search(type(owner).__name__)):
         if _stored_transposed(owner):
             return "stacked-transposed", "experts, one matrix each, stored d_in x d_out"
         return "stacked", "experts, one matrix each"
     return None
+
+
+def _is_vector(site: ParamSite) -> bool:
+    return sum(size > 1 for size in site.parameter.shape) <= 1
 
 
 def _stored_transposed(experts: nn.Module) -> bool:
@@ -197,9 +214,9 @@ def _output_weight(item: Any, source: str, model: nn.Module, sites: list[ParamSi
     if isinstance(item, str):
         named: dict[str, Any] = {name: site.parameter for site in sites for name in site.names}
         named |= dict(model.named_modules(remove_duplicate=False))
-        named = {uncompiled(name): value for name, value in named.items()} | named
+        named = {plain_name(name): value for name, value in named.items()} | named
         if item not in named:
-            raise ValueError(f"{where} is not in {type(model).__name__}; {suggest(item, map(uncompiled, named))}")
+            raise ValueError(f"{where} is not in {type(model).__name__}; {suggest(item, map(plain_name, named))}")
         item = named[item]
     if isinstance(item, nn.Module):
         matrices = {name: parameter for name, parameter in item.named_parameters() if parameter.ndim >= 2}
@@ -220,7 +237,7 @@ def check_patterns(
         raise TypeError(f"{option}={patterns!r}: pass a dict from parameter names or globs to {values}")
     for pattern in patterns:
         if not any(site.first_match([pattern]) for site in candidates):
-            names = (uncompiled(name) for site in candidates for name in site.names)
+            names = (plain_name(name) for site in candidates for name in site.names)
             remedy = suggest(pattern, names) or "there is none; leave it out"
             raise ValueError(f"{option}[{pattern!r}] matches no {what}; {remedy}")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from torch.optim import Optimizer
 
 from steadynorm.decay.families import Family
-from steadynorm.decay.hold import target_norm_sq
+from steadynorm.decay.hold import held_target
 from steadynorm.decay.rule import Group, Target, applied_weight_decay, decay_rule, is_skipped
 from steadynorm.monitor.layers import Layer
 from steadynorm.records.role_norms import ROLE_LABELS
@@ -68,14 +68,17 @@ def _values_of(optimizer: Optimizer, group: Group, family: Family | None) -> Rec
 
 
 def read_targets(optimizer: Optimizer, layers: Sequence[Layer], family: Family | None) -> dict[Layer, float]:
-    """Return the norm at which the decay of each layer aims in the step just taken, where there is one."""
+    """Return the norm at which each layer is held, or its decay aims, in the step just taken, where there is one.
+
+    A norm that is fixed where it was has none: what decay would have aimed at does not matter to it.
+    """
     targets: dict[Layer, float] = {}
     if family is None:
         return targets
     for layer in layers:
         group = optimizer.param_groups[layer.group]
         if layer.parameter.numel() and not is_skipped(group, layer.parameter):
-            norm_sq = _value_or_none(group, lambda group, own=layer: target_norm_sq(group, family, own.shape))
+            norm_sq = _value_or_none(group, lambda group, own=layer: held_target(group, family, own.shape))
             if norm_sq is not None:
                 targets[layer] = math.sqrt(norm_sq)
     return targets

@@ -44,7 +44,8 @@ QUANTITIES: Mapping[str, Quantity] = {
     "target_norm": Quantity(
         "Target weight norm",
         "l2",
-        "Weight norm at which corrected decay aims; unknown, in the total as well, where decay is constant.",
+        "Weight norm at which corrected decay aims, or at which it is held; unknown, in the total as well, where decay is "
+        "constant or a norm is fixed where it was.",
     ),
     "forecast_norm": Quantity(
         "Forecast weight norm",
