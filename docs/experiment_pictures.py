@@ -4,7 +4,8 @@ Each plot is a picture of its own, as wide as a phone, so that a page puts as ma
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from io import BytesIO
 from itertools import cycle
 from textwrap import wrap
@@ -30,37 +31,42 @@ WIDTH = 3.75  # inches: 360 pixels, two of which fit beside each other on a lapt
 
 
 class Picture(NamedTuple):
+    """A picture, drawn when its SVG is asked for."""
+
     alt: str
-    svg: str
+    figure: Callable[[], Figure]
+
+    def svg(self) -> str:
+        with mpl.rc_context(STYLE):
+            return _svg(self.figure())
 
 
-def draw(plots: Sequence[page.Plot | page.HeatMap]) -> list[Picture]:
-    """Draw every plot; if their lines have names, a legend of all comes first."""
+def pictures_of(plots: Sequence[page.Plot | page.HeatMap]) -> list[Picture]:
+    """Return a picture of every plot; if their lines have names, a legend of all comes first."""
     names = dict.fromkeys(series.toggle for plot in plots if isinstance(plot, page.Plot) for series in plot.series)
     colours = dict(zip(names, cycle(COLOURS), strict=False))
-    with mpl.rc_context(STYLE):
-        pictures = [Picture(plot.title, _plot(plot, colours)) for plot in plots]
-        if named := {name: colour for name, colour in colours.items() if name}:
-            pictures.insert(0, Picture("Legend: " + ", ".join(named), _legend(named)))
+    pictures = [Picture(plot.title, partial(_plot, plot, colours)) for plot in plots]
+    if named := {name: colour for name, colour in colours.items() if name}:
+        pictures.insert(0, Picture("Legend: " + ", ".join(named), partial(_legend, named)))
     return pictures
 
 
-def _plot(plot: page.Plot | page.HeatMap, colours: dict[str, str]) -> str:
+def _plot(plot: page.Plot | page.HeatMap, colours: dict[str, str]) -> Figure:
     height = 2.7 if isinstance(plot, page.Plot) else max(2.7, 0.7 + 0.13 * len(plot.y))
     figure, axis = plt.subplots(figsize=(WIDTH, height), layout="constrained")
     _lines(axis, plot, colours) if isinstance(plot, page.Plot) else _map(axis, plot)
     axis.set_title("\n".join(wrap(plot.title, 48)), fontsize=9, loc="left")
     axis.set_xlabel(plot.x_label)
-    return _svg(figure)
+    return figure
 
 
-def _legend(colours: dict[str, str]) -> str:
+def _legend(colours: dict[str, str]) -> Figure:
     """Draw a legend in as many columns as the longest name leaves room for."""
     columns = max(1, min(len(colours), 60 // (8 + max(map(len, colours)))))
     figure = plt.figure(figsize=(WIDTH, 0.12 + 0.16 * -(-len(colours) // columns)))
     handles = [plt.Line2D([], [], color=colour, label=name) for name, colour in colours.items()]
     figure.legend(handles=handles, loc="center", ncols=columns, frameon=False)
-    return _svg(figure)
+    return figure
 
 
 def _svg(figure: Figure) -> str:

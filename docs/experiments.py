@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks/ and docs/ are not installed
 from benchmarks.pages import fill  # noqa: E402
 from docs.experiment_answers import answers  # noqa: E402
-from docs.experiment_pictures import draw  # noqa: E402
+from docs.experiment_pictures import Picture, pictures_of  # noqa: E402
 
 MOST_PLOTS = 9
 AFTER = "of these after Holm"
@@ -56,20 +56,21 @@ def write(root: Path, out: Path) -> None:
     for folder in results(root):
         name, context = runner.context_of(folder)
         outcome, _ = runner.judge(paper.get(name), context)
-        pages |= of_experiment(folder, outcome)
+        text, pictures = of_experiment(folder, outcome)
+        pages |= {f"{folder.name}.md": text} | {path: picture.svg() for path, picture in pictures.items()}
     shutil.rmtree(out, ignore_errors=True)
     (out / "img").mkdir(parents=True)
     for path, text in pages.items():
         (out / path).write_text(text, encoding="utf-8")
 
 
-def of_experiment(folder: Path, outcome: Outcome) -> dict[str, str]:
-    """Return the page and the pictures of an experiment, by the paths they go to."""
+def of_experiment(folder: Path, outcome: Outcome) -> tuple[str, dict[str, Picture]]:
+    """Return the page of an experiment, and its pictures by the paths they go to."""
     plots = [block for block in outcome.blocks if isinstance(block, page.Plot | page.HeatMap)]
-    pictures = {f"img/{folder.name}-{number}.svg": each for number, each in enumerate(draw(plots[:MOST_PLOTS]), 1)}
-    shown = "\n".join(f"![{each.alt}]({path})" for path, each in pictures.items())
-    text = _page(folder, outcome, _certain(results(folder.parent.parent)), shown)
-    return {f"{folder.name}.md": text} | {path: each.svg for path, each in pictures.items()}
+    drawn = pictures_of(plots[:MOST_PLOTS])
+    pictures = {f"img/{folder.name}-{number}.svg": picture for number, picture in enumerate(drawn, 1)}
+    shown = "\n".join(f"![{picture.alt}]({path})" for path, picture in pictures.items())
+    return _page(folder, outcome, _certain(results(folder.parent.parent)), shown), pictures
 
 
 def overviews(root: Path) -> dict[str, str]:

@@ -194,11 +194,11 @@ RANDOM = {
     [pytest.param(name, marks=[] if name in ("ScionC", "AdamW") else [pytest.mark.slow]) for name in RANDOM],
 )
 def test_random_gradients_have_no_excess_alignment(name):
-    """With 48 independent layers, the mean is within three standard errors of zero and the expected alignment far
+    """With 24 independent layers, the mean is within three standard errors of zero and the expected alignment far
     outside.
     """
     make, options = RANDOM[name]
-    excess, ratios, expected = excess_of(make, [(32, 32)] * 48, **options)
+    excess, ratios, expected = excess_of(make, [(32, 32)] * 24, **options)
     error = statistics.stdev(excess) / math.sqrt(len(excess))
     slack = (
         0.03 * abs(expected) if name == "Muon" else 0.0
@@ -321,10 +321,10 @@ def test_a_monitor_attached_to_a_running_optimizer_takes_its_momentum_as_settled
     params = parameters(*[(16, 16)] * 4)
     optimizer = make(params)
     early = sn.Monitor(optimizer)
-    train(optimizer, params, 300)
+    train(optimizer, params, 150)
     early.measure()
     late = sn.Monitor(optimizer)
-    train(optimizer, params, 40, start=300)
+    train(optimizer, params, 40, start=150)
     for long, short in zip(early.measure(), late.measure(), strict=True):
         for one, two in zip(long["layers"].values(), short["layers"].values(), strict=True):
             # both expect the same product; each divides it by its own forecast of the norm

@@ -9,7 +9,15 @@ import steadynorm as sn
 from steadynorm.optim import arithmetic
 
 FP32, BF16 = torch.float32, torch.bfloat16
-WHOLE = [((8, 8), FP32), ((8, 8), FP32), ((8, 12), BF16), ((8,), FP32), ((8,), BF16), ((4, 3, 3, 3), FP32), ((2, 6, 5), BF16)]
+WHOLE = [
+    ((8, 8), FP32),
+    ((8, 8), FP32),
+    ((8, 12), BF16),
+    ((8,), FP32),
+    ((8,), BF16),
+    ((4, 3, 3, 3), FP32),
+    ((2, 6, 5), BF16),
+]
 PARAMS = [*WHOLE, ((52, 4), FP32), ((52, 4), BF16)]  # the last two have more than 200 elements, so they are cut by rows
 CHUNK_MIB = 200 * 16 / 2**20
 

@@ -66,7 +66,7 @@ def test_weights_that_do_not_decay_and_leaked_memory_are_noticed(monkeypatch, tm
         kept.append(page)
 
     monkeypatch.setattr(batch, "decay_and_step_", without_decay)
-    found = soak.soak_steps(1200, report=lambda text: None, after=leak)
+    found = soak.soak_steps(600, report=lambda text: None, after=leak)
     assert not found["checks"]["norm"] and not found["checks"]["memory"], found
     assert found["memory_bytes_per_1000_steps"] > 1000 * 160_000 / 2
     monkeypatch.setattr(soak, "soak_steps", lambda steps: found)
