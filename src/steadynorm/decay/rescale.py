@@ -221,6 +221,7 @@ def _over_shards(lengths: list[Tensor], p: Any) -> list[Tensor]:
         return lengths
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
-    sums = [Partial() if placement.is_shard() else Replicate() for placement in p.placements]
+    # A strided shard (FSDP2 over tensor parallel) is none to `is_shard`.
+    sums = [Replicate() if placement.is_replicate() else Partial() for placement in p.placements]
     squares = DTensor.from_local(torch.stack(lengths).square(), p.device_mesh, sums, run_check=False)
     return list(squares.full_tensor().sqrt().unbind(0))
