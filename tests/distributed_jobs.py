@@ -367,7 +367,7 @@ def four(folder: Path) -> dict[str, Any]:
     cases += [("hsdp", "LionC"), ("fsdp over tp", "AdamC balance")]
     return {
         "layouts": layouts(cases, ["hsdp"]),
-        "monitored": monitored([("2-d", "ScionC")]),
+        "monitored": monitored([("2-d", "ScionC"), ("fsdp", "ScionC")]),  # one rank has no expert
         "bytes": momentum_bytes(),
         "saved": save(folder, ("ddp", "fsdp")) + save(folder, ("ddp", "fsdp"), "MuonC"),
     }

@@ -83,7 +83,7 @@ def test_every_layout_takes_the_steps_of_a_single_process(job, cases, reports):
 
 def test_the_monitor_measures_shards_as_it_does_whole_weights(reports):
     found = reports.of("monitored", "two", "four")
-    assert len(found) == 5 * 2 + 1 * 4
+    assert len(found) == 5 * 2 + 2 * 4
     assert not any(found.values()), {key: value for key, value in found.items() if value}
 
 
