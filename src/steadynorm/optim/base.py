@@ -209,7 +209,9 @@ class SteadyOptimizer(Optimizer, ABC):
     def _scalars(self, group: Group, bucket: Bucket, label: str) -> Scalars:
         """Return this step's numbers, 0-d: on the CPU, where kernels take them by value, or live on the device."""
         is_live = group.get("capturable")
-        if is_live and machine.is_capturing():
+        if machine.is_capturing():
+            if not is_live:
+                raise RuntimeError(f"{label}: a captured step would keep this step's numbers; pass capturable=True")
             if not bucket.live:
                 raise RuntimeError(f"{label}: take one step with the same gradients before you capture one")
             return bucket.live
