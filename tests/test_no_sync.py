@@ -12,9 +12,13 @@ SHAPES = [(16, 16), (16, 16), (48, 16), (16, 64), (40, 8), (8,), (8,), (4, 3, 3,
 
 
 class NoCrossing(TorchDispatchMode):
-    """Fail on any operation that moves data between devices; a 0-d CPU tensor is a kernel argument, not a copy."""
+    """Fail on any operation that moves data between devices.
+
+    A 0-d CPU tensor is an argument of most kernels. aten::where copies it to the device first, and waits for that.
+    """
 
     crossings = ("aten::_to_copy", "aten::copy_", "aten::_copy_from", "aten::_local_scalar_dense", "aten::item")
+    crossings += ("aten::where",)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
@@ -76,3 +80,5 @@ def test_the_check_itself_catches_a_crossing():
             x.cpu()
         with pytest.raises(Exception, match=r"item|data-dependent|_local_scalar_dense"):
             x.sum().item()
+        with pytest.raises(AssertionError):
+            torch.where(torch.ones((), dtype=torch.bool), x, 0.0)

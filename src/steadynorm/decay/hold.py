@@ -156,12 +156,13 @@ class Hold(NamedTuple):
 
         `eta` is the open-loop decay, for parameters that cannot be held. With lr = 0 nothing changes.
         """
-        state = torch.stack(self.state)
+        state, ones = torch.stack(self.state), torch.ones_like(measured.norm_sq)
+        eta, gamma = eta * ones, gamma * ones  # on the device: `where` would wait for the copy of a number on the CPU
         if self.kind == "balance":
             assert self.norm_sq is not None
             means = update_means(state, measured, gamma, self.steps)
             rate = balanced_eta(means, measured, gamma, self.norm_sq.to(means.dtype), self.steps)
-            rates = rate, gamma * torch.ones_like(rate)  # on their device, where gamma is on the CPU
+            rates = rate, gamma
         else:
             means = held_norms(state, measured.norm_sq)
             scale = fixed_scale(measured, gamma, means if self.norm_sq is None else self.norm_sq.to(means.dtype))

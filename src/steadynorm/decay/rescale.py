@@ -128,7 +128,7 @@ def _factors(optimizer: Optimizer, bucket: _Bucket) -> Tensor:
         means = _drift_means(state, before, after, bucket)
         share = _decayed_share(optimizer, bucket, after)
         drift = gamma * gamma * means.select(1, 0) / (2 * bucket.norm_sq * share)
-        lr = torch.tensor(gamma, dtype=before.dtype)
+        lr = torch.full_like(before, gamma)
         factors = 1 - bounded_eta(drift, before.square(), lr, bucket.norm_sq, _balance_steps(group))
     else:
         means = held_norms(state, before.square())
