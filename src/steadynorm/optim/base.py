@@ -218,7 +218,7 @@ class SteadyOptimizer(Optimizer, ABC):
         numbers = self._numbers(group, bucket, label)
         if is_live:
             return bucket.fill(numbers)
-        return {key: torch.tensor(value, dtype=torch.float64) for key, value in numbers.items()}
+        return {key: torch.tensor(value, dtype=torch.float64, device="cpu") for key, value in numbers.items()}
 
     def _numbers(self, group: Group, bucket: Bucket, label: str) -> dict[str, float]:
         """Return `scalars`, and the target at which a norm is held; errors name the group."""

@@ -272,10 +272,10 @@ class Scratch:
         if machine.is_accelerator(like.device):
             return None
         if type(like) not in _PLAIN or torch.compiler.is_compiling():
-            return torch.empty(tuple(shape), dtype=dtype)
+            return torch.empty(tuple(shape), dtype=dtype, device=like.device)
         size, thread = math.prod(shape) * dtype.itemsize, threading.get_ident()
         if thread not in self._of_thread or len(self._of_thread[thread]) < size:
-            self._of_thread[thread] = torch.empty(size, dtype=torch.uint8)
+            self._of_thread[thread] = torch.empty(size, dtype=torch.uint8, device=like.device)
         return self._of_thread[thread][:size].view(dtype).view(tuple(shape))
 
 
