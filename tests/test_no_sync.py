@@ -82,3 +82,10 @@ def test_the_check_itself_catches_a_crossing():
             x.sum().item()
         with pytest.raises(AssertionError):
             torch.where(torch.ones((), dtype=torch.bool), x, 0.0)
+
+
+@pytest.mark.parametrize("name", ["ScionC", "AdamC"])
+def test_skips_are_counted_over_several_devices(name):
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        params = [torch.nn.Parameter(torch.empty(4, device=device)) for device in ("cuda:0", "cuda:1")]
+        assert OPTIMIZERS[name](params).skipped_steps().device == params[0].device

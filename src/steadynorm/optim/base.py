@@ -284,10 +284,10 @@ class SteadyOptimizer(Optimizer, ABC):
         return placement.plan(list(buckets.values()))
 
     def skipped_steps(self) -> Tensor:
-        """Return how many parameter updates a non-finite gradient has skipped: a 0-d tensor, on the device."""
+        """Return how many parameter updates a non-finite gradient has skipped: a 0-d tensor, on the (first) device."""
         self._ensure_state()
         counts = [self.state[p]["skipped"] for group in self.param_groups for p in group["params"]]
-        return torch.stack(counts).sum()
+        return torch.stack([count.to(counts[0].device) for count in counts]).sum()
 
     def state_dict(self) -> dict[str, Any]:
         """Return torch's state_dict, with state of every parameter that the groups have now."""
