@@ -11,9 +11,10 @@ from torch.optim import Optimizer
 from steadynorm import theory
 from steadynorm.conversion.source import MOMENTUM, Group, Source
 from steadynorm.groups.tables import format_table
+from steadynorm.optim.residual import RESIDUAL
 from steadynorm.views import BlockLayout
 
-_STATE = ("momentum_buffer", "step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+_STATE = ("momentum_buffer", "step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", RESIDUAL)
 _TITLES = ("parameter", "shape", "rule", "lr", "decay", "steady rms", "state")
 
 
