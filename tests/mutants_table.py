@@ -278,7 +278,7 @@ MUTANTS = (
     hold("bounded_eta", "a norm that is off does not return", "error / (2 * steps)", "0 * error"),
     hold("bounded_eta", "no layer may grow", "_MOST_GROWTH", "0.0"),
     hold("bounded_eta", "lr = 0 moves the weights", "gamma > 0", "gamma >= 0"),
-    hold("Hold.rates", "the lr of each parameter is on the CPU", "gamma * torch.ones_like(rate)", "gamma.expand(len(rate))", "test_no_sync.py"),
+    hold("Hold.rates", "the lr of each parameter is on the CPU", "gamma * ones", "gamma.expand(len(ones))", "test_no_sync.py"),
     hold("held_norms", "the norm of every step is held", "held == 0", "held < torch.inf"),
     hold("fixed_scale", "the update is not part of the norm", "measured.update_sq", "0 * measured.update_sq"),
     hold("fixed_scale", "waiting rows are scaled as well", "norm_sq * share", "norm_sq"),
