@@ -16,7 +16,6 @@ from steadynorm.decay.hold import (
     HOLD_STATE,
     check_balance,
     check_hold,
-    exact_dtype,
     is_rescaled,
 )
 from steadynorm.decay.live import LiveDecay
@@ -32,6 +31,7 @@ from steadynorm.decay.rule import (
     weight_decay_now,
 )
 from steadynorm.decay.skip import StandIn, unsplit
+from steadynorm.machine import exact_dtype
 from steadynorm.theory.equilibrium import check_lr
 
 _SAVED = (*KEYS, *HOLD_KEYS, "capturable")  # what a checkpoint may lack, or must not change

@@ -24,7 +24,6 @@ from steadynorm.decay.hold import (
     bounded_eta,
     check_balance,
     check_hold,
-    exact_dtype,
     fresh_hold_state,
     held_norms,
     held_target,
@@ -34,6 +33,7 @@ from steadynorm.decay.hold import (
 from steadynorm.decay.rule import Group, group_label
 from steadynorm.decay.skip import skipped_positions
 from steadynorm.lengths import l2_lengths
+from steadynorm.machine import exact_dtype
 
 MOMENT = "exp_avg"  # where the Adam family keeps the sign of its updates
 

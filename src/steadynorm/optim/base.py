@@ -322,8 +322,8 @@ class SteadyOptimizer(Optimizer, ABC):
         if own.counts_updates:
             state["step"] = no_updates(p)
         if own.normalizes:
-            exact = torch.float64 if p.dtype == torch.float64 else torch.float32
-            state["momentum_left"] = torch.ones(self.slices(group, p).blocks, dtype=exact, device=p.device)
+            blocks = self.slices(group, p).blocks
+            state["momentum_left"] = torch.ones(blocks, dtype=machine.exact_dtype(p), device=p.device)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -91,7 +91,7 @@ def no_updates(p: Tensor) -> Tensor:
 
 def zeros_like(p: Tensor, mesh: Any = None) -> Tensor:
     """Return a zero buffer of p's shape in at least fp32, sharded as p is, or over the mesh."""
-    dtype = torch.float64 if p.dtype == torch.float64 else torch.float32
+    dtype = machine.exact_dtype(p)
     if mesh is None:
         return torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
     from steadynorm.optim.sharding.mesh import sharded_zeros

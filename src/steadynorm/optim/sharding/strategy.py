@@ -191,7 +191,7 @@ def exchange_chunk(step: BucketStep, which: slice, counts: tuple[int, ...], rule
         rule: The optimizer's arithmetic in parts.
     """
     settings, layout, grads = step.bucket.settings, layout_in(step.bucket), step.grads[which]
-    exact = torch.float64 if grads[0].dtype == torch.float64 else torch.float32
+    exact = machine.exact_dtype(grads[0])
     encoding = rule.encode(step.bucket.shape, settings, exact, grads[0].device)
     active, active_weights = _active(step, which, exact)
     x = _accumulate(step, which, rule, active, encoding.x_dtype if counts else exact)
