@@ -364,9 +364,10 @@ def four(folder: Path) -> dict[str, Any]:
     cases = [(kind, "ScionC") for kind in ("ddp", "fsdp", "hsdp", "tp columns", "2-d", "fsdp over tp")]
     cases += [("fsdp", "ScionC balance"), ("2-d", "ScionC fixed"), ("2-d", "ScionC cautious")]
     cases += [("ddp", "MuonC"), ("fsdp", "MuonC"), ("2-d", "MuonC")]
+    cases += [("hsdp", "LionC"), ("fsdp", "LionC"), ("fsdp over tp", "AdamC balance")]
     return {
-        "layouts": layouts([*cases, ("hsdp", "LionC")], ["hsdp"]),
-        "monitored": monitored([("2-d", "ScionC")]),
+        "layouts": layouts(cases, ["hsdp"]),
+        "monitored": monitored([("2-d", "ScionC"), ("fsdp", "ScionC")]),  # one rank has no expert
         "bytes": momentum_bytes(),
         "saved": save(folder, ("ddp", "fsdp")) + save(folder, ("ddp", "fsdp"), "MuonC"),
     }

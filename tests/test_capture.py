@@ -155,6 +155,26 @@ def test_capturing_before_the_first_step_is_refused(monkeypatch):
         optimizer.step()
 
 
+def test_capturing_without_capturable_is_refused(monkeypatch):
+    """The graph would keep this step's lr and decay."""
+    params = parameters()
+    optimizer = sn.ScionC(params, lmo="by-shape")
+    set_gradients(params, 0)
+    optimizer.step()
+    monkeypatch.setattr(machine, "is_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="pass capturable=True"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize("name", ["ScionC", "LionC", "RenormalizedAdamW"])
+def test_capturable_is_that_of_the_run_not_of_the_checkpoint(name, capturable):
+    optimizer, other = OPTIMIZERS[name](parameters()), OPTIMIZERS[name](parameters())
+    make_capturable(optimizer if capturable else other)
+    optimizer.load_state_dict(other.state_dict())
+    assert all(group["capturable"] is capturable for group in optimizer.param_groups)
+
+
 def test_what_reads_on_the_host_is_refused_with_capturable():
     with pytest.raises(ValueError, match=r"check_finite=True.*leave one out"):
         sn.ScionC(parameters(), lmo="by-shape", capturable=True, check_finite=True)

@@ -147,3 +147,16 @@ def test_the_order_and_grouping_of_parameters_change_nothing(entry: Entry):
         train(each, values, range(5))
     assert_same(snapshot(backwards, turned), snapshot(optimizer, params), rtol=1e-10)
     assert_same(snapshot(single, apart), snapshot(optimizer, params), rtol=1e-10)
+
+
+@own
+def test_the_default_device_does_not_matter(entry: Entry):
+    """Under set_default_device("cuda") the numbers of a step would be copied there, and CPU parameters fail."""
+    params, twins = entry.params(), entry.params()
+    optimizer, twin = entry(params), entry(twins)
+    for t in range(2):
+        for each, its in ((optimizer, params), (twin, twins)):
+            set_gradients(its, t)
+            with torch.device("meta" if each is optimizer else "cpu"):
+                each.step()
+    assert_same(snapshot(optimizer, params), snapshot(twin, twins))

@@ -110,3 +110,14 @@ def test_what_does_not_map_is_refused():
         sn.convert(convolved, model, to=torch.optim.Muon)
     with pytest.raises(ValueError, match="to=SGD is none of AdamC, MuonC, ScionC, Scion"):
         sn.convert(convolved, model, to=torch.optim.SGD)
+
+
+@pytest.mark.parametrize("to", [sn.MuonC, sn.ScionC])
+def test_bf16_weights_keep_the_bits_that_bf16_lacks(to: Any):
+    model = nn.Linear(4, 4, bias=False, dtype=torch.float32).to(torch.bfloat16)
+    old = sn.MuonC([{"params": [model.weight], "use_muon": True}])
+    model.weight.grad = torch.eye(4, dtype=torch.bfloat16)
+    old.step()
+    new, _ = sn.convert(old, model, to=to, output=False)
+    assert old.state[model.weight]["weight_residual"].any()
+    assert torch.equal(new.state[model.weight]["weight_residual"], old.state[model.weight]["weight_residual"])

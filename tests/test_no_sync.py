@@ -23,9 +23,13 @@ CHUNK_MIB = 200 * 16 / 2**20
 
 
 class NoCrossing(TorchDispatchMode):
-    """Fail on any operation that moves data between devices; a 0-d CPU tensor is a kernel argument, not a copy."""
+    """Fail on any operation that moves data between devices.
+
+    A 0-d CPU tensor is an argument of most kernels. aten::where copies it to the device first, and waits for that.
+    """
 
     crossings = ("aten::_to_copy", "aten::copy_", "aten::_copy_from", "aten::_local_scalar_dense", "aten::item")
+    crossings += ("aten::where",)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
@@ -90,3 +94,12 @@ def test_the_check_itself_catches_a_crossing():
             x.cpu()
         with pytest.raises(Exception, match=r"item|data-dependent|_local_scalar_dense"):
             x.sum().item()
+        with pytest.raises(AssertionError):
+            torch.where(torch.ones((), dtype=torch.bool), x, 0.0)
+
+
+@pytest.mark.parametrize("name", ["ScionC", "AdamC"])
+def test_skips_are_counted_over_several_devices(name):
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        params = [torch.nn.Parameter(torch.empty(4, device=device)) for device in ("cuda:0", "cuda:1")]
+        assert OPTIMIZERS[name](params).skipped_steps().device == params[0].device

@@ -4,9 +4,12 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
 from contract import noise, parameters
 from optim_shapes import FP64
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import steadynorm as sn
 
@@ -94,6 +97,23 @@ def test_fused_adam_takes_gradients_of_other_strides():
             optimizer.step()
             assert p.grad is given
     torch.testing.assert_close(turned, plain)
+
+
+@pytest.mark.skipif(not dist.is_available(), reason="this torch has no distributed package")
+def test_fused_adam_takes_sharded_gradients_of_other_strides():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh, values = init_device_mesh("cpu", (1,)), torch.randn(5, 4)
+        sharded, plain = nn.Parameter(distribute_tensor(values, mesh, [Shard(0)])), nn.Parameter(values.clone())
+        for p in (sharded, plain):
+            optimizer = sn.AdamC([p], lr=0.1, fused=p is sharded)
+            for t in range(3):
+                grad = noise("p", t, p.shape).float().mT.contiguous().mT
+                p.grad = DTensor.from_local(grad, mesh, [Shard(0)], run_check=False) if p is sharded else grad
+                optimizer.step()
+        torch.testing.assert_close(sharded.full_tensor(), plain)
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.5, math.nan])

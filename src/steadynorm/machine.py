@@ -56,6 +56,11 @@ def native_bf16() -> bool:
             raise ValueError(f"{VARIABLE}={other!r} is not understood; set it to 0 or 1, or leave it unset")
 
 
+def exact_dtype(x: torch.Tensor) -> torch.dtype:
+    """Return the dtype in which sums over x, and state that must not be rounded, are computed and kept: at least fp32."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
 def matmul_dtype(device: torch.device) -> torch.dtype:
     """Return the dtype of fast matrix products on this device: bf16, or fp32 on a CPU without bf16."""
     return torch.bfloat16 if device.type != "cpu" or native_bf16() else torch.float32

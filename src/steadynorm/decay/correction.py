@@ -16,7 +16,6 @@ from steadynorm.decay.hold import (
     HOLD_STATE,
     check_balance,
     check_hold,
-    exact_dtype,
     is_rescaled,
 )
 from steadynorm.decay.live import LiveDecay
@@ -32,6 +31,7 @@ from steadynorm.decay.rule import (
     weight_decay_now,
 )
 from steadynorm.decay.skip import StandIn, unsplit
+from steadynorm.machine import exact_dtype
 from steadynorm.theory.equilibrium import check_lr
 
 _SAVED = (*KEYS, *HOLD_KEYS, "capturable")  # what a checkpoint may lack, or must not change
@@ -144,16 +144,11 @@ class Correction:
         """Note the groups' keys as they are before a checkpoint is loaded."""
         self.saved_keys = [{key: group[key] for key in _SAVED if key in group} for group in groups]
 
-    def restore_capturable(self, groups: Sequence[Group]) -> None:
-        """Keep `capturable` as it was before a checkpoint was loaded: how a step runs is up to this run and its device."""
-        for group, known in zip(groups, self.saved_keys, strict=True):
-            if "capturable" in group:
-                group["capturable"] = known.get("capturable", False)
-
     def after_load(self, optimizer: Optimizer) -> None:
         """Take the weight_decay of a checkpoint from before the correction as the base, and keep the other keys."""
-        self.restore_capturable(optimizer.param_groups)
         for group, known in zip(optimizer.param_groups, self.saved_keys, strict=True):
+            if "capturable" in group:  # how a step runs is up to this run and its device
+                group["capturable"] = known.get("capturable", False)
             if "base_weight_decay" not in group and "base_weight_decay" in known:
                 # A group that was added and has never stepped has keys of its own.
                 own = {key: group[key] for key in _SAVED if key in group}

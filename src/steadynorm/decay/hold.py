@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from steadynorm.decay.rule import Constant, Group, Target, decay_rule, relative_target
+from steadynorm.machine import exact_dtype
 
 if TYPE_CHECKING:
     from steadynorm.decay.families import Family
@@ -118,11 +119,6 @@ def fresh_hold_state(group: Mapping[str, Any], p: Tensor) -> dict[str, Tensor]:
     return {HOLD_STATE[hold]: torch.zeros(2 if hold == "balance" else (), dtype=exact_dtype(p), device=p.device)}
 
 
-def exact_dtype(p: Tensor) -> torch.dtype:
-    """Return the dtype in which norms of p are measured and kept."""
-    return torch.float64 if p.dtype == torch.float64 else torch.float32
-
-
 class Measured(NamedTuple):
     """What one step knows about its parameters, (batch,) each. Sums go over whole parameters, all shards included."""
 
@@ -156,19 +152,20 @@ class Hold(NamedTuple):
 
         `eta` is the open-loop decay, for parameters that cannot be held. With lr = 0 nothing changes.
         """
-        state = torch.stack(self.state)
+        state, ones = torch.stack(self.state), torch.ones_like(measured.norm_sq)
+        eta, gamma = eta * ones, gamma * ones  # on the device: `where` would wait for the copy of a number on the CPU
         if self.kind == "balance":
             assert self.norm_sq is not None
             means = update_means(state, measured, gamma, self.steps)
             rate = balanced_eta(means, measured, gamma, self.norm_sq.to(means.dtype), self.steps)
-            rates = rate, gamma * torch.ones_like(rate)  # on their device, where gamma is on the CPU
+            rates = rate, gamma
         else:
             means = held_norms(state, measured.norm_sq)
             scale = fixed_scale(measured, gamma, means if self.norm_sq is None else self.norm_sq.to(means.dtype))
             is_free = (means < 0) & (self.norm_sq is None)
             rates = torch.where(is_free, eta, 1 - scale), gamma * torch.where(is_free, 1.0, scale)
         torch._foreach_copy_(self.state, list(means.unbind(0)))
-        return rates[0], rates[1]
+        return rates
 
 
 def update_means(means: Tensor, measured: Measured, gamma: Tensor, steps: float) -> Tensor:

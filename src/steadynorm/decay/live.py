@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from steadynorm.decay.hold import exact_dtype
 from steadynorm.decay.rescale import took_step
 from steadynorm.decay.rule import Group, is_live
 from steadynorm.decay.skip import skipped_positions
+from steadynorm.machine import exact_dtype
 
 
 class LiveDecay:

@@ -24,7 +24,6 @@ from steadynorm.decay.hold import (
     bounded_eta,
     check_balance,
     check_hold,
-    exact_dtype,
     fresh_hold_state,
     held_norms,
     held_target,
@@ -34,6 +33,7 @@ from steadynorm.decay.hold import (
 from steadynorm.decay.rule import Group, group_label
 from steadynorm.decay.skip import skipped_positions
 from steadynorm.lengths import l2_lengths
+from steadynorm.machine import exact_dtype
 
 MOMENT = "exp_avg"  # where the Adam family keeps the sign of its updates
 
@@ -128,7 +128,7 @@ def _factors(optimizer: Optimizer, bucket: _Bucket) -> Tensor:
         means = _drift_means(state, before, after, bucket)
         share = _decayed_share(optimizer, bucket, after)
         drift = gamma * gamma * means.select(1, 0) / (2 * bucket.norm_sq * share)
-        lr = torch.tensor(gamma, dtype=before.dtype)
+        lr = torch.full_like(before, gamma)
         factors = 1 - bounded_eta(drift, before.square(), lr, bucket.norm_sq, _balance_steps(group))
     else:
         means = held_norms(state, before.square())
@@ -221,6 +221,7 @@ def _over_shards(lengths: list[Tensor], p: Any) -> list[Tensor]:
         return lengths
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
-    sums = [Partial() if placement.is_shard() else Replicate() for placement in p.placements]
+    # A strided shard (FSDP2 over tensor parallel) is none to `is_shard`.
+    sums = [Replicate() if placement.is_replicate() else Partial() for placement in p.placements]
     squares = DTensor.from_local(torch.stack(lengths).square(), p.device_mesh, sums, run_check=False)
     return list(squares.full_tensor().sqrt().unbind(0))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from steadynorm import views
+from steadynorm.machine import exact_dtype
 from steadynorm.monitor.layers import Layer
 
 _GOLDEN_ANGLE = 2.399963
@@ -122,7 +123,7 @@ class SpectralNorms:
         has_rows = view in (views.MATRIX, views.FLATTENED) and self.columns == row
         self.by_rows = first.layout is not None and first.layout.keeps_rows_whole and has_rows
         p = first.parameter
-        self.dtype = torch.float64 if p.dtype == torch.float64 else torch.float32
+        self.dtype = exact_dtype(p)
         # Equidistributed phases: not the global random state, not orthogonal to anything in particular.
         v = torch.arange(1, self.columns + 1, dtype=self.dtype, device=p.device).mul_(_GOLDEN_ANGLE).sin_()
         v = v / torch.linalg.vector_norm(v)

@@ -209,14 +209,16 @@ class SteadyOptimizer(Optimizer, ABC):
     def _scalars(self, group: Group, bucket: Bucket, label: str) -> Scalars:
         """Return this step's numbers, 0-d: on the CPU, where kernels take them by value, or live on the device."""
         is_live = group.get("capturable")
-        if is_live and machine.is_capturing():
+        if machine.is_capturing():
+            if not is_live:
+                raise RuntimeError(f"{label}: a captured step would keep this step's numbers; pass capturable=True")
             if not bucket.live:
                 raise RuntimeError(f"{label}: take one step with the same gradients before you capture one")
             return bucket.live
         numbers = self._numbers(group, bucket, label)
         if is_live:
             return bucket.fill(numbers)
-        return {key: torch.tensor(value, dtype=torch.float64) for key, value in numbers.items()}
+        return {key: torch.tensor(value, dtype=torch.float64, device="cpu") for key, value in numbers.items()}
 
     def _numbers(self, group: Group, bucket: Bucket, label: str) -> dict[str, float]:
         """Return `scalars`, and the target at which a norm is held; errors name the group."""
@@ -282,10 +284,10 @@ class SteadyOptimizer(Optimizer, ABC):
         return placement.plan(list(buckets.values()))
 
     def skipped_steps(self) -> Tensor:
-        """Return how many parameter updates a non-finite gradient has skipped: a 0-d tensor, on the device."""
+        """Return how many parameter updates a non-finite gradient has skipped: a 0-d tensor, on the (first) device."""
         self._ensure_state()
         counts = [self.state[p]["skipped"] for group in self.param_groups for p in group["params"]]
-        return torch.stack(counts).sum()
+        return torch.stack([count.to(counts[0].device) for count in counts]).sum()
 
     def state_dict(self) -> dict[str, Any]:
         """Return torch's state_dict, with state of every parameter that the groups have now."""
@@ -320,8 +322,8 @@ class SteadyOptimizer(Optimizer, ABC):
         if own.counts_updates:
             state["step"] = no_updates(p)
         if own.normalizes:
-            exact = torch.float64 if p.dtype == torch.float64 else torch.float32
-            state["momentum_left"] = torch.ones(self.slices(group, p).blocks, dtype=exact, device=p.device)
+            blocks = self.slices(group, p).blocks
+            state["momentum_left"] = torch.ones(blocks, dtype=machine.exact_dtype(p), device=p.device)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -174,7 +174,7 @@ def _batches(chunk: Chunk, scratch: "Scratch") -> Iterator[Batch]:
     """Yield the batches of a chunk, one per cut, for a Rule to update; then write back their state and count what was skipped."""
     step, which, cuts = chunk
     is_copied = which.stop - which.start > 1
-    exact = torch.float64 if step.grads[0].dtype == torch.float64 else torch.float32
+    exact = machine.exact_dtype(step.grads[0])
     grads = [gather(_cut(step.grads[which], rows), exact) for rows in cuts]
     bucket, slices, shard = step.bucket, step.bucket.slices, step.bucket.shard
     unseen = slices.waiting_ndim or step.finite is None  # else ranks have agreed on all there is to know
@@ -272,18 +272,17 @@ class Scratch:
         if machine.is_accelerator(like.device):
             return None
         if type(like) not in _PLAIN or torch.compiler.is_compiling():
-            return torch.empty(tuple(shape), dtype=dtype)
+            return torch.empty(tuple(shape), dtype=dtype, device=like.device)
         size, thread = math.prod(shape) * dtype.itemsize, threading.get_ident()
         if thread not in self._of_thread or len(self._of_thread[thread]) < size:
-            self._of_thread[thread] = torch.empty(size, dtype=torch.uint8)
+            self._of_thread[thread] = torch.empty(size, dtype=torch.uint8, device=like.device)
         return self._of_thread[thread][:size].view(dtype).view(tuple(shape))
 
 
 def unmeasured_products(bucket: Bucket) -> Tensor:
     """Return room for a bucket's products, (3, parameters), NaN until its step has run; zeros for an empty shard."""
-    dtype = torch.float64 if bucket.params[0].dtype == torch.float64 else torch.float32
-    fill = 0.0 if bucket.shard is not None and bucket.shard.is_empty else torch.nan
-    return torch.full((3, len(bucket.params)), fill, dtype=dtype, device=bucket.params[0].device)
+    first, fill = bucket.params[0], 0.0 if bucket.shard is not None and bucket.shard.is_empty else torch.nan
+    return torch.full((3, len(bucket.params)), fill, dtype=machine.exact_dtype(first), device=first.device)
 
 
 def finite_gradients(step: BucketStep) -> Tensor:

@@ -67,8 +67,8 @@ class NonFiniteSkipper(Optimizer):
         for p, _ in withheld:
             p.grad = None
         for kind in kinds:
-            for p in kind.params if self.param_groups[kind.group]["fused"] and not kind.is_sharded else ():
-                if (grad := p.grad) is not None and grad.stride() != p.stride():
+            for p in kind.params if self.param_groups[kind.group]["fused"] else ():
+                if (grad := p.grad) is not None and local(grad).stride() != local(p).stride():
                     withheld.append((p, grad))  # torch's fused kernel goes by memory, not by strides
                     p.grad = torch.empty_like(p).copy_(grad)
         return withheld

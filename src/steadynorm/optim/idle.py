@@ -42,7 +42,7 @@ WHOLE = Slices()
 
 def magnitudes(grad: Tensor, slices: Slices) -> Tensor:
     """Return the largest |entry| of every slice of a stack (batch, *shape), (batch, slices), in at least fp32; NaN wins."""
-    exact = torch.float64 if grad.dtype == torch.float64 else torch.float32
+    exact = machine.exact_dtype(grad)
     x = grad.unsqueeze(1) if grad.ndim == 1 else grad  # a stack of 0-d parameters
     if slices.waiting_ndim:
         kept = range(1, x.ndim - slices.waiting_ndim)

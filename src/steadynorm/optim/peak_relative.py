@@ -92,5 +92,4 @@ def loading(optimizer: Optimizer, family: Family, state_dict: dict[str, Any]) ->
             group["base_weight_decay"] = float(group["weight_decay"])
         if LARGEST not in saved:
             group.pop(LARGEST, None)
-    correction.restore_capturable(optimizer.param_groups)
     correction.warn_of_replaced(optimizer)

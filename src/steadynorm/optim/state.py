@@ -91,7 +91,7 @@ def no_updates(p: Tensor) -> Tensor:
 
 def zeros_like(p: Tensor, mesh: Any = None) -> Tensor:
     """Return a zero buffer of p's shape in at least fp32, sharded as p is, or over the mesh."""
-    dtype = torch.float64 if p.dtype == torch.float64 else torch.float32
+    dtype = machine.exact_dtype(p)
     if mesh is None:
         return torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
     from steadynorm.optim.sharding.mesh import sharded_zeros
@@ -123,6 +123,7 @@ def load_exactly(
     """Load as torch does, then restore state in its own dtype and device, and group keys that were missing.
 
     Entries that are not ours stay: tensors as torch has loaded them, others as they were saved (torch spoils strings).
+    `capturable` stays as it is: how a step runs is up to this run and its device.
 
     Args:
         optimizer: What is loaded into.
@@ -139,7 +140,9 @@ def load_exactly(
     def last_hook(_: Optimizer, final: dict[str, Any]) -> dict[str, Any]:  # sees what users' own hooks made of it
         _check_fits(optimizer, final, fresh_state)
         pairs = zip(final["param_groups"], optimizer.param_groups, strict=False)
-        groups = [merge_saved_group(saved, group) for saved, group in pairs]
+        groups = [
+            {**merge_saved_group(saved, group), "capturable": group.get("capturable", False)} for saved, group in pairs
+        ]
         if len(groups) == len(final["param_groups"]) == len(optimizer.param_groups):  # else torch says so
             _check_groups(optimizer, groups, signature_keys, check_group)
             final = {**final, "param_groups": groups}

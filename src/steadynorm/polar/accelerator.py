@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from steadynorm.machine import exact_dtype
 from steadynorm.polar import symmetric_kernels
 from steadynorm.polar.coefficients import GRAM_MIN_ASPECT, GRAM_MIN_ROWS_BF16, Quintic
 
@@ -147,7 +148,7 @@ def _first_polynomial(gram: Tensor, quintic: Quintic, published: bool) -> Tensor
     s is the Frobenius norm, (trace R)^(1/2), or the Schatten-8 norm, |R^2|_F^(1/4).
     """
     a, b, c = quintic
-    square, exact = symmetric(gram, gram), torch.float64 if gram.dtype == torch.float64 else torch.float32
+    square, exact = symmetric(gram, gram), exact_dtype(gram)
     if published:
         inverse = gram.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=exact).pow_(-0.5)[..., None, None]
     else:

@@ -137,7 +137,7 @@ def polar_factor(x: Tensor, *, method: str = "express", steps: int = 5) -> Tenso
 
 def _polar(x: Tensor, polar: Polar, working: torch.dtype, out: Tensor) -> None:
     """Write the factors to `out` in groups of matrices, each scaled by a power of two first."""
-    exact = torch.float64 if x.dtype == torch.float64 else torch.float32
+    exact = machine.exact_dtype(x)
     matrices, results = (
         t.flatten(0, -3) if t.ndim > 2 else t.unsqueeze(0) for t in (x, out)
     )  # (matrices, d_out, d_in)
@@ -214,8 +214,8 @@ def _steps_on_gram(y: Tensor, quintics: Sequence[Quintic], tall: bool) -> Tensor
     """Iterate on the small matrix R = y y^T: with P = a I + b R + c R^2, Q <- P Q and R <- P R P, then y <- Q y.
 
     All of them are polynomials of one R, so they commute and every product is symmetric. R's small eigenvalues drown
-    in bf16 rounding after two steps (without a restart the iteration diverges): then y <- Q y and R anew. An odd step
-    goes alone before the last two: as the last, it would enlarge what their rounding pushed out of its interval. y is
+    in bf16 rounding after two steps (without a restart the iteration diverges): then y <- Q y, and R again from y. An odd step
+    goes by itself before the last two: as the last, it would enlarge what their rounding pushed out of its interval. y is
     overwritten: of the long matrices there are two at a time.
     """
     spare, k = None, 0
@@ -263,7 +263,7 @@ def _first_polynomial(gram: Tensor, quintic: Quintic, norm: Norm) -> Tensor:
     """Return the polynomial of the matrix scaled by its norm s: (a/s) I + (b/s^3) R + (c/s^5) R^2."""
     a, b, c = quintic
     square = _symmetric(gram, gram)
-    exact = torch.float64 if gram.dtype == torch.float64 else torch.float32
+    exact = machine.exact_dtype(gram)
     size = norm(gram, square, exact)
     inverse = torch.where(size > 0, 1 / size, 0.0)
     out = (square * (c * inverse**5)).addcmul_(gram.to(exact), b * inverse**3)

@@ -85,8 +85,8 @@ class Sharded(Local):
         has_part = [bool(math.prod(step.bucket.shape)) or not step.bucket.row_separable for step in own]
         buckets.run([step for step, runs in zip(own, has_part, strict=True) if runs])
         for step, runs in zip(own, has_part, strict=True):
-            if not runs and step.counts is not None and step.finite is not None:
-                buckets.count_updates(step.counts, step.finite)  # checkpoints take the count from any rank
+            if not runs:
+                _count_without_part(step)
         if exchanged:
             run_interleaved(
                 exchange_chunk(step, which, owned, step.bucket.arithmetic.split_rule)
@@ -125,6 +125,16 @@ def _localize(step: BucketStep) -> BucketStep:
     )
     state = {key: [local(value) for value in values] for key, values in step.state.items()}
     return dataclasses.replace(step, bucket=bucket, state=state)
+
+
+def _count_without_part(step: BucketStep) -> None:
+    """Count a step for parameters of which this rank has no row: checkpoints take what is counted from any rank."""
+    if step.finite is None or step.nonzero is None:
+        return
+    if step.counts is not None:
+        buckets.count_updates(step.counts, step.finite)
+    if step.momentum_left is not None and not step.bucket.slices.waiting_ndim:
+        buckets.update_momentum_left(step.momentum_left, step.nonzero, step.finite, step.scalars["keep"])
 
 
 def shard_flags(grads: Sequence[Tensor], bucket: Bucket) -> list[Tensor]:
@@ -181,7 +191,7 @@ def exchange_chunk(step: BucketStep, which: slice, counts: tuple[int, ...], rule
         rule: The optimizer's arithmetic in parts.
     """
     settings, layout, grads = step.bucket.settings, layout_in(step.bucket), step.grads[which]
-    exact = torch.float64 if grads[0].dtype == torch.float64 else torch.float32
+    exact = machine.exact_dtype(grads[0])
     encoding = rule.encode(step.bucket.shape, settings, exact, grads[0].device)
     active, active_weights = _active(step, which, exact)
     x = _accumulate(step, which, rule, active, encoding.x_dtype if counts else exact)
