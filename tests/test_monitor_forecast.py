@@ -321,10 +321,10 @@ def test_a_monitor_attached_to_a_running_optimizer_takes_its_momentum_as_settled
     params = parameters(*[(16, 16)] * 4)
     optimizer = make(params)
     early = sn.Monitor(optimizer)
-    train(optimizer, params, 150)
+    train(optimizer, params, 300)
     early.measure()
     late = sn.Monitor(optimizer)
-    train(optimizer, params, 40, start=150)
+    train(optimizer, params, 40, start=300)
     for long, short in zip(early.measure(), late.measure(), strict=True):
         for one, two in zip(long["layers"].values(), short["layers"].values(), strict=True):
             # both expect the same product; each divides it by its own forecast of the norm
