@@ -74,7 +74,7 @@ def assert_follows(errors, exact=1e-10):
         assert error < (exact if name.startswith("fp64") else 1e-3), (job, name, rank, error)
 
 
-@pytest.mark.parametrize(("job", "cases"), [("four", 16 * 4), ("two", 31 * 2)], ids=["four", "two"])
+@pytest.mark.parametrize(("job", "cases"), [("four", 16 * 4), ("two", 24 * 2)], ids=["four", "two"])
 def test_every_layout_takes_the_steps_of_a_single_process(job, cases, reports):
     errors = reports.of("layouts", job)
     assert len(errors) == cases
