@@ -307,45 +307,50 @@ def test_a_phone_has_no_sideways_scroll(browser, path):
 PHONE = {"viewport": {"width": 390, "height": 800}, "has_touch": True, "is_mobile": True}
 
 
-@pytest.fixture
-def crowded(tmp_path):
-    """Return a page of eight runs with long names, two of them alike, and a table too wide for any phone."""
+@pytest.fixture(scope="module")
+def crowded_phone(browser, tmp_path_factory):
+    """Open, on a phone, a page of eight runs with long names, two of them alike, and a table too wide for any phone."""
     x = np.arange(50)
     runs = [f"a run with quite a long name {k}" for k in range(8)]
     series = [page.Series("loss", x, x * max(k, 1), toggle=run) for k, run in enumerate(runs)]
     table = page.Table("", ["run", *(f"setting number {k}" for k in range(12))], [[run, *range(12)] for run in runs])
     blocks = [page.Text("Summary"), table, page.Plot("Loss", "step", "", series)]
-    return page.write(page.Page("Crowded", "", blocks), tmp_path / "crowded.html")
+    path = page.write(page.Page("Crowded", "", blocks), tmp_path_factory.mktemp("crowded") / "crowded.html")
+    with opened(browser, path, **PHONE) as view:
+        yield view
 
 
-def test_every_chip_can_be_reached_on_a_phone(browser, crowded):
+@pytest.fixture
+def crowded(crowded_phone):
+    crowded_phone.hash("reset=1")
+    return crowded_phone
+
+
+def test_every_chip_can_be_reached_on_a_phone(crowded):
     """The strip once had a third of the width, beside the buttons."""
-    with opened(browser, crowded, **PHONE) as view:
-        assert view.tab.evaluate("document.querySelector('.chips').clientWidth") > 350
-        for chip in view.tab.locator(".chip").all():
-            chip.tap()
-            assert chip.get_attribute("aria-pressed") == "false"
-        assert view.overflow() == 0
+    assert crowded.tab.evaluate("document.querySelector('.chips').clientWidth") > 350
+    for chip in crowded.tab.locator(".chip").all():
+        chip.tap()
+        assert chip.get_attribute("aria-pressed") == "false"
+    assert crowded.overflow() == 0
 
 
-def test_wide_tables_scroll_on_a_phone_and_keep_their_first_column(browser, crowded):
-    with opened(browser, crowded, **PHONE) as view:
-        box = "document.querySelector('.scroll')"
-        assert view.tab.evaluate(f"{box}.scrollWidth - {box}.clientWidth") > 100
-        view.tab.evaluate(f"{box}.scrollLeft = 10000")
-        name, last = (
-            view.tab.locator(f"tbody tr:first-child td:{which}-child").bounding_box() for which in ("first", "last")
-        )
-        assert name is not None and last is not None
-        assert name["x"] >= 0 and name["width"] < 200 < last["x"] and last["x"] + last["width"] <= 390
-        assert view.overflow() == 0
+def test_wide_tables_scroll_on_a_phone_and_keep_their_first_column(crowded):
+    box = "document.querySelector('.scroll')"
+    assert crowded.tab.evaluate(f"{box}.scrollWidth - {box}.clientWidth") > 100
+    crowded.tab.evaluate(f"{box}.scrollLeft = 10000")
+    name, last = (
+        crowded.tab.locator(f"tbody tr:first-child td:{which}-child").bounding_box() for which in ("first", "last")
+    )
+    assert name is not None and last is not None
+    assert name["x"] >= 0 and name["width"] < 200 < last["x"] and last["x"] + last["width"] <= 390
+    assert crowded.overflow() == 0
 
 
-def test_a_line_under_another_is_drawn_wider(browser, crowded):
-    with opened(browser, crowded) as view:
-        view.draw_all()
-        first, second, *rest = view.drawn("p.data.map(t => t.line.width)")[0]
-        assert first > second + 2 and set(rest) == {second}
+def test_a_line_under_another_is_drawn_wider(crowded):
+    crowded.draw_all()
+    first, second, *rest = crowded.drawn("p.data.map(t => t.line.width)")[0]
+    assert first > second + 2 and set(rest) == {second}
 
 
 def test_only_our_scripts_may_run(view):
