@@ -461,7 +461,7 @@ def test_a_grad_scaler_skips_on_inf_and_otherwise_changes_nothing(entry: Entry):
         torch.testing.assert_close(params[name], plain[name], rtol=1e-6, atol=1e-6)
 
 
-@entries(slow=lambda entry: entry.name not in ("ScionC", "AdamC"))  # seconds each
+@entries(slow=lambda entry: entry.name != "ScionC")  # seconds each
 def test_a_compiled_step_equals_eager_and_stops_compiling(entry: Entry):
     """While lr, alpha and C^2 change there is one compilation (torch's AdamW: two, Muon: three), and none after the
     third step.
@@ -508,7 +508,7 @@ def test_a_compiled_step_with_a_tensor_lr_stops_compiling(entry: Entry):
     assert counts[2:] == [counts[-1]] * 4
 
 
-@engine
+@entries(lambda entry: entry.engine, slow=lambda entry: entry.name not in ("ScionC", "MuonC"))  # see test_no_sync.py
 def test_a_step_never_waits_for_the_device(entry: Entry):
     """Fake tensors have no values: .item(), bool() and nonzero() raise on them."""
     with FakeTensorMode(allow_non_fake_inputs=True):

@@ -119,6 +119,7 @@ def test_tensor_lr(info: OptimizerInfo):
                 torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow  # test_contract.py has the decay under every scheduler
 @every_and_corrected
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_lr_follows_every_torch_scheduler(info: OptimizerInfo, scheduler: str):
