@@ -23,7 +23,7 @@ from steadynorm.decay.hold import (
 )
 from steadynorm.decay.rule import Group, group_label
 from steadynorm.optim.arithmetic import Arithmetic
-from steadynorm.optim.batch import Scalars
+from steadynorm.optim.batch import Descent, Scalars
 from steadynorm.optim.buckets import Bucket, BucketStep, check_finite, unmeasured_products
 from steadynorm.optim.idle import WHOLE, Slices, magnitudes
 from steadynorm.optim.placement import DerivedCache, Local, checked_mesh, is_dtensor
@@ -179,7 +179,9 @@ class SteadyOptimizer(Optimizer, ABC):
         steps = [self._bucket_step(bucket, placement, observing) for bucket in buckets]
         steps = placement.agree(self, steps)
         check_finite(self, steps)
-        self.observed = [(step.bucket.params, step.products) for step in steps if step.products is not None]
+        self.observed = [
+            (step.bucket.params, step.descent.products) for step in steps if step.descent.products is not None
+        ]
         return placement, placement.localize(steps)
 
     def _bucket_step(self, bucket: Bucket, placement: Local, observing: bool) -> BucketStep:
@@ -191,19 +193,22 @@ class SteadyOptimizer(Optimizer, ABC):
         except ValueError as error:
             raise ValueError(f"{label}: a parameter {error}") from None
         state = self._states(bucket)
-        return BucketStep(
-            bucket,
-            grads,
-            {key: state[key] for key in bucket.arithmetic.state_keys},
-            state["skipped"],
-            scalars,
-            bool(group["maximize"]),
-            state.get("momentum_left"),
-            unmeasured_products(bucket) if observing else None,
+        descent = Descent(
             hold=Hold.of(group, state, scalars.get("norm_sq")) if bucket.is_held else None,
             is_cautious=bool(group.get("cautious")),
-            counts=state.get("step"),
             residuals=low_halves(state[RESIDUAL]) if RESIDUAL in state else None,
+            products=unmeasured_products(bucket) if observing else None,
+        )
+        return BucketStep(
+            bucket=bucket,
+            grads=grads,
+            state={key: state[key] for key in bucket.arithmetic.state_keys},
+            skipped=state["skipped"],
+            scalars=scalars,
+            maximize=bool(group["maximize"]),
+            descent=descent,
+            momentum_left=state.get("momentum_left"),
+            counts=state.get("step"),
         )
 
     def _scalars(self, group: Group, bucket: Bucket, label: str) -> Scalars:

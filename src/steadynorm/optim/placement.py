@@ -6,7 +6,8 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor
 from torch.optim import Optimizer
 
-from steadynorm.optim.buckets import Bucket, BucketStep, Shard, run
+from steadynorm.optim.batch import Shard
+from steadynorm.optim.buckets import Bucket, BucketStep, run
 
 Derived = TypeVar("Derived")
 
