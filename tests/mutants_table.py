@@ -343,8 +343,8 @@ MUTANTS = (
     Mutant("optim.adam:AdamC._prepare", "AdamC without its correction", "own_correction(self, ADAM)(self)", "own_correction(self, ADAM)", ("test_optim_twins.py::test_adamc_equals_its_twin",)),
     Mutant("optim.finite_guard:NonFiniteSkipper.withhold_non_finite", "AdamC steps along non-finite gradients", "p.grad = None", "p.grad = p.grad", ("test_contract.py::test_a_non_finite_gradient_skips_that_parameter_only",)),
     Mutant("optim.peak_relative:loading", "a plain checkpoint's decay is not the base", '"base_weight_decay" not in saved', "False", ("test_optim_checkpoints.py::test_a_plain_adamw_checkpoint_continues_in_adamc",)),
-    Mutant("optim.state:load_exactly", "resuming loses the momentum", "_place_like(values[key], fresh) if key in values else fresh", "fresh", ("test_contract_checkpoints.py::test_a_resumed_run_equals_an_unbroken_one",)),
-    Mutant("optim.state:load_exactly", "a checkpoint without the peak lr loses it", "group.setdefault(key, value)", "pass", ("test_optim_checkpoints.py::test_a_plain_adamw_checkpoint_continues_in_adamc",)),
+    Mutant("optim.state:StateKeeper.load_state_dict", "resuming loses the momentum", "_place_like(values[key], fresh) if key in values else fresh", "fresh", ("test_contract_checkpoints.py::test_a_resumed_run_equals_an_unbroken_one",)),
+    Mutant("optim.state:StateKeeper.load_state_dict", "a checkpoint without the peak lr loses it", "group.setdefault(key, value)", "pass", ("test_optim_checkpoints.py::test_a_plain_adamw_checkpoint_continues_in_adamc",)),
     # schedules
     schedule("Ratio.__call__", "warmup off by one", "step + 1", "step"),
     schedule("Ratio.__call__", "end of the cosine off by one", "since / self.decay", "(since + 1) / self.decay"),

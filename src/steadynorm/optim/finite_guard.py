@@ -5,10 +5,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors
-from torch.optim import Optimizer
 
 from steadynorm.decay.rule import Group
 from steadynorm.optim.placement import DerivedCache, is_dtensor, local
+from steadynorm.optim.state import StateKeeper
 from steadynorm.optim.validation import NonFiniteGradientError, check_dense_gradients, check_unchanged
 
 _SMALL = 1 << 12  # gradients of fewer elements are checked together: one call each would cost more than the copy
@@ -28,7 +28,7 @@ class _SameKind(NamedTuple):
         return [local(grad) for grad in grads] if self.is_sharded else grads
 
 
-class NonFiniteSkipper(Optimizer):
+class NonFiniteSkipper(StateKeeper):
     """Mixin: hides non-finite gradients from torch's step, so that it leaves those parameters alone.
 
     A subclass calls `withhold_non_finite` before torch's step and `give_back` after it. Its state has a `skipped`
@@ -37,9 +37,6 @@ class NonFiniteSkipper(Optimizer):
 
     def moment_keys(self, group: Group) -> tuple[str, ...]:
         """Return the state keys whose shape and dtype torch's step relies on."""
-        raise NotImplementedError
-
-    def _ensure_state(self) -> None:
         raise NotImplementedError
 
     @torch._disable_dynamo
