@@ -12,9 +12,9 @@ from steadynorm.decay.families import ADAM
 from steadynorm.decay.hold import BALANCE_STEPS, fresh_hold_state, hold_state_keys, refuse_idle_balance
 from steadynorm.decay.peak import watch
 from steadynorm.decay.rule import Group, correction_keys, group_label, refuse_idle_target, refuse_scion_groups
+from steadynorm.dtensor import is_dtensor
 from steadynorm.optim.finite_guard import NonFiniteSkipper
 from steadynorm.optim.peak_relative import check_added_peak, loading
-from steadynorm.optim.placement import is_dtensor
 from steadynorm.optim.state import no_skips
 from steadynorm.optim.validation import (
     check_group_numbers,

@@ -21,11 +21,12 @@ from steadynorm.decay.hold import (
     refuse_idle_balance,
 )
 from steadynorm.decay.rule import Group, group_label
+from steadynorm.dtensor import is_dtensor
 from steadynorm.optim.arithmetic import Arithmetic
 from steadynorm.optim.batch import Descent, Scalars
 from steadynorm.optim.buckets import Bucket, BucketStep, check_finite, unmeasured_products
 from steadynorm.optim.idle import WHOLE, Slices, magnitudes
-from steadynorm.optim.placement import DerivedCache, Local, checked_mesh, is_dtensor
+from steadynorm.optim.placement import DerivedCache, Local, checked_mesh
 from steadynorm.optim.residual import RESIDUAL, check_residual, fresh_residual, is_kept, low_halves
 from steadynorm.optim.state import StateKeeper, no_skips, no_updates, pack
 from steadynorm.optim.validation import (

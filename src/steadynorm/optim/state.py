@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from steadynorm import machine
 from steadynorm.decay.hold import HOLD_STATE
 from steadynorm.decay.rule import Group, group_label
-from steadynorm.optim.placement import is_dtensor
+from steadynorm.dtensor import is_dtensor
 from steadynorm.optim.residual import RESIDUAL
 from steadynorm.optim.validation import check_parameter, name_of
 

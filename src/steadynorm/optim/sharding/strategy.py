@@ -18,10 +18,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from steadynorm import machine
+from steadynorm.dtensor import local
 from steadynorm.optim import buckets, idle
 from steadynorm.optim.batch import Batch, Encoding, SplitRule, stack, write_back
 from steadynorm.optim.buckets import Bucket, BucketStep
-from steadynorm.optim.placement import Local, local
+from steadynorm.optim.placement import Local
 from steadynorm.optim.sharding.consensus import Consensus, members
 from steadynorm.optim.sharding.layout import Box, Layout, from_owners, layout_of, local_gradient, to_all, to_owners
 from steadynorm.optim.sharding.ownership import ShardedBucket, layout_in, plan_exchange
