@@ -10,9 +10,9 @@ from steadynorm import theory
 from steadynorm.conversion.changes import Change, Converted, format_changes, take_over
 from steadynorm.conversion.source import CHOICES, SCHEDULED, Group, Source
 from steadynorm.decay.rule import KEYS, UNCORRECTED, is_skipped
+from steadynorm.dtensor import is_dtensor
 from steadynorm.groups.roles import find_outputs, param_sites
 from steadynorm.optim import AdamC, MuonC
-from steadynorm.optim.placement import is_dtensor
 
 _TORCH_KEYS = {
     "Muon": ("momentum", "nesterov", "adjust_lr_fn", "weight_decay", "name"),

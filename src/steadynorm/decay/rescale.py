@@ -32,6 +32,7 @@ from steadynorm.decay.hold import (
 )
 from steadynorm.decay.rule import Group, group_label
 from steadynorm.decay.skip import skipped_positions
+from steadynorm.dtensor import is_dtensor, local
 from steadynorm.lengths import l2_lengths
 from steadynorm.machine import exact_dtype
 
@@ -98,7 +99,7 @@ def scale_(params: Sequence[Tensor], factors: Tensor, moments: Sequence[Tensor] 
     Given moments, only elements that agree with these in sign are scaled. The factors, (params,), are in at least fp32
     and not rounded to the dtype of the weights.
     """
-    parts = [_local(p) for p in params]
+    parts = [local(p) for p in params]
     wide = [factor.view([1] * part.ndim) for factor, part in zip(factors.unbind(0), parts, strict=True)]
     if moments is not None:
         for part, factor, moment in zip(parts, wide, moments, strict=True):
@@ -109,7 +110,7 @@ def scale_(params: Sequence[Tensor], factors: Tensor, moments: Sequence[Tensor] 
 
 def lengths_of(params: Sequence[Tensor]) -> list[Tensor]:
     """Return |theta| of whole parameters of one kind, 0-d each, in at least fp32: all shards included."""
-    parts = [_local(p) for p in params]
+    parts = [local(p) for p in params]
     return _over_shards(l2_lengths(parts, exact_dtype(params[0])), params[0])
 
 
@@ -154,7 +155,7 @@ def _decayed_share(optimizer: Optimizer, bucket: _Bucket, after: Tensor) -> Tens
     moments = _moments(optimizer, bucket)
     if moments is None:
         return 1.0
-    pairs = zip(map(_local, bucket.params), moments, strict=True)
+    pairs = zip(map(local, bucket.params), moments, strict=True)
     lengths = [l2_lengths([part * _agree(part, moment)], after.dtype)[0] for part, moment in pairs]
     share = (torch.stack(_over_shards(lengths, bucket.params[0])) / after).square()
     return torch.where(share > 0, share, 1.0)
@@ -169,7 +170,7 @@ def _moments(optimizer: Optimizer, bucket: _Bucket) -> list[Tensor] | None:
             f"{bucket.label}: cautious=True reads the sign of updates from state[{MOMENT!r}], which this class does not "
             "keep; set group['cautious'] = False, or use AdamC"
         )
-    return [_local(optimizer.state[p][MOMENT]) for p in bucket.params]
+    return [local(optimizer.state[p][MOMENT]) for p in bucket.params]
 
 
 def _agree(theta: Tensor, moment: Tensor) -> Tensor:
@@ -207,17 +208,9 @@ def _alike(group: Group) -> Iterator[list[Tensor]]:
     yield from buckets.values()
 
 
-# ---------------------------------------------------------------- shards
-
-
-def _local(x: Any) -> Tensor:
-    """Return this rank's part of a tensor: the shard of a DTensor, all of a plain tensor."""
-    return x.to_local() if hasattr(x, "to_local") else x
-
-
 def _over_shards(lengths: list[Tensor], p: Any) -> list[Tensor]:
     """Return the lengths of whole parameters, given those of this rank's parts; all are placed as p is."""
-    if not hasattr(p, "placements"):
+    if not is_dtensor(p):
         return lengths
     from torch.distributed.tensor import DTensor, Partial, Replicate
 

@@ -12,11 +12,11 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from steadynorm import lmo as lmos
+from steadynorm.dtensor import local
 from steadynorm.groups.fusion import find_blocks
 from steadynorm.groups.role_table import BLOCKED, ROLES
 from steadynorm.groups.roles import find_outputs, param_sites, role_of
 from steadynorm.optim.base import SteadyOptimizer
-from steadynorm.optim.placement import local
 from steadynorm.optim.sharding.layout import Layout, layout_of
 from steadynorm.views import BlockLayout
 

@@ -9,12 +9,12 @@ from torch.optim import Optimizer
 from steadynorm.decay.hold import is_rescaled
 from steadynorm.decay.recognition import is_decoupled
 from steadynorm.decay.rule import applied_weight_decay
+from steadynorm.dtensor import local
 from steadynorm.monitor.layers import PEAK_LMOS, Layer
 from steadynorm.monitor.norms import gradient, l2_norms, peak, totals
 from steadynorm.monitor.spectral import SpectralNorms, spectral_norms
 from steadynorm.monitor.transfer import ALONG, BEFORE, SKIPS, UPDATE, WAITED, Row
 from steadynorm.optim.base import SteadyOptimizer
-from steadynorm.optim.placement import local
 from steadynorm.optim.sharding.layout import layout_of
 
 

@@ -12,11 +12,10 @@ from steadynorm.decay.families import ADAM
 from steadynorm.decay.hold import BALANCE_STEPS, fresh_hold_state, hold_state_keys, refuse_idle_balance
 from steadynorm.decay.peak import watch
 from steadynorm.decay.rule import Group, correction_keys, group_label, refuse_idle_target, refuse_scion_groups
-from steadynorm.optim.base import SteadyOptimizer
+from steadynorm.dtensor import is_dtensor
 from steadynorm.optim.finite_guard import NonFiniteSkipper
 from steadynorm.optim.peak_relative import check_added_peak, loading
-from steadynorm.optim.placement import is_dtensor
-from steadynorm.optim.state import checked_state, ensure_state, load_exactly, no_skips
+from steadynorm.optim.state import no_skips
 from steadynorm.optim.validation import (
     check_group_numbers,
     check_one,
@@ -65,6 +64,7 @@ class AdamC(NonFiniteSkipper, torch.optim.AdamW):
     """
 
     corrects_itself = True
+    signature_keys = ("betas",)
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class AdamC(NonFiniteSkipper, torch.optim.AdamW):
                 )
             for k, p in enumerate(group["params"]):
                 check_parameter(p, name_of(group, k))
-            states = [checked_state(group, k, self._fresh_state) for k in range(len(group["params"]))]
+            states = [self._checked_state(group, k) for k in range(len(group["params"]))]
         except (ValueError, TypeError) as error:
             self.param_groups.pop()
             raise type(error)(f"AdamC, {group_label(len(self.param_groups), group)}: {error}") from None
@@ -143,7 +143,7 @@ class AdamC(NonFiniteSkipper, torch.optim.AdamW):
         own_correction(self, ADAM).record_written(self.param_groups)
         self._forget()
 
-    def _fresh_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
+    def _all_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
         """Return torch's own state, made now instead of at the first step, and the count of skipped updates."""
         if p.dtype == torch.float16:
             raise ValueError(
@@ -164,8 +164,11 @@ class AdamC(NonFiniteSkipper, torch.optim.AdamW):
     def moment_keys(self, group: Group) -> tuple[str, ...]:
         return _moments(group)
 
-    def _ensure_state(self) -> None:
-        ensure_state(self, _state_keys, self._fresh_state)
+    def _own_keys(self, group: Group, p: Tensor) -> tuple[str, ...]:
+        return "step", *_moments(group), "skipped", *hold_state_keys(group)
+
+    def _check_settings(self, group: Group) -> None:
+        check_held(group, ADAM)  # `_prepare` checks the numbers
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -204,35 +207,17 @@ class AdamC(NonFiniteSkipper, torch.optim.AdamW):
         """Write this step's decay to the device, where a captured step reads it; see `steadynorm.fill_scalars`."""
         own_correction(self, ADAM).fill(self)
 
-    skipped_steps = SteadyOptimizer.skipped_steps
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return torch's state_dict, with state of every parameter that the groups have now."""
-        self._ensure_state()
-        return super().state_dict()
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load as torch does. The weight_decay of a plain AdamW checkpoint becomes the base.
 
         A checkpoint that does not fit raises ValueError before anything changes.
         """
         with loading(self, ADAM, state_dict):
-            load_exactly(
-                self, super().load_state_dict, state_dict, self._fresh_state, ("betas",), check_group=_check_held
-            )
-        self._forget()
+            super().load_state_dict(state_dict)
 
 
 def _moments(group: Group) -> tuple[str, ...]:
     return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
-
-
-def _state_keys(group: Group, p: Tensor) -> tuple[str, ...]:
-    return "step", *_moments(group), "skipped", *hold_state_keys(group)
-
-
-def _check_held(group: Group) -> None:
-    check_held(group, ADAM)
 
 
 def _has_gaps(p: Tensor) -> bool:

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from steadynorm import machine
@@ -22,13 +21,14 @@ from steadynorm.decay.hold import (
     refuse_idle_balance,
 )
 from steadynorm.decay.rule import Group, group_label
+from steadynorm.dtensor import is_dtensor
 from steadynorm.optim.arithmetic import Arithmetic
-from steadynorm.optim.batch import Scalars
+from steadynorm.optim.batch import Descent, Scalars
 from steadynorm.optim.buckets import Bucket, BucketStep, check_finite, unmeasured_products
 from steadynorm.optim.idle import WHOLE, Slices, magnitudes
-from steadynorm.optim.placement import DerivedCache, Local, checked_mesh, is_dtensor
+from steadynorm.optim.placement import DerivedCache, Local, checked_mesh
 from steadynorm.optim.residual import RESIDUAL, check_residual, fresh_residual, is_kept, low_halves
-from steadynorm.optim.state import checked_state, ensure_state, load_exactly, no_skips, no_updates, pack
+from steadynorm.optim.state import StateKeeper, no_skips, no_updates, pack
 from steadynorm.optim.validation import (
     check_capturable,
     check_dense_gradients,
@@ -42,7 +42,7 @@ from steadynorm.optim.validation import (
 from steadynorm.theory.equilibrium import check_lr
 
 
-class SteadyOptimizer(Optimizer, ABC):
+class SteadyOptimizer(StateKeeper, ABC):
     """Base class: a subclass says what state it keeps, what its scalars are this step, and its Rule.
 
     Everything that a resumed run needs is in the groups and the state; buckets are a cache, rebuilt when missing.
@@ -50,7 +50,6 @@ class SteadyOptimizer(Optimizer, ABC):
     Attributes:
         arithmetic: What the steps of its groups are made of, unless `arithmetic_of` says otherwise.
         mesh: What the state of plain parameters is sharded over.
-        signature_keys: Group keys without which a checkpoint belongs to another optimizer.
         setting_keys: Group keys that `settings` reads.
         group_kind: The kind of `param_groups` that it takes.
         family: What the theory must know about it.
@@ -61,7 +60,6 @@ class SteadyOptimizer(Optimizer, ABC):
 
     arithmetic: Arithmetic
     mesh: Any = None
-    signature_keys: tuple[str, ...]
     setting_keys: tuple[str, ...] = ()
     group_kind = "adam"
     family: Family = OTHER
@@ -105,10 +103,6 @@ class SteadyOptimizer(Optimizer, ABC):
     def check_group(self, group: Group) -> None:
         """Raise ValueError if a setting makes no sense; called when a group is added or would be loaded."""
 
-    def merge_saved_group(self, saved: Group, group: Group) -> Group:
-        """Return what of a saved group is loaded in place of `group`; by default all of it."""
-        return saved
-
     def before_step(self) -> None:
         """Run on the host before a step's scalars are read; by default do nothing."""
 
@@ -122,8 +116,8 @@ class SteadyOptimizer(Optimizer, ABC):
         try:
             for k, p in enumerate(group["params"]):
                 check_parameter(p, name_of(group, k))
-            self._check_whole_group(group)
-            states = [checked_state(group, k, self._all_state) for k in range(len(group["params"]))]
+            self._check_settings(group)
+            states = [self._checked_state(group, k) for k in range(len(group["params"]))]
         except (ValueError, TypeError) as error:
             self.param_groups.pop()
             raise type(error)(f"{type(self).__name__}, {group_label(index, group)}: {error}") from None
@@ -132,7 +126,7 @@ class SteadyOptimizer(Optimizer, ABC):
             self.state[p].update(state)
         self._forget()
 
-    def _check_whole_group(self, group: Group) -> None:
+    def _check_settings(self, group: Group) -> None:
         check_one(group["lr"])
         check_lr(float(group["lr"]))
         check_hold(group)
@@ -144,18 +138,7 @@ class SteadyOptimizer(Optimizer, ABC):
             self.settings(group, p)
 
     def _forget(self) -> None:
-        """Drop what is derived from groups and state."""
         self._cache = DerivedCache(_is_captured)
-
-    def _ensure_state(self) -> None:
-        ensure_state(self, self._own_keys, self._all_state)
-
-    def _own_keys(self, group: Group, p: Tensor) -> tuple[str, ...]:
-        own = self.arithmetic_of(group)
-        left = ("momentum_left",) if own.normalizes else ()
-        counts = ("step",) if own.counts_updates else ()
-        low = (RESIDUAL,) if is_kept(group, p) else ()
-        return *own.state_keys, "skipped", *left, *counts, *low, *hold_state_keys(group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -179,7 +162,9 @@ class SteadyOptimizer(Optimizer, ABC):
         steps = [self._bucket_step(bucket, placement, observing) for bucket in buckets]
         steps = placement.agree(self, steps)
         check_finite(self, steps)
-        self.observed = [(step.bucket.params, step.products) for step in steps if step.products is not None]
+        self.observed = [
+            (step.bucket.params, step.descent.products) for step in steps if step.descent.products is not None
+        ]
         return placement, placement.localize(steps)
 
     def _bucket_step(self, bucket: Bucket, placement: Local, observing: bool) -> BucketStep:
@@ -191,19 +176,22 @@ class SteadyOptimizer(Optimizer, ABC):
         except ValueError as error:
             raise ValueError(f"{label}: a parameter {error}") from None
         state = self._states(bucket)
-        return BucketStep(
-            bucket,
-            grads,
-            {key: state[key] for key in bucket.arithmetic.state_keys},
-            state["skipped"],
-            scalars,
-            bool(group["maximize"]),
-            state.get("momentum_left"),
-            unmeasured_products(bucket) if observing else None,
+        descent = Descent(
             hold=Hold.of(group, state, scalars.get("norm_sq")) if bucket.is_held else None,
             is_cautious=bool(group.get("cautious")),
-            counts=state.get("step"),
             residuals=low_halves(state[RESIDUAL]) if RESIDUAL in state else None,
+            products=unmeasured_products(bucket) if observing else None,
+        )
+        return BucketStep(
+            bucket=bucket,
+            grads=grads,
+            state={key: state[key] for key in bucket.arithmetic.state_keys},
+            skipped=state["skipped"],
+            scalars=scalars,
+            maximize=bool(group["maximize"]),
+            descent=descent,
+            momentum_left=state.get("momentum_left"),
+            counts=state.get("step"),
         )
 
     def _scalars(self, group: Group, bucket: Bucket, label: str) -> Scalars:
@@ -283,33 +271,12 @@ class SteadyOptimizer(Optimizer, ABC):
                 buckets.setdefault(key, bucket).params.append(p)
         return placement.plan(list(buckets.values()))
 
-    def skipped_steps(self) -> Tensor:
-        """Return how many parameter updates a non-finite gradient has skipped: a 0-d tensor, on the (first) device."""
-        self._ensure_state()
-        counts = [self.state[p]["skipped"] for group in self.param_groups for p in group["params"]]
-        return torch.stack([count.to(counts[0].device) for count in counts]).sum()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return torch's state_dict, with state of every parameter that the groups have now."""
-        self._ensure_state()
-        return super().state_dict()
-
-    @torch._disable_dynamo
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load as torch does, with state in its own dtype (torch casts it to the parameter's) and missing keys kept.
-
-        A checkpoint that does not fit raises ValueError before anything changes.
-        """
-        load_exactly(
-            self,
-            super().load_state_dict,
-            state_dict,
-            self._all_state,
-            self.signature_keys,
-            self.merge_saved_group,
-            self._check_whole_group,
-        )
-        self._forget()
+    def _own_keys(self, group: Group, p: Tensor) -> tuple[str, ...]:
+        own = self.arithmetic_of(group)
+        left = ("momentum_left",) if own.normalizes else ()
+        counts = ("step",) if own.counts_updates else ()
+        low = (RESIDUAL,) if is_kept(group, p) else ()
+        return *own.state_keys, "skipped", *left, *counts, *low, *hold_state_keys(group)
 
     def _all_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
         state = {

@@ -5,7 +5,7 @@ A `Rule` is an optimizer's arithmetic: weights, gradient and state, stacked (bat
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,6 +23,51 @@ Scalars: TypeAlias = dict[
 LARGE_ELEMENTS = 1 << 19
 
 
+class Shard(Protocol):
+    """What a step must know about a parameter of which this process has a part."""
+
+    @property
+    def is_empty(self) -> bool: ...
+
+    def window(self, dim: int) -> tuple[int, int]:
+        """Return this part's first position along a dimension, and the length of the whole."""
+        ...
+
+    def sum_over_shards(self, x: Tensor) -> Tensor: ...
+
+    def max_over_shards(self, x: Tensor) -> Tensor: ...
+
+
+class Descent(NamedTuple):
+    """What happens to the weights of some parameters in a step beside open-loop decay and the update.
+
+    Attributes:
+        hold: What holds the norm in place of open-loop decay; None for that.
+        is_cautious: Whether decay acts only on weights that agree with their update in sign.
+        residuals: The bits that bf16 parameters lack (see `halves`); None if they are not kept.
+        products: (3, parameters), to which `Batch.descend` adds <theta, u>, |u|^2 and |theta|^2, where a monitor wants them.
+    """
+
+    hold: Hold | None = None
+    is_cautious: bool = False
+    residuals: Sequence[Tensor] | None = None
+    products: Tensor | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing else happens."""
+        return self.hold is None and not self.is_cautious and self.residuals is None and self.products is None
+
+    def part(self, which: slice, rows: slice | None = None) -> "Descent":
+        """Return what happens to some of the parameters, or to these rows of them."""
+        return Descent(
+            hold=None if self.hold is None else self.hold.part(which),
+            is_cautious=self.is_cautious,
+            residuals=None if self.residuals is None else cut(self.residuals[which], rows),
+            products=None if self.products is None else self.products[:, which],
+        )
+
+
 class Batch(NamedTuple):
     """One chunk, stacked. A Rule updates the state in place, and the weights by `descend`.
 
@@ -36,14 +81,10 @@ class Batch(NamedTuple):
             that is computed in, at least fp32.
         maximize: Whether to ascend.
         scratch: Memory of the gradient's shape, of no value, for `grad` and what comes of it; None on an accelerator.
-        products: (3, batch), to which `descend` adds <theta, u>, |u|^2 and |theta|^2.
         fade: The factor of the update, (batch, ...); None stands for 1.
-        sum_over_shards: Sums a tensor over all shards, in place; None if parameters are whole.
-        max_over_shards: Takes the maximum over all shards likewise.
-        hold: What holds the norm in place of open-loop decay; None for that.
-        is_cautious: Whether decay acts only on weights that agree with their update in sign.
+        shard: How the parameters are sharded; None if they are whole.
         counts: How many updates each parameter has had, this one included, (batch,); None where nobody counts.
-        residuals: The bits that bf16 parameters lack (see `halves`); None if they are not kept.
+        descent: What else happens to the weights.
     """
 
     params: Sequence[Tensor]
@@ -51,16 +92,12 @@ class Batch(NamedTuple):
     owns_gradient: bool
     state: State
     active: Tensor
-    maximize: bool
+    maximize: bool = False
     scratch: Tensor | None = None
-    products: Tensor | None = None
     fade: Tensor | None = None
-    sum_over_shards: Callable[[Tensor], Tensor] | None = None
-    max_over_shards: Callable[[Tensor], Tensor] | None = None
-    hold: Hold | None = None
-    is_cautious: bool = False
+    shard: Shard | None = None
     counts: Tensor | None = None
-    residuals: Sequence[Tensor] | None = None
+    descent: Descent = Descent()
 
     def grad(self) -> Tensor:
         """Return the gradient to descend along, finite throughout. It can be had once: its memory is the caller's."""
@@ -82,17 +119,17 @@ class Batch(NamedTuple):
 
     def weights(self) -> Tensor:
         """Return the weights, (batch, *shape), in the dtype that is computed in: a view of them if possible."""
-        if self.residuals is not None:
-            return halves.merge(stack(self.params), stack(self.residuals)).to(self.active.dtype)
+        if (residuals := self.descent.residuals) is not None:
+            return halves.merge(stack(self.params), stack(residuals)).to(self.active.dtype)
         return stack(self.params).to(self.active.dtype)
 
     def write(self, theta: Tensor) -> None:
         """Write back what became of `weights`, which may be overwritten."""
-        if self.residuals is None:
+        if (residuals := self.descent.residuals) is None:
             write_back(self.params, theta)
             return
         rounded, low = halves.split(theta.float())
-        torch._foreach_copy_([*self.params, *self.residuals], [*rounded.unbind(0), *low.unbind(0)])
+        torch._foreach_copy_([*self.params, *residuals], [*rounded.unbind(0), *low.unbind(0)])
 
     def descend(self, u: Tensor, scalars: Scalars) -> None:
         """Write the weights: decay and step with this update."""
@@ -101,14 +138,14 @@ class Batch(NamedTuple):
         if self._needs_no_stack():
             decay_and_step_(self.params, u, kept_share(eta, self.active), gamma, step)
             return
-        theta = self.weights()
-        if self.products is not None or self.hold is not None:
+        theta, hold, products = self.weights(), self.descent.hold, self.descent.products
+        if products is not None or hold is not None:
             sums = inner_products(theta, u, step)
-            if self.products is not None:
-                self.products.add_(sums)
-            if self.hold is not None:
-                eta, gamma = self._held_rates(theta, u, sums, eta, gamma)
-        if self.is_cautious:
+            if products is not None:
+                products.add_(sums)
+            if hold is not None:
+                eta, gamma = self._held_rates(hold, theta, u, sums, eta, gamma)
+        if self.descent.is_cautious:
             for weights, update, active, taken in pieces(theta, u, self.active, step):
                 keep = kept_share(eta, agreement(weights, update).mul_(active))
                 decay_and_step_(weights, update, keep, gamma, taken)
@@ -118,27 +155,27 @@ class Batch(NamedTuple):
 
     def _needs_no_stack(self) -> bool:
         """Return whether weights can be written where they are: copies to and from a stack cost an accelerator the most."""
-        is_open_loop = self.products is None and self.hold is None and not self.is_cautious
-        first = self.params[0]
-        is_exact, is_alone = first.dtype == self.active.dtype, len(self.params) == 1
-        return is_open_loop and is_exact and not is_alone and is_large(first) and machine.is_accelerator(first.device)
+        first, is_alone = self.params[0], len(self.params) == 1
+        is_plain = self.descent.is_plain and first.dtype == self.active.dtype
+        return is_plain and not is_alone and is_large(first) and machine.is_accelerator(first.device)
 
-    def _held_rates(self, theta: Tensor, u: Tensor, sums: Tensor, eta: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
+    def _held_rates(
+        self, hold: Hold, theta: Tensor, u: Tensor, sums: Tensor, eta: Tensor, gamma: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return eta and gamma as `hold` wants them, (batch, 1, ...), given `inner_products`."""
-        assert self.hold is not None
         sums = torch.stack([*sums.unbind(0), self._decayed_sq(theta, u, sums.select(0, 2))])
-        sums = sums if self.sum_over_shards is None else self.sum_over_shards(sums)
-        rates = self.hold.rates(Measured(*sums.unbind(0)), eta.to(sums.dtype), gamma.to(sums.dtype))
+        sums = sums if self.shard is None else self.shard.sum_over_shards(sums)
+        rates = hold.rates(Measured(*sums.unbind(0)), eta.to(sums.dtype), gamma.to(sums.dtype))
         eta, gamma = (rate.view(-1, *[1] * (theta.ndim - 1)) for rate in rates)
         return eta, gamma
 
     def _decayed_sq(self, theta: Tensor, u: Tensor, norm_sq: Tensor) -> Tensor:
         """Return the part of |theta|^2 on which decay acts, (batch,): slices may wait, and weights be left out."""
-        if self.active.numel() == len(theta) and not self.is_cautious:
+        if self.active.numel() == len(theta) and not self.descent.is_cautious:
             return norm_sq * self.active.flatten()
         total = torch.zeros_like(norm_sq)
         for weights, update, active in pieces(theta, u, self.active):
-            decayed = agreement(weights, update).mul_(active) if self.is_cautious else active
+            decayed = agreement(weights, update).mul_(active) if self.descent.is_cautious else active
             total += inner_product(weights * decayed, weights)
         return total
 
@@ -240,6 +277,11 @@ def inner_products(theta: Tensor, u: Tensor, step: Tensor) -> Tensor:
         sums += torch.stack([inner_product(x, y) for x, y in pairs])
     factor = step.flatten()
     return sums * torch.stack([factor, factor * factor, torch.ones_like(factor)])
+
+
+def cut(tensors: Sequence[Tensor], rows: slice | None) -> list[Tensor]:
+    """Return these rows of each tensor, as views; all of it for None."""
+    return [t if rows is None else t.narrow(0, rows.start, rows.stop - rows.start) for t in tensors]
 
 
 def stack(tensors: Sequence[Tensor]) -> Tensor:

@@ -9,37 +9,21 @@ import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from steadynorm import machine, threads
-from steadynorm.decay.hold import Hold
 from steadynorm.optim import idle
 from steadynorm.optim.arithmetic import Arithmetic
-from steadynorm.optim.batch import Batch, Scalars, stack, stack_finite, write_back
+from steadynorm.optim.batch import Batch, Descent, Scalars, Shard, cut, stack, stack_finite, write_back
 from steadynorm.optim.companions import find_companions
 from steadynorm.optim.idle import WHOLE, Slices
 from steadynorm.optim.validation import NonFiniteGradientError
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-
-
-class Shard(Protocol):
-    """What a step must know about a parameter of which this process has a part."""
-
-    @property
-    def is_empty(self) -> bool: ...
-
-    def window(self, dim: int) -> tuple[int, int]:
-        """Return this part's first position along a dimension, and the length of the whole."""
-        ...
-
-    def sum_over_shards(self, x: Tensor) -> Tensor: ...
-
-    def max_over_shards(self, x: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -90,11 +74,10 @@ class BucketStep:
     """One bucket's share of one step: all that the device part touches.
 
     Attributes:
+        descent: What else happens to the weights; products are NaN for a parameter that is skipped.
         momentum_left: What is left of each parameter's momentum, (blocks,), where updates fade (see `idle`).
-        products: (3, parameters), where a monitor wants `Batch.products`; NaN if skipped.
         finite: (parameters,) bool: where ranks have agreed which gradients are finite, and counted what is skipped.
         nonzero: (parameters, blocks) bool: where ranks have agreed which blocks have a gradient.
-        hold: As in `Batch`, as are is_cautious and residuals.
         counts: How many updates each parameter has had, 0-d each, where the Rule needs to know.
     """
 
@@ -104,14 +87,11 @@ class BucketStep:
     skipped: list[Tensor]
     scalars: Scalars
     maximize: bool
+    descent: Descent
     momentum_left: list[Tensor] | None = None
-    products: Tensor | None = None
     finite: Tensor | None = None
     nonzero: Tensor | None = None
-    hold: Hold | None = None
-    is_cautious: bool = False
     counts: list[Tensor] | None = None
-    residuals: list[Tensor] | None = None
 
 
 class Chunk(NamedTuple):
@@ -175,8 +155,8 @@ def _batches(chunk: Chunk, scratch: "Scratch") -> Iterator[Batch]:
     step, which, cuts = chunk
     is_copied = which.stop - which.start > 1
     exact = machine.exact_dtype(step.grads[0])
-    grads = [gather(_cut(step.grads[which], rows), exact) for rows in cuts]
-    bucket, slices, shard = step.bucket, step.bucket.slices, step.bucket.shard
+    grads = [gather(cut(step.grads[which], rows), exact) for rows in cuts]
+    bucket, slices, products = step.bucket, step.bucket.slices, step.descent.part(which).products
     unseen = slices.waiting_ndim or step.finite is None  # else ranks have agreed on all there is to know
     largest = [idle.magnitudes(grad, slices) for grad in grads] if unseen else []
     if step.finite is not None and step.nonzero is not None:
@@ -188,37 +168,33 @@ def _batches(chunk: Chunk, scratch: "Scratch") -> Iterator[Batch]:
     if step.momentum_left is not None and not slices.waiting_ndim:
         factors = update_momentum_left(step.momentum_left[which], nonzero, finite, step.scalars["keep"])
     counts = None if step.counts is None else count_updates(step.counts[which], finite)
-    totals = None if step.products is None else step.products.narrow(1, which.start, which.stop - which.start)
-    products = None if totals is None else torch.zeros_like(totals)
+    if products is not None:
+        products.zero_()
     grads.reverse()  # taken from the end, so that each is free once it is used
     for k, rows in enumerate(cuts):
         shape = grads[-1].shape[1:]
-        lists = {key: _cut(tensors[which], rows) for key, tensors in step.state.items()}
+        lists = {key: cut(tensors[which], rows) for key, tensors in step.state.items()}
         active = finite.to(exact).view(-1, *[1] * len(shape))
         if slices.waiting_ndim:
             active = active * idle.mask(largest[k] != 0, shape, slices, exact)
         batch = Batch(
-            _cut(bucket.params[which], rows),
-            [grads.pop()],
-            is_copied,
-            {key: stack(tensors) for key, tensors in lists.items()},
-            active,
-            step.maximize,
-            scratch.take((which.stop - which.start, *shape), exact, bucket.params[0]),
-            products,
-            None if factors is None else spread_fade(factors, bucket, shape).to(exact),
-            None if shard is None else shard.sum_over_shards,
-            None if shard is None else shard.max_over_shards,
-            None if step.hold is None else step.hold.part(which),
-            step.is_cautious,
-            counts,
-            None if step.residuals is None else _cut(step.residuals[which], rows),
+            params=cut(bucket.params[which], rows),
+            gradient=[grads.pop()],
+            owns_gradient=is_copied,
+            state={key: stack(tensors) for key, tensors in lists.items()},
+            active=active,
+            maximize=step.maximize,
+            scratch=scratch.take((which.stop - which.start, *shape), exact, bucket.params[0]),
+            fade=None if factors is None else spread_fade(factors, bucket, shape).to(exact),
+            shard=bucket.shard,
+            counts=counts,
+            descent=step.descent.part(which, rows),
         )
         yield batch
         for key, tensors in lists.items():
             write_back(tensors, batch.state[key])
-    if totals is not None and products is not None:
-        torch._foreach_copy_([totals], [torch.where(finite, products, torch.nan)])
+    if products is not None:
+        products.masked_fill_(~finite, torch.nan)
     if step.finite is None:
         count_skips(step.skipped[which], finite)
 
@@ -291,7 +267,7 @@ def finite_gradients(step: BucketStep) -> Tensor:
         return step.finite
     finite = []
     for which, cuts in split(step.bucket, len(step.grads)):
-        largest = [idle.magnitudes(stack(_cut(step.grads[which], rows)), WHOLE) for rows in cuts]
+        largest = [idle.magnitudes(stack(cut(step.grads[which], rows)), WHOLE) for rows in cuts]
         finite.append(idle.is_finite(idle.join(largest, WHOLE)))
     return torch.cat(finite)
 
@@ -333,7 +309,3 @@ def max_elements(bucket: Bucket) -> int:
     if not machine.is_accelerator(bucket.params[0].device) and not torch.compiler.is_compiling():
         return machine.CACHED_ELEMENTS  # a larger matrix is a chunk by itself
     return bucket.chunk_elements
-
-
-def _cut(tensors: Sequence[Tensor], rows: slice | None) -> list[Tensor]:
-    return [t if rows is None else t.narrow(0, rows.start, rows.stop - rows.start) for t in tensors]

@@ -5,10 +5,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors
-from torch.optim import Optimizer
 
 from steadynorm.decay.rule import Group
-from steadynorm.optim.placement import DerivedCache, is_dtensor, local
+from steadynorm.dtensor import is_dtensor, local
+from steadynorm.machine import exact_dtype
+from steadynorm.optim.placement import DerivedCache
+from steadynorm.optim.state import StateKeeper
 from steadynorm.optim.validation import NonFiniteGradientError, check_dense_gradients, check_unchanged
 
 _SMALL = 1 << 12  # gradients of fewer elements are checked together: one call each would cost more than the copy
@@ -28,7 +30,7 @@ class _SameKind(NamedTuple):
         return [local(grad) for grad in grads] if self.is_sharded else grads
 
 
-class NonFiniteSkipper(Optimizer):
+class NonFiniteSkipper(StateKeeper):
     """Mixin: hides non-finite gradients from torch's step, so that it leaves those parameters alone.
 
     A subclass calls `withhold_non_finite` before torch's step and `give_back` after it. Its state has a `skipped`
@@ -37,9 +39,6 @@ class NonFiniteSkipper(Optimizer):
 
     def moment_keys(self, group: Group) -> tuple[str, ...]:
         """Return the state keys whose shape and dtype torch's step relies on."""
-        raise NotImplementedError
-
-    def _ensure_state(self) -> None:
         raise NotImplementedError
 
     @torch._disable_dynamo
@@ -104,9 +103,9 @@ class NonFiniteSkipper(Optimizer):
         """Return which parameters have finite gradients, in all of their shards; kinds left out are known to."""
         placement, judged = self._cache.placement(self), []
         for kind in kinds:
-            grads = kind.grads()
-            if placement.is_collective or kind.device.type != "cpu" or not _all_finite(grads, kind.dtype):
-                judged.append((kind, _finite(grads, kind.dtype)))
+            grads, exact = kind.grads(), exact_dtype(kind.params[0])
+            if placement.is_collective or kind.device.type != "cpu" or not _all_finite(grads, exact):
+                judged.append((kind, _finite(grads, exact)))
         if not placement.is_collective:
             return judged
         flags = {id(p): flag for kind, finite in judged for p, flag in zip(kind.params, finite.split(1), strict=True)}
@@ -128,23 +127,19 @@ class NonFiniteSkipper(Optimizer):
         return [(params, [bad.long().to(finite.device)] * len(params)) for params, finite in judged]
 
 
-def _finite(grads: list[Tensor], dtype: torch.dtype) -> Tensor:
+def _finite(grads: list[Tensor], exact: torch.dtype) -> Tensor:
     """Return whether each gradient is finite, (gradients,).
 
     The 2-norm is the fast one, and where the sum of squares overflows, Adam's second moment would as well. It is squared,
     because the norm of a single element takes no square.
     """
-    return torch.stack(torch._foreach_norm(grads, 2.0, dtype=_wide(dtype))).square().isfinite()
+    return torch.stack(torch._foreach_norm(grads, 2.0, dtype=exact)).square().isfinite()
 
 
-def _all_finite(grads: list[Tensor], dtype: torch.dtype) -> bool:
+def _all_finite(grads: list[Tensor], exact: torch.dtype) -> bool:
     """Return whether the sum of all squares is finite: if so, all gradients are. Forces a device sync."""
     small = [grad for grad in grads if grad.numel() <= _SMALL]
     large = [grad for grad in grads if grad.numel() > _SMALL]
     together = [_flatten_dense_tensors(small)] if small else []
-    norms = torch._foreach_norm(together + large, 2.0, dtype=_wide(dtype))
+    norms = torch._foreach_norm(together + large, 2.0, dtype=exact)
     return bool(torch.stack(norms).square().sum().isfinite())
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -6,7 +6,9 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor
 from torch.optim import Optimizer
 
-from steadynorm.optim.buckets import Bucket, BucketStep, Shard, run
+from steadynorm.dtensor import is_dtensor
+from steadynorm.optim.batch import Shard
+from steadynorm.optim.buckets import Bucket, BucketStep, run
 
 Derived = TypeVar("Derived")
 
@@ -112,16 +114,3 @@ def checked_mesh(mesh: Any) -> Any:
     from steadynorm.optim.sharding.mesh import check_mesh
 
     return check_mesh(mesh)
-
-
-def is_dtensor(x: Any) -> bool:
-    """Return whether x is a DTensor, without importing torch's distributed code."""
-    return hasattr(x, "device_mesh") and hasattr(x, "placements")
-
-
-def local(x: Any) -> Tensor:
-    """Return this rank's part of a tensor: the shard of a DTensor, all of a plain tensor."""
-    if not is_dtensor(x):
-        return x
-    part = x._local_tensor  # what to_local() returns without autograd
-    return part.wait() if hasattr(part, "wait") and hasattr(part, "completed") else part

@@ -31,8 +31,8 @@ def renormalized_rule(batch: Batch, scalars: Scalars, settings: Any) -> None:
     square, along = _layer_sums(batch, decayed * decayed, decayed * u)
     size = square.sqrt()
     along, size = along / torch.where(size > 0, size, 1.0), size * unit
-    if batch.products is not None:
-        batch.products.add_(inner_products(theta, u, active))
+    if (products := batch.descent.products) is not None:
+        products.add_(inner_products(theta, u, active))
     decay_and_step_(theta, u, keep, scalars["gamma"], active)
     (after,) = _layer_sums(batch, (theta / unit).square())
     scale = (size - gamma * along).abs() / (after.sqrt() * unit + eps)
@@ -44,7 +44,7 @@ def _unit(batch: Batch, theta: Tensor) -> Tensor:
     """Return a power of two of at least 1 near the layer's largest weight, (batch, 1, ...), over which squares fit."""
     largest = theta.reshape(len(theta), math.prod(theta.shape[1:])).abs()
     largest = largest.amax(1) if largest.shape[1] else largest.new_zeros(len(theta))
-    largest = largest if batch.max_over_shards is None else batch.max_over_shards(largest)
+    largest = largest if batch.shard is None else batch.shard.max_over_shards(largest)
     exponent = torch.frexp(largest).exponent.clamp(min=0).to(theta.dtype)
     return torch.exp2(exponent - 1).clamp(min=1.0).view(batch.active.shape)
 
@@ -52,7 +52,7 @@ def _unit(batch: Batch, theta: Tensor) -> Tensor:
 def _layer_sums(batch: Batch, *values: Tensor) -> Tensor:
     """Sum over each parameter of a stack, all of its shards, (values, batch, 1, ...)."""
     sums = torch.stack([x.reshape(len(x), math.prod(x.shape[1:])).sum(1) for x in values])
-    sums = sums if batch.sum_over_shards is None else batch.sum_over_shards(sums)
+    sums = sums if batch.shard is None else batch.shard.sum_over_shards(sums)
     return sums.view(len(values), *batch.active.shape)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from steadynorm.decay.rule import Group
-from steadynorm.optim.placement import is_dtensor, local
+from steadynorm.dtensor import is_dtensor, local
 from steadynorm.optim.validation import name_of
 
 RESIDUAL = "weight_residual"  # the key of a group's setting and of a parameter's state

@@ -5,7 +5,7 @@ the groups after the optimizer was made (FSDP2), and some loops restart with `op
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,50 +15,168 @@ from torch.optim import Optimizer
 from steadynorm import machine
 from steadynorm.decay.hold import HOLD_STATE
 from steadynorm.decay.rule import Group, group_label
-from steadynorm.optim.placement import is_dtensor
+from steadynorm.dtensor import is_dtensor
 from steadynorm.optim.residual import RESIDUAL
 from steadynorm.optim.validation import check_parameter, name_of
 
 MAY_BE_MISSING = ("skipped", "momentum_left", RESIDUAL, *HOLD_STATE.values())  # checkpoints from before these were kept
 _MOMENTUM_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-FreshState = Callable[[Group, Tensor], dict[str, Tensor]]
 
 
-def ensure_state(optimizer: Optimizer, keys: Callable[[Group, Tensor], Sequence[str]], fresh_state: FreshState) -> None:
-    """Make fresh state for parameters that lack some of it, and drop that of parameters that left the groups.
+class StateKeeper(Optimizer):
+    """An optimizer whose state is made with its groups, made again where it is missing, and loaded as it was saved.
 
-    torch keeps the latter and then cannot save: its state_dict() knows the parameters of groups only.
+    Attributes:
+        signature_keys: Group keys without which a checkpoint belongs to another optimizer.
     """
-    ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    missing = []
-    for index, group in enumerate(optimizer.param_groups):
-        for k, p in enumerate(group["params"]):
-            if any(name not in optimizer.state.get(p, {}) for name in keys(group, p)):
-                try:
-                    check_parameter(p, name_of(group, k))
-                    missing.append((p, checked_state(group, k, fresh_state)))
-                except (ValueError, TypeError) as error:
-                    label = f"{type(optimizer).__name__}, {group_label(index, group)}"
-                    raise type(error)(f"{label}: {error}") from None
-    for p in [p for p in optimizer.state if isinstance(p, Tensor) and id(p) not in ids]:
-        del optimizer.state[p]
-    pack([state for _, state in missing])
-    for p, state in missing:
-        optimizer.state[p] = {**state, **optimizer.state.get(p, {})}
 
+    signature_keys: tuple[str, ...]
 
-def checked_state(group: Group, k: int, fresh_state: FreshState) -> dict[str, Tensor]:
-    """Return fresh state of a group's k-th parameter; raise ValueError, by name, if it cannot be had."""
-    p = group["params"][k]
-    try:
-        state = fresh_state(group, p)
-        if any(map(is_dtensor, (p, *state.values()))):
-            from steadynorm.optim.sharding.layout import layout_of
+    def _all_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
+        """Return fresh state of one parameter, in the dtypes and on the devices that it is kept in."""
+        raise NotImplementedError
 
-            layout_of(p, state)  # raises for a placement that a weight cannot have
-    except ValueError as error:
-        raise ValueError(f"{name_of(group, k)} {error}") from None
-    return state
+    def _own_keys(self, group: Group, p: Tensor) -> tuple[str, ...]:
+        """Return the keys of `_all_state`, without making it."""
+        raise NotImplementedError
+
+    def _check_settings(self, group: Group) -> None:
+        """Raise ValueError or TypeError if a group makes no sense as a checkpoint would leave it."""
+        raise NotImplementedError
+
+    def _forget(self) -> None:
+        """Drop what is derived from groups and state."""
+        raise NotImplementedError
+
+    def merge_saved_group(self, saved: Group, group: Group) -> Group:
+        """Return what of a saved group is loaded in place of `group`; by default all of it."""
+        return saved
+
+    def _ensure_state(self) -> None:
+        """Make fresh state for parameters that lack some of it, and drop that of parameters that left the groups.
+
+        torch keeps the latter and then cannot save: its state_dict() knows the parameters of groups only.
+        """
+        ids = {id(p) for group in self.param_groups for p in group["params"]}
+        missing = []
+        for index, group in enumerate(self.param_groups):
+            for k, p in enumerate(group["params"]):
+                if any(name not in self.state.get(p, {}) for name in self._own_keys(group, p)):
+                    try:
+                        check_parameter(p, name_of(group, k))
+                        missing.append((p, self._checked_state(group, k)))
+                    except (ValueError, TypeError) as error:
+                        label = f"{type(self).__name__}, {group_label(index, group)}"
+                        raise type(error)(f"{label}: {error}") from None
+        for p in [p for p in self.state if isinstance(p, Tensor) and id(p) not in ids]:
+            del self.state[p]
+        pack([state for _, state in missing])
+        for p, state in missing:
+            self.state[p] = {**state, **self.state.get(p, {})}
+
+    def _checked_state(self, group: Group, k: int) -> dict[str, Tensor]:
+        """Return fresh state of a group's k-th parameter; raise ValueError, by name, if it cannot be had."""
+        p = group["params"][k]
+        try:
+            state = self._all_state(group, p)
+            if any(map(is_dtensor, (p, *state.values()))):
+                from steadynorm.optim.sharding.layout import layout_of
+
+                layout_of(p, state)  # raises for a placement that a weight cannot have
+        except ValueError as error:
+            raise ValueError(f"{name_of(group, k)} {error}") from None
+        return state
+
+    def skipped_steps(self) -> Tensor:
+        """Return how many parameter updates a non-finite gradient has skipped: a 0-d tensor, on the (first) device."""
+        self._ensure_state()
+        counts = [self.state[p]["skipped"] for group in self.param_groups for p in group["params"]]
+        return torch.stack([count.to(counts[0].device) for count in counts]).sum()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return torch's state_dict, with state of every parameter that the groups have now."""
+        self._ensure_state()
+        return super().state_dict()
+
+    @torch._disable_dynamo
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load as torch does, with state in its own dtype (torch casts it to the parameter's) and missing keys kept.
+
+        A checkpoint that does not fit raises ValueError before anything changes. Entries that are not ours stay: tensors
+        as torch has loaded them, others as they were saved (torch spoils strings). `capturable` stays as it is: how a
+        step runs is up to this run and its device.
+        """
+        loaded: dict[str, Any] = {}
+        before = [dict(group) for group in self.param_groups]
+
+        def last_hook(_: Optimizer, final: dict[str, Any]) -> dict[str, Any]:  # sees what users' own hooks made of it
+            final = self._checked_checkpoint(final)
+            loaded.update(final)
+            return final
+
+        handle = self.register_load_state_dict_pre_hook(last_hook)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+        for group, old, saved in zip(self.param_groups, before, loaded["param_groups"], strict=True):
+            own_states: list[dict[str, Tensor]] = []
+            for key, value in old.items():
+                group.setdefault(key, value)
+            for p, index in zip(group["params"], saved["params"], strict=True):
+                entries, own = loaded["state"].get(index, {}), self._all_state(group, p)
+                values = _tensors(entries)
+                foreign = {
+                    key: self.state[p][key] if isinstance(value, Tensor) else value
+                    for key, value in entries.items()
+                    if key not in own and key != RESIDUAL  # of no use to weights that keep none
+                }
+                placed = {
+                    key: _place_like(values[key], fresh) if key in values else fresh for key, fresh in own.items()
+                }
+                own_states.append(placed)
+                self.state[p] = foreign
+            pack(own_states)
+            for p, placed in zip(group["params"], own_states, strict=True):
+                self.state[p] |= placed
+        self._forget()
+
+    def _checked_checkpoint(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """Return what of a checkpoint is loaded; raise ValueError if it does not fit."""
+        self._check_fits(saved)
+        pairs = list(zip(saved["param_groups"], self.param_groups, strict=False))
+        if not len(pairs) == len(saved["param_groups"]) == len(self.param_groups):
+            return saved  # torch refuses it
+        groups = [
+            {**self.merge_saved_group(theirs, group), "capturable": group.get("capturable", False)}
+            for theirs, group in pairs
+        ]
+        self._check_groups(groups)
+        return {**saved, "param_groups": groups}
+
+    def _check_fits(self, saved: dict[str, Any]) -> None:
+        for index, (group, theirs) in enumerate(zip(self.param_groups, saved["param_groups"], strict=False)):
+            for k, (p, key) in enumerate(zip(group["params"], theirs["params"], strict=False)):
+                values = _tensors(saved["state"].get(key, {}))
+                for name, fresh in self._all_state(group, p).items() if values else ():
+                    shape = tuple(values[name].shape) if name in values else None
+                    if shape != tuple(fresh.shape) and not (shape is None and name in MAY_BE_MISSING):
+                        raise ValueError(
+                            f"{type(self).__name__}, {group_label(index, group)}: the checkpoint has {name} of shape {shape} "
+                            f"for {name_of(group, k)} of shape {tuple(p.shape)}: it belongs to another model or optimizer"
+                        )
+
+    def _check_groups(self, groups: list[Group]) -> None:
+        for index, (saved, group) in enumerate(zip(groups, self.param_groups, strict=True)):
+            label = f"{type(self).__name__}, {group_label(index, group)}"
+            if missing := [key for key in self.signature_keys if key not in saved]:
+                raise ValueError(
+                    f"{label}: the checkpoint's group has no {missing[0]}: it belongs to another optimizer"
+                )
+            try:
+                self._check_settings({**group, **saved, "params": group["params"]})
+            except (ValueError, TypeError) as error:
+                raise type(error)(f"{label}: the checkpoint's group is refused: {error}") from None
 
 
 def pack(states: Sequence[dict[str, Tensor]]) -> None:
@@ -111,69 +229,6 @@ def check_momentum_dtype(dtype: str | None) -> None:
         raise ValueError(f"momentum_dtype={dtype!r} is unknown; choose one of {', '.join(_MOMENTUM_DTYPES)}")
 
 
-def load_exactly(
-    optimizer: Optimizer,
-    load: Callable[[dict[str, Any]], None],
-    state_dict: dict[str, Any],
-    fresh_state: FreshState,
-    signature_keys: Sequence[str],
-    merge_saved_group: Callable[[Group, Group], Group] = lambda saved, group: saved,
-    check_group: Callable[[Group], None] = lambda group: None,
-) -> None:
-    """Load as torch does, then restore state in its own dtype and device, and group keys that were missing.
-
-    Entries that are not ours stay: tensors as torch has loaded them, others as they were saved (torch spoils strings).
-    `capturable` stays as it is: how a step runs is up to this run and its device.
-
-    Args:
-        optimizer: What is loaded into.
-        load: torch's own load_state_dict.
-        state_dict: The checkpoint.
-        fresh_state: Makes the state of one parameter, whose dtypes and devices are kept.
-        signature_keys: A saved group without one of these belongs to another optimizer.
-        merge_saved_group: Returns what of a saved group is taken, given the present one.
-        check_group: Raises if the group as it would be makes no sense.
-    """
-    loaded: dict[str, Any] = {}
-    before = [dict(group) for group in optimizer.param_groups]
-
-    def last_hook(_: Optimizer, final: dict[str, Any]) -> dict[str, Any]:  # sees what users' own hooks made of it
-        _check_fits(optimizer, final, fresh_state)
-        pairs = zip(final["param_groups"], optimizer.param_groups, strict=False)
-        groups = [
-            {**merge_saved_group(saved, group), "capturable": group.get("capturable", False)} for saved, group in pairs
-        ]
-        if len(groups) == len(final["param_groups"]) == len(optimizer.param_groups):  # else torch says so
-            _check_groups(optimizer, groups, signature_keys, check_group)
-            final = {**final, "param_groups": groups}
-        loaded.update(final)
-        return final
-
-    handle = optimizer.register_load_state_dict_pre_hook(last_hook)
-    try:
-        load(state_dict)
-    finally:
-        handle.remove()
-    for group, old, saved in zip(optimizer.param_groups, before, loaded["param_groups"], strict=True):
-        own_states: list[dict[str, Tensor]] = []
-        for key, value in old.items():
-            group.setdefault(key, value)
-        for p, index in zip(group["params"], saved["params"], strict=True):
-            entries, own = loaded["state"].get(index, {}), fresh_state(group, p)
-            values = _tensors(entries)
-            foreign = {
-                key: optimizer.state[p][key] if isinstance(value, Tensor) else value
-                for key, value in entries.items()
-                if key not in own and key != RESIDUAL  # of no use to weights that keep none
-            }
-            placed = {key: _place_like(values[key], fresh) if key in values else fresh for key, fresh in own.items()}
-            own_states.append(placed)
-            optimizer.state[p] = foreign
-        pack(own_states)
-        for p, placed in zip(group["params"], own_states, strict=True):
-            optimizer.state[p] |= placed
-
-
 def _place_like(value: Tensor, fresh: Tensor) -> Tensor:
     """Return a copy of `value` with the dtype, device and placement of `fresh`, which it may overwrite."""
     if not is_dtensor(value) and not is_dtensor(fresh):
@@ -186,29 +241,3 @@ def _place_like(value: Tensor, fresh: Tensor) -> Tensor:
 def _tensors(values: dict[str, Any]) -> dict[str, Any]:
     """Return the state of one parameter as tensors; torch once saved Adam's step as a plain number."""
     return {key: torch.tensor(value) if isinstance(value, int | float) else value for key, value in values.items()}
-
-
-def _check_fits(optimizer: Optimizer, state_dict: dict[str, Any], fresh_state: FreshState) -> None:
-    for index, (group, saved) in enumerate(zip(optimizer.param_groups, state_dict["param_groups"], strict=False)):
-        for k, (p, key) in enumerate(zip(group["params"], saved["params"], strict=False)):
-            values = _tensors(state_dict["state"].get(key, {}))
-            for name, fresh in fresh_state(group, p).items() if values else ():
-                shape = tuple(values[name].shape) if name in values else None
-                if shape != tuple(fresh.shape) and not (shape is None and name in MAY_BE_MISSING):
-                    raise ValueError(
-                        f"{type(optimizer).__name__}, {group_label(index, group)}: the checkpoint has {name} of shape "
-                        f"{shape} for {name_of(group, k)} of shape {tuple(p.shape)}: it belongs to another model or optimizer"
-                    )
-
-
-def _check_groups(
-    optimizer: Optimizer, groups: list[Group], signature_keys: Sequence[str], check_group: Callable[[Group], None]
-) -> None:
-    for index, (saved, group) in enumerate(zip(groups, optimizer.param_groups, strict=True)):
-        label = f"{type(optimizer).__name__}, {group_label(index, group)}"
-        if missing := [key for key in signature_keys if key not in saved]:
-            raise ValueError(f"{label}: the checkpoint's group has no {missing[0]}: it belongs to another optimizer")
-        try:
-            check_group({**group, **saved, "params": group["params"]})
-        except (ValueError, TypeError) as error:
-            raise type(error)(f"{label}: the checkpoint's group is refused: {error}") from None

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from steadynorm.optim.placement import is_dtensor, local
+from steadynorm.dtensor import is_dtensor, local
 
 Shape: TypeAlias = tuple[int, ...]
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from steadynorm.optim.placement import is_dtensor, local
+from steadynorm.dtensor import is_dtensor, local
 from steadynorm.optim.sharding.layout import layout_of, process_group
 
 

@@ -18,10 +18,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from steadynorm import machine
+from steadynorm.dtensor import local
 from steadynorm.optim import buckets, idle
 from steadynorm.optim.batch import Batch, Encoding, SplitRule, stack, write_back
 from steadynorm.optim.buckets import Bucket, BucketStep
-from steadynorm.optim.placement import Local, local
+from steadynorm.optim.placement import Local
 from steadynorm.optim.sharding.consensus import Consensus, members
 from steadynorm.optim.sharding.layout import Box, Layout, from_owners, layout_of, local_gradient, to_all, to_owners
 from steadynorm.optim.sharding.ownership import ShardedBucket, layout_in, plan_exchange
@@ -234,7 +235,15 @@ def _accumulate(step: BucketStep, which: slice, rule: SplitRule, active: Tensor,
         state = {key: stack(tensors[some]) for key, tensors in lists.items()}
         count = None if updates is None else updates[some]
         grad = buckets.gather(grads[some], active.dtype)
-        batch = Batch((), [grad], len(grads[some]) > 1, state, active[some], step.maximize, counts=count)
+        batch = Batch(
+            params=(),
+            gradient=[grad],
+            owns_gradient=len(grads[some]) > 1,
+            state=state,
+            active=active[some],
+            maximize=step.maximize,
+            counts=count,
+        )
         x[some].copy_(rule.accumulate(batch, step.scalars, step.bucket.settings))
         for key, tensors in lists.items():
             write_back(tensors[some], state[key])
@@ -281,27 +290,23 @@ def _pack(u: Tensor, encoding: Encoding) -> Tensor:
 
 def _write(step: BucketStep, which: slice, u: Tensor, active: Tensor, fade: Tensor | None) -> None:
     """Decay and step the weights that this rank has."""
-    params, layout = step.bucket.params[which], layout_in(step.bucket)
-    products = None if step.products is None else step.products[:, which].zero_()
+    params, layout, descent = step.bucket.params[which], layout_in(step.bucket), step.descent.part(which)
+    if descent.products is not None:
+        descent.products.zero_()
     for some in _subsets(params):
         batch = Batch(
-            params[some],
-            [],
-            False,
-            {},
-            active[some],
-            step.maximize,
-            None,
-            None if products is None else products[:, some],
-            None if fade is None else fade[some],
-            None if layout.replicated else layout.sum_over_shards,
-            hold=None if step.hold is None else step.hold.part(which).part(some),
-            is_cautious=step.is_cautious,
-            residuals=None if step.residuals is None else step.residuals[which][some],
+            params=params[some],
+            gradient=[],
+            owns_gradient=False,
+            state={},
+            active=active[some],
+            fade=None if fade is None else fade[some],
+            shard=None if layout.replicated else layout,
+            descent=descent.part(some),
         )
         batch.descend(u[some], step.scalars)
-    if products is not None and step.finite is not None:
-        products.masked_fill_(~step.finite[which], torch.nan)
+    if descent.products is not None and step.finite is not None:
+        descent.products.masked_fill_(~step.finite[which], torch.nan)
 
 
 def _subsets(tensors: Sequence[Tensor]) -> list[slice]:
