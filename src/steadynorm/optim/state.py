@@ -91,7 +91,7 @@ class StateKeeper(Optimizer):
         """Return how many parameter updates a non-finite gradient has skipped: a 0-d tensor, on the (first) device."""
         self._ensure_state()
         counts = [self.state[p]["skipped"] for group in self.param_groups for p in group["params"]]
-        return torch.stack([count.to(counts[0].device) for count in counts]).sum()
+        return torch.stack([count.to(counts[0].device) for count in counts]).sum() if counts else torch.tensor(0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return torch's state_dict, with state of every parameter that the groups have now."""
