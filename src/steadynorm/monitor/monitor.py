@@ -269,8 +269,7 @@ class Monitor:
         self._forecasts.starts |= {by_name[name]: Start(*values) for name, values in state["starts"].items()}
         self._forecasts.load_state_dict(state["courses"], by_name)
         self._forecasts.skips |= {by_name[name]: n for name, n in state.get("skips", {}).items() if name in by_name}
-        waited = {by_name[name]: n.clone() for name, n in state.get("waited", {}).items() if name in by_name}
-        self._probe.waited |= waited
+        self._probe.load_waited(state.get("waited", {}))
         self._history.load_state_dict(state.get("history", {}))
         self.steps, self._records, self._differing = int(state["steps"]), list(state["records"]), set(state["apart"])
         self._watched = 0
