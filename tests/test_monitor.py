@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from monitor_cases import FOREIGN, LAYERS, OWN, assert_alike, noise, parameters, set_noise, train
-from test_no_sync import OPTIMIZERS, SHAPES, NoCrossing
+from test_no_sync import CHUNK_MIB, OPTIMIZERS, PARAMS, NoCrossing
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -27,15 +27,15 @@ from steadynorm.optim import arithmetic
     "name", ["ScionC", *(pytest.param(name, marks=pytest.mark.slow) for name in OPTIMIZERS if name != "ScionC")]
 )
 def test_a_monitored_step_on_fake_cuda_tensors_copies_nothing_between_devices(name, monkeypatch):
-    monkeypatch.setattr(arithmetic, "CHUNK_MIB", 200 * 16 / 2**20)
+    monkeypatch.setattr(arithmetic, "CHUNK_MIB", CHUNK_MIB)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        params = [nn.Parameter(torch.empty(shape, device="cuda")) for shape in SHAPES]
+        params = [nn.Parameter(torch.empty(shape, dtype=dtype, device="cuda")) for shape, dtype in PARAMS]
         optimizer = OPTIMIZERS[name](params)
         monitor = sn.Monitor(optimizer, alignment=True)
         with NoCrossing():
             for _ in range(3):
                 for p in params:
-                    p.grad = torch.empty(p.shape, device="cuda")
+                    p.grad = torch.empty_like(p)
                 monitor.log(loss=torch.empty((), device="cuda"), seconds=1.0)
                 optimizer.step()
         assert len(monitor._snapshots) == 3
