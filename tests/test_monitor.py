@@ -177,6 +177,17 @@ def test_what_cannot_be_logged_is_refused_by_its_name():
     assert monitor._logged == {}
 
 
+@pytest.mark.parametrize("make", [sn.LionC, sn.AdamC, lambda params, **hold: sn.ScionC(params, lmo="spectral", **hold)])
+def test_no_decay_is_recorded_where_a_fixed_norm_replaces_it(make):
+    params = parameters((6, 6), (6, 6))
+    optimizer = make([{"params": params[:1], "hold": "fixed", "name": "held"}, {"params": params[1:], "name": "free"}])
+    monitor = sn.Monitor(optimizer)
+    train(optimizer, params, 2)
+    for record in monitor.measure():
+        assert record["weight_decay"] == 0
+        assert record["weight_decay/free"] > 0
+
+
 def test_the_numbers_are_those_the_step_used():
     """They are read after the step and before the scheduler; lambda_t of ScionC is not in its group at all."""
     params = parameters((6, 6), (9, 3))
