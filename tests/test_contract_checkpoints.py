@@ -8,6 +8,8 @@ import pytest
 import torch
 from contract import (
     LR,
+    MATRICES,
+    REGISTRY,
     Entry,
     Params,
     assert_same,
@@ -128,6 +130,26 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(entry: Entry):
     with pytest.raises(ValueError, match=r"'b'.*another model"):
         optimizer.load_state_dict(saved)
     assert_same(snapshot(optimizer, params), before)
+
+
+@own
+def test_a_checkpoint_of_any_optimizer_is_refused_at_once_or_steps(entry: Entry):
+    """What cannot be stepped with is refused before anything changes, and not by the next step."""
+    for other in REGISTRY:
+        saving = parameters(MATRICES)
+        saved = other(saving)
+        train(saved, saving, range(2))
+        params = parameters(MATRICES)
+        optimizer = entry(params)
+        before = copy.deepcopy(optimizer.state_dict())
+        try:
+            optimizer.load_state_dict(copy.deepcopy(saved.state_dict()))
+        except (ValueError, TypeError):
+            assert optimizer.state_dict()["param_groups"] == before["param_groups"], other.name
+            torch.testing.assert_close(optimizer.state_dict()["state"], before["state"], rtol=0, atol=0)
+        else:
+            train(optimizer, params, range(2, 4))
+            assert all(p.isfinite().all() for p in params.values()), other.name
 
 
 @every

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import steadynorm as sn
 from steadynorm import theory
@@ -283,6 +284,25 @@ def test_the_forecast_of_a_table_is_unknown_once_a_row_has_waited():
     again.load_state_dict(monitor.state_dict())
     steps(again.optimizer, table, gradients[:1])
     assert again.measure()[-1]["forecast_norm"] is None
+
+
+def test_counts_of_waiting_rows_are_loaded_to_the_device_of_the_weights(monkeypatch: pytest.MonkeyPatch):
+    """A checkpoint read with map_location="cpu" has them on the CPU."""
+    table = torch.nn.Parameter(torch.zeros(4, 3))
+    monitor = sn.Monitor(sn.ScionC([table], lmo="embedding"), forecast=False)
+    steps(monitor.optimizer, table, [torch.eye(4, 3)])
+    saved = monitor.state_dict()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        there = torch.nn.Parameter(torch.empty(4, 3, device="cuda"))
+        again = sn.Monitor(sn.ScionC([there], lmo="embedding"), forecast=False)
+        monkeypatch.setattr(again, "_drain", lambda: None)  # fake tensors have no values to fetch
+        again.load_state_dict(saved)
+        assert [count.device.type for count in again._probe.waited.values()] == ["cuda"]
+    beside = sn.Monitor(sn.ScionC([table], lmo="embedding"), forecast=False)
+    beside.load_state_dict(saved)
+    (count,) = beside._probe.waited.values()
+    assert count == 1
+    assert count.data_ptr() != saved["waited"]["0.0"].data_ptr()
 
 
 def test_products_count_only_the_rows_that_moved():

@@ -160,9 +160,32 @@ def test_records_are_plain_json_and_logged_values_come_with_them():
     assert second["grad_norm"] == pytest.approx(0.1, rel=1e-5)
     assert (first["lr"], first["lr/vectors"]) == (0.001, 0.1)
     assert "alpha/vectors" not in first  # the same in both
-    for bad in ({"step": 1.0}, {"loss": torch.ones(2)}):
-        with pytest.raises(ValueError, match=r"another name|one number"):
-            monitor.log(**bad)
+
+
+def test_what_cannot_be_logged_is_refused_by_its_name():
+    monitor = sn.Monitor(sn.Scion(parameters((4, 4)), lmo="spectral"))
+    refused = {
+        r"'step' is a key of every record; log it under another name": {"step": 1.0},
+        r"loss has shape \(2,\); log one number, such as its mean": {"loss": torch.ones(2)},
+        r"loss='x' is no number; log a number or a one-element tensor": {"loss": "x"},
+        r"loss=None is no number": {"loss": None},
+        r"loss=\[1\.0, 2\.0\] is no number": {"loss": [1.0, 2.0]},
+    }
+    for message, bad in refused.items():
+        with pytest.raises(ValueError, match=f"Monitor: {message}"):
+            monitor.log(tokens=7, **bad)
+    assert monitor._logged == {}
+
+
+@pytest.mark.parametrize("make", [sn.LionC, sn.AdamC, lambda params, **hold: sn.ScionC(params, lmo="spectral", **hold)])
+def test_no_decay_is_recorded_where_a_fixed_norm_replaces_it(make):
+    params = parameters((6, 6), (6, 6))
+    optimizer = make([{"params": params[:1], "hold": "fixed", "name": "held"}, {"params": params[1:], "name": "free"}])
+    monitor = sn.Monitor(optimizer)
+    train(optimizer, params, 2)
+    for record in monitor.measure():
+        assert record["weight_decay"] == 0
+        assert record["weight_decay/free"] > 0
 
 
 def test_the_numbers_are_those_the_step_used():

@@ -120,6 +120,11 @@ OTHERS: dict[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {
     "LionC in SGDC": (sn.LionC, sn.SGDC, r"no alpha.*another optimizer"),
     "SGDC in ScionC": (sn.SGDC, partial(sn.ScionC, lmo="sign"), r"no lmo.*another optimizer"),
     "Scion in SGDC": (partial(sn.Scion, lmo="sign"), sn.SGDC, r"no trace.*another optimizer"),
+    "MuonC in LionC": (
+        partial(sn.MuonC, use_muon=True),
+        sn.LionC,
+        r"initial_momentum=0\.05.* is no momentum of lion.*another optimizer",
+    ),
     "SGD in AdamC, before its first step": (torch.optim.SGD, sn.AdamC, r"no betas.*another optimizer"),
 }
 

@@ -548,3 +548,11 @@ def test_every_key_of_a_record_is_described_once_and_the_page_says_the_same():
         description = records.QUANTITIES[key].description.replace("|", r"\|")
         assert f"| `{key}` | {description} |" in page
     assert ", ".join(f"`{key}`" for key in [*records.LAYER_QUANTITIES][:-1]) in page
+
+
+def test_a_folder_of_runs_is_answered_with_the_runs_in_it(tmp_path: Path):
+    for name in ("b", "a run"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / records.FILE).touch()
+    with pytest.raises(RecordError, match=r"is no run but a folder of 2; pass the runs in it: '.*/a run' .*/b$"):
+        records.read(tmp_path)

@@ -421,3 +421,38 @@ def test_bad_input_is_named(name):
     call, what = BAD[name]
     with pytest.raises(ValueError, match=what):
         call()
+
+
+MANY = np.array([0.01, 0.02])
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    {
+        "lr": lambda: steady_norm_sq(MANY, 0.08, alpha=0.1),
+        "weight_decay": lambda: half_life(0.01, MANY),
+        "alpha": lambda: effective_lr(0.01, MANY),
+        "steady_norm_sq": lambda: weight_decay_for(MANY, 0.01, 0.1),
+        "mu": lambda: effective_lr_trace(0.01, MANY),
+        "relative_update": lambda: theory.angle_per_step(MANY),
+        "eta": lambda: theory.angle_per_step(0.1, MANY.tolist()),
+    }.items(),
+)
+def test_an_array_in_place_of_a_number_is_refused_by_name_with_the_remedy(name, call):
+    with pytest.raises(TypeError, match=rf"^{name} has shape \(2,\).*each element, or use steadynorm.theory.forecast"):
+        call()
+
+
+@pytest.mark.parametrize("of", [np.float64, np.float32, np.array], ids=["float64", "float32", "0-d array"])
+def test_numpy_numbers_are_numbers_and_give_python_floats(of):
+    results = {
+        steady_norm_sq: (of(0.01), of(0.08), of(0.1)),
+        effective_lr: (of(0.01), of(0.1)),
+        weight_decay_for: (of(1.0), of(0.01), of(0.1)),
+        theory.angle_per_step: (of(0.1), of(0.01)),
+        half_life: (of(0.01), of(0.1)),
+    }
+    for function, arguments in results.items():
+        result = function(*arguments)
+        assert type(result) is float
+        assert result == pytest.approx(function(*map(float, arguments)), rel=1e-6)

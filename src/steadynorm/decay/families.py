@@ -43,11 +43,20 @@ class Family:
         return 1.0
 
     def factor(self, group: Group) -> float:
-        """Return F_t = G(momentum now) / G(initial momentum); exactly 1 while the momentum has not moved."""
+        """Return F_t = G(momentum now) / G(initial momentum); exactly 1 while the momentum has not moved.
+
+        Raises:
+            ValueError: If the initial momentum is that of another family, of which a checkpoint was loaded.
+        """
         now = self.momentum(group)
         if now is None or now == group["initial_momentum"]:
             return 1.0
-        return self.gain(now, group) / self.gain(group["initial_momentum"], group)
+        try:
+            return self.gain(now, group) / self.gain(group["initial_momentum"], group)
+        except TypeError:
+            raise ValueError(
+                f"initial_momentum={group['initial_momentum']!r} is no momentum of {self.name}: it belongs to another optimizer"
+            ) from None
 
     def reference(self, group: Group, value: float | Sequence[float]) -> Momentum:
         """Return the momentum at which F = 1, given in the group's own words; raise ValueError if `value` is not one."""

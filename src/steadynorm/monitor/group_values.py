@@ -3,10 +3,11 @@
 import math
 from collections.abc import Callable, Sequence
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from steadynorm.decay.families import Family
-from steadynorm.decay.hold import held_target
+from steadynorm.decay.hold import held_target, hold_of
 from steadynorm.decay.rule import Group, Target, applied_weight_decay, decay_rule, is_skipped
 from steadynorm.monitor.layers import Layer
 from steadynorm.records.role_norms import ROLE_LABELS
@@ -61,10 +62,16 @@ def _values_of(optimizer: Optimizer, group: Group, family: Family | None) -> Rec
         "lr": float(group["lr"]),
         "alpha": None if family is None else _value_or_none(group, family.alpha),
         "effective_lr": None if family is None else _value_or_none(group, family.effective_lr),
-        "weight_decay": None if first is None else applied_weight_decay(optimizer, group, first),
+        "weight_decay": None if first is None else _decay_of(optimizer, group, first),
         _TARGET: rule.steady_norm_sq if isinstance(rule, Target) else None,
     }
     return {key: finite(value) for key, value in values.items()}
+
+
+def _decay_of(optimizer: Optimizer, group: Group, p: Tensor) -> float:
+    """Return the decay of the step just taken; a fixed norm replaces it, except where `correct` skips the parameter."""
+    is_fixed = hold_of(group) == "fixed" and not is_skipped(group, p)
+    return 0.0 if is_fixed else applied_weight_decay(optimizer, group, p)
 
 
 def read_targets(optimizer: Optimizer, layers: Sequence[Layer], family: Family | None) -> dict[Layer, float]:

@@ -109,14 +109,10 @@ class Monitor:
         A tensor stays on its device until records are requested. `grad_norm` replaces the measured norm: pass what
         torch.nn.utils.clip_grad_norm_ returns.
         """
-        for name, value in values.items():
+        for name in values:
             if name in ("step", "layers"):
                 raise ValueError(f"Monitor: {name!r} is a key of every record; log it under another name")
-            if isinstance(value, Tensor) and value.numel() != 1:
-                raise ValueError(f"Monitor: {name} has shape {tuple(value.shape)}; log one number, such as its mean")
-        self._logged |= {
-            name: value.detach() if isinstance(value, Tensor) else float(value) for name, value in values.items()
-        }
+        self._logged |= {name: _loggable(name, value) for name, value in values.items()}
 
     def measure(self) -> Records:
         """Return the records of the steps measured since the last call, oldest first."""
@@ -269,11 +265,22 @@ class Monitor:
         self._forecasts.starts |= {by_name[name]: Start(*values) for name, values in state["starts"].items()}
         self._forecasts.load_state_dict(state["courses"], by_name)
         self._forecasts.skips |= {by_name[name]: n for name, n in state.get("skips", {}).items() if name in by_name}
-        waited = {by_name[name]: n.clone() for name, n in state.get("waited", {}).items() if name in by_name}
-        self._probe.waited |= waited
+        self._probe.load_waited(state.get("waited", {}))
         self._history.load_state_dict(state.get("history", {}))
         self.steps, self._records, self._differing = int(state["steps"]), list(state["records"]), set(state["apart"])
         self._watched = 0
+
+
+def _loggable(name: str, value: Any) -> float | Tensor:
+    """Return a value as records take it; raise ValueError, by its name, unless it is one number."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(f"Monitor: {name} has shape {tuple(value.shape)}; log one number, such as its mean")
+        return value.detach()
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"Monitor: {name}={value!r} is no number; log a number or a one-element tensor") from None
 
 
 def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

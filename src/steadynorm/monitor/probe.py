@@ -65,6 +65,11 @@ class Probe:
         for group in self._spectral:
             group.load(vectors)
 
+    def load_waited(self, waited: Mapping[str, Tensor]) -> None:
+        """Restore the counts of the layers named, each on the device of its weights, wherever it was saved or loaded to."""
+        own = (layer for layer in self.layers if layer.name in waited)
+        self.waited |= {layer: waited[layer.name].to(layer.parameter.device, copy=True) for layer in own}
+
     def prepare(self) -> None:
         """Get ready for a measured step."""
         if self._observed is not None:

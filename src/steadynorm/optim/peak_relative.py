@@ -44,6 +44,7 @@ class PeakRelativeOptimizer(SteadyOptimizer):
             self.family.require_target()
             check_range("steady_norm_sq", group["steady_norm_sq"])
         group.update(correction_keys(group, self.family))
+        self.family.of(group).factor(group)  # raises if the initial momentum is another optimizer's
 
     def add_param_group(self, param_group: Group) -> None:
         check_added_peak(self, param_group)

@@ -1,5 +1,6 @@
 """Read records as arrays, thinned while reading if there are many."""
 
+import shlex
 import sys
 from array import array
 from itertools import compress
@@ -12,6 +13,7 @@ from steadynorm.records.lines import STEP, end_of_lines, intact, parse, read_hea
 from steadynorm.records.schema import FILE, RecordError, Run
 
 _LARGEST = sys.float_info.max
+_SHOWN = 8  # runs of a folder that an error names
 
 
 def read(path: str | Path, *, max_points: int | None = None) -> Run:
@@ -33,6 +35,10 @@ def read(path: str | Path, *, max_points: int | None = None) -> Run:
         with where.open("rb") as file:
             return _read(file, where, max_points)
     except FileNotFoundError:
+        if runs := [str(file.parent) for file in sorted(Path(path).glob(f"*/{FILE}"))]:
+            more = f" and {len(runs) - _SHOWN} more" if len(runs) > _SHOWN else ""
+            named = f"{shlex.join(runs[:_SHOWN])}{more}"
+            raise RecordError(f"{path}: is no run but a folder of {len(runs)}; pass the runs in it: {named}") from None
         raise RecordError(f"{where}: no such record file; pass a run's folder or its {FILE}") from None
     except OSError as error:
         raise RecordError(f"{where}: cannot be read ({error.strerror}); check the path and its permissions") from None

@@ -98,7 +98,7 @@ QUANTITIES: Mapping[str, Quantity] = {
     "lr": Quantity("Learning rate", "", "gamma of the step."),
     "alpha": Quantity("Alpha", "", "Weight of the new gradient in the momentum."),
     "effective_lr": Quantity("Effective learning rate", "", "gamma * sqrt(G): total contribution of one gradient."),
-    "weight_decay": Quantity("Weight decay", "", "lambda of the step."),
+    "weight_decay": Quantity("Weight decay", "", "lambda of the step; 0 where a fixed norm replaces decay."),
     "steady_norm_sq": Quantity(
         "Target norm squared", "", "C^2, the target of |weights|^2 / |update|^2; for Adam, of the mean square."
     ),

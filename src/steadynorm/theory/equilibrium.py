@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from steadynorm.theory.kernels import LINEAR, Overlap, vector_kernel
-from steadynorm.theory.momentum import Correlation, check_alpha, check_beta, ema, lion, steady_correlation
+from steadynorm.theory.momentum import Correlation, check_alpha, check_beta, check_single, ema, lion, steady_correlation
 
 Kernel: TypeAlias = str | Overlap  # "linear" or an Overlap
 
@@ -296,6 +296,7 @@ def as_kernel(overlap: Kernel) -> Overlap:
 def eta_of(lr: float, weight_decay: float) -> float:
     """Return eta = lr * weight_decay; raise ValueError if a factor is out of range or eta exceeds 1."""
     check_lr(lr)
+    check_single("weight_decay", weight_decay)
     if not (weight_decay >= 0 and math.isfinite(weight_decay)):
         raise ValueError(f"weight_decay={weight_decay} must be finite and not negative")
     eta = float(lr) * float(weight_decay)
@@ -316,6 +317,7 @@ def check_reachable(target: float, lr: float, weight_decay: float) -> float:
 
 def check_lr(lr: float) -> float:
     """Return lr as a float; raise ValueError if it is negative or not finite."""
+    check_single("lr", lr)
     if not (lr >= 0 and math.isfinite(lr)):
         raise ValueError(f"lr={lr} must be finite and not negative")
     return float(lr)
@@ -323,6 +325,7 @@ def check_lr(lr: float) -> float:
 
 def check_target(name: str, value: float) -> float:
     """Return a target as a float; raise ValueError if it is not positive and finite."""
+    check_single(name, value)
     if not (value > 0 and math.isfinite(value)):
         raise ValueError(f"{name}={value} must be positive and finite")
     return float(value)

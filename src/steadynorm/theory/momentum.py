@@ -11,6 +11,8 @@ for all of them.
 import math
 from typing import NamedTuple
 
+import numpy as np
+
 FADES_BELOW = 1e-5  # the share of its momentum below which a normalised update fades, where gradients have stopped
 
 
@@ -139,8 +141,18 @@ def mixed_correlation(filter: Filter, gap: float) -> Correlation:
     return Correlation(p * (p * r + h * w) / var_x, r, gap * (p * p + h * (h - p) * (1 + r)) / var_x, gap)
 
 
+def check_single(name: str, value: float) -> None:
+    """Raise TypeError if there are several values, of which Python's comparisons would make an obscure error."""
+    if not isinstance(value, float) and math.prod(shape := np.shape(value)) != 1:
+        raise TypeError(
+            f"{name} has shape {tuple(shape)}, and this takes one number; call it for each element, or use "
+            "steadynorm.theory.forecast, which takes arrays"
+        )
+
+
 def check_alpha(alpha: float) -> float:
     """Return alpha as a float; raise ValueError if it is outside (0, 1]."""
+    check_single("alpha", alpha)
     if not 0 < alpha <= 1:
         raise ValueError(f"alpha={alpha} is outside (0, 1]; alpha is the weight of the new gradient, 1 - momentum")
     return float(alpha)
@@ -148,6 +160,7 @@ def check_alpha(alpha: float) -> float:
 
 def check_beta(name: str, beta: float) -> float:
     """Return beta as a float; raise ValueError if it is outside [0, 1)."""
+    check_single(name, beta)
     if not 0 <= beta < 1:
         raise ValueError(f"{name}={beta} is outside [0, 1)")
     return float(beta)

@@ -9,6 +9,7 @@ At the steady norm R = sqrt(C^2) |u| both turn the weights by the same angle if 
 import math
 
 from steadynorm.theory.equilibrium import check_lr, check_target
+from steadynorm.theory.momentum import check_single
 
 
 def fixed_norm_lr(lr: float, steady_norm_sq: float) -> float:
@@ -53,6 +54,8 @@ def angle_per_step(relative_update: float, eta: float = 0.0) -> float:
         >>> round(angle_per_step(0.01), 6), round(angle_per_step(1.0) / math.pi, 6)
         (0.01, 0.333333)
     """
+    check_single("relative_update", relative_update)
+    check_single("eta", eta)
     if not 0 <= eta < 1 or not eta <= relative_update <= 2 - eta:
         raise ValueError(
             f"relative update {relative_update} with eta {eta}: a step that keeps the norm has eta in [0, 1) and a relative "
