@@ -12,7 +12,6 @@ from contract import (
     REGISTRY,
     Entry,
     assert_same,
-    engine,
     entries,
     every,
     noise,
