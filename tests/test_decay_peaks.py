@@ -1,7 +1,6 @@
 """Claims about `correct(optimizer)`: which lr is the peak."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from decay_cases import DECAY, LR, adamw, decays, parameters, refused, step, wei
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim import lr_scheduler
 
-import steadynorm as sn
 from steadynorm import correct
 
 # ---------------------------------------------------------------- the peak
@@ -92,18 +90,3 @@ def test_a_step_at_lr_zero_keeps_peak_and_base() -> None:
     assert optimizer.param_groups[0]["lr"] == LR
     assert decays(optimizer, LR) == [DECAY]
     assert decays(optimizer, LR / 2) == [DECAY / 2]
-
-
-@pytest.mark.parametrize("cls", [sn.AdamC, sn.LionC, sn.SGDC])
-def test_a_group_added_away_from_the_peak_has_to_name_its_own(cls: Any) -> None:
-    """Its lr is that of the moment: taken for the peak, it would hold the norm elsewhere than in the other groups."""
-    first, second = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
-    optimizer = cls([first], lr=1e-3, weight_decay=0.1)
-    optimizer.param_groups[0]["lr"] = 4e-4
-    with pytest.raises(ValueError, match=r"lr=0.0004 is hardly its largest.*group 0 is at lr=0.0004.*put peak_lr="):
-        optimizer.add_param_group({"params": [second], "lr": 4e-4})
-    assert len(optimizer.param_groups) == 1
-    for known in ({"peak_lr": 1e-3}, {"initial_lr": 1e-3}, {"corrected": False}, {"weight_decay": 0.0}):
-        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))], "lr": 4e-4, **known})
-    optimizer.add_param_group({"params": [second]})  # the lr that the optimizer was made with
-    assert optimizer.param_groups[-1]["peak_lr"] == 1e-3

@@ -14,7 +14,7 @@ from steadynorm.decay.peak import watch
 from steadynorm.decay.rule import Group, correction_keys, group_label, refuse_idle_target, refuse_scion_groups
 from steadynorm.dtensor import is_dtensor
 from steadynorm.optim.finite_guard import NonFiniteSkipper
-from steadynorm.optim.peak_relative import check_added_peak, loading
+from steadynorm.optim.peak_relative import loading
 from steadynorm.optim.state import no_skips
 from steadynorm.optim.validation import (
     check_group_numbers,
@@ -114,7 +114,6 @@ class AdamC(NonFiniteSkipper, torch.optim.AdamW):
     def add_param_group(self, param_group: Group) -> None:
         """Add a group as torch does, with the correction's keys and its state made; on an error nothing changes."""
         self.defaults.update(self.__dict__.pop("_extra_defaults", {}))  # torch has set its own by now
-        check_added_peak(self, param_group)
         with explain_group_errors(self, param_group):
             super().add_param_group(param_group)
         group = self.param_groups[-1]

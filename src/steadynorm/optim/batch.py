@@ -64,7 +64,7 @@ class Descent(NamedTuple):
             hold=None if self.hold is None else self.hold.part(which),
             is_cautious=self.is_cautious,
             residuals=None if self.residuals is None else cut(self.residuals[which], rows),
-            products=None if self.products is None else self.products[:, which],
+            products=None if self.products is None else self.products.narrow(1, which.start, which.stop - which.start),
         )
 
 

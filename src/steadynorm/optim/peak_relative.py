@@ -12,14 +12,7 @@ from steadynorm.decay.correction import own_correction
 from steadynorm.decay.families import Family
 from steadynorm.decay.hold import HOLD_KEYS
 from steadynorm.decay.peak import LARGEST, watch
-from steadynorm.decay.rule import (
-    Group,
-    correction_keys,
-    group_label,
-    names_peak,
-    refuse_idle_target,
-    refuse_scion_groups,
-)
+from steadynorm.decay.rule import Group, correction_keys, refuse_idle_target, refuse_scion_groups
 from steadynorm.optim.base import SteadyOptimizer
 from steadynorm.optim.validation import check_range
 
@@ -47,7 +40,6 @@ class PeakRelativeOptimizer(SteadyOptimizer):
         self.family.of(group).factor(group)  # raises if the initial momentum is another optimizer's
 
     def add_param_group(self, param_group: Group) -> None:
-        check_added_peak(self, param_group)
         super().add_param_group(param_group)
         watch(self.param_groups[-1])
         own_correction(self, self.family).record_written(self.param_groups)
@@ -58,24 +50,6 @@ class PeakRelativeOptimizer(SteadyOptimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         with loading(self, self.family, state_dict):
             super().load_state_dict(state_dict)
-
-
-def check_added_peak(optimizer: Optimizer, added: Any) -> None:
-    """Raise ValueError if a group is added with an lr of its own to a run whose schedule is away from its peak.
-
-    That lr is then hardly the largest one, and a decay relative to it would hold another norm than in the other groups.
-    """
-    own = {**optimizer.defaults, **added} if isinstance(added, dict) else {}
-    unnamed = "lr" in own and "lr" in added and not names_peak(own) and own.get("steady_norm_sq") is None
-    if not unnamed or not own.get("corrected", True) or not own.get("weight_decay"):
-        return
-    for index, group in enumerate(optimizer.param_groups):
-        lr, peak = float(group["lr"]), group.get("peak_lr")
-        if group.get("corrected") and peak is not None and lr < peak * (1 - 1e-6):
-            raise ValueError(
-                f"{type(optimizer).__name__}.add_param_group: lr={float(own['lr']):g} is hardly its largest, because "
-                f"{group_label(index, group)} is at lr={lr:g} and its peak_lr={peak:g}; put peak_lr=<its largest lr> in it"
-            )
 
 
 @contextlib.contextmanager
