@@ -194,7 +194,7 @@ def _batches(chunk: Chunk, scratch: "Scratch") -> Iterator[Batch]:
         for key, tensors in lists.items():
             write_back(tensors, batch.state[key])
     if products is not None:
-        products.masked_fill_(~finite, torch.nan)
+        torch._foreach_copy_([products], [torch.where(finite, products, torch.nan)])
     if step.finite is None:
         count_skips(step.skipped[which], finite)
 
