@@ -51,12 +51,11 @@ class Family:
         now = self.momentum(group)
         if now is None or now == group["initial_momentum"]:
             return 1.0
-        try:
-            return self.gain(now, group) / self.gain(group["initial_momentum"], group)
-        except TypeError:
+        if isinstance(now, Sequence) != isinstance(group["initial_momentum"], Sequence):
             raise ValueError(
                 f"initial_momentum={group['initial_momentum']!r} is no momentum of {self.name}: it belongs to another optimizer"
-            ) from None
+            )
+        return self.gain(now, group) / self.gain(group["initial_momentum"], group)
 
     def reference(self, group: Group, value: float | Sequence[float]) -> Momentum:
         """Return the momentum at which F = 1, given in the group's own words; raise ValueError if `value` is not one."""
