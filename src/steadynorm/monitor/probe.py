@@ -86,10 +86,11 @@ class Probe:
         for layer in self._waiting:
             if self._own is not None and layer in self.moved:
                 # A process that holds no slice counts 0, and takes part in the sum over all of them.
-                waited = self.waited.setdefault(layer, torch.zeros((), device=layer.parameter.device))
+                if layer not in self.waited:
+                    self.waited[layer] = torch.zeros((), device=layer.parameter.device)
                 if (grad := gradient(layer)).numel():
-                    group = self._own.param_groups[layer.group]
-                    self.waited[layer] = waited + self._own.any_waiting(group, layer.parameter, grad)
+                    waits = self._own.any_waiting(self._own.param_groups[layer.group], layer.parameter, grad)
+                    self.waited[layer] = self.waited[layer] + waits
         if row is None:
             return
         scale = getattr(self.optimizer, "grad_scale", None)
