@@ -27,9 +27,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## train Scion against ScionC on embedded text, up to 6 minutes, and show them on a page
 	$(BIN)/steadynorm demo
 
-# The report page is tested in a real browser; on Debian as root it is installed, elsewhere those tests are skipped.
+# The report page is tested in a real browser; on Debian as root it is installed, elsewhere those tests are skipped. The
+# headless shell is the same engine without windows: it starts sooner.
+HAS_CHROMIUM = { command -v chromium-headless-shell || command -v chromium; } >/dev/null
 $(VENV)/.chromium: $(STAMP)
-	command -v chromium >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } \
+	$(HAS_CHROMIUM) || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq chromium-headless-shell >/dev/null; } \
 		|| echo "no Chromium here: the tests of the report page will be skipped"
 	touch $@
 
@@ -58,7 +60,7 @@ test-other-path: $(STAMP) ## the numerical part of it with fp32 products if bf16
 test-all: test-integrations test-jax test-slow test-properties mutants ## all of it; -j2 for two at a time
 
 test-slow: $(VENV)/.chromium $(VENV)/.triton ## every test, the slow ones included (but properties)
-	! command -v chromium >/dev/null || export STEADYNORM_REQUIRE_CHROMIUM=1; \
+	! $(HAS_CHROMIUM) || export STEADYNORM_REQUIRE_CHROMIUM=1; \
 		$(BIN)/python -m pytest $(PARALLEL) --ignore=tests/properties
 
 test-properties: $(STAMP) ## properties in their slow profile: up to 20,000 examples of each

@@ -7,7 +7,6 @@ import gc
 import os
 import shutil
 from collections import Counter
-from pathlib import Path
 
 import counts
 import pytest
@@ -29,7 +28,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="module")
 def browser():
-    program = "/usr/bin/chromium" if Path("/usr/bin/chromium").exists() else shutil.which("chromium")
+    program = shutil.which("chromium-headless-shell") or shutil.which("chromium")
     if program is None:
         assert os.environ.get("STEADYNORM_REQUIRE_CHROMIUM") != "1", "Chromium is required and not installed"
         pytest.skip("Chromium is not installed")
