@@ -24,7 +24,7 @@ BF16, FP32 = torch.bfloat16, torch.float32
 MAKERS = ("ScionC", "ScionC nesterov exact", "ScionC balance", "ScionC cautious", "ScionC fixed", "LionC")
 MAKERS += ("LionC balance", "RenormalizedAdamW", "SGDC", "SGDC fixed")
 REPLICATED = ("ScionC", "ScionC balance", "LionC")  # of those that take mesh=
-SAVED, END = 3, 5
+SAVED, END = 3, 4
 
 
 def made(kind: str, maker: str, dtype: torch.dtype) -> tuple[Any, dict[str, Any], Any]:

@@ -1,6 +1,6 @@
 """Many processes give what one gives, on gloo, with as few starts of processes as possible.
 
-Errors are relative, in the 2-norm of each weight and state tensor, after 5 steps (30 in the slow tests) on the same full gradients, among
+Errors are relative, in the 2-norm of each weight and state tensor, after 4 steps (30 in the slow tests) on the same full gradients, among
 them infinities in one element (skipped alike on all ranks) and gradients missing on all ranks.
 """
 
@@ -74,7 +74,7 @@ def assert_follows(errors, exact=1e-10):
         assert error < (exact if name.startswith("fp64") else 1e-3), (job, name, rank, error)
 
 
-@pytest.mark.parametrize(("job", "cases"), [("four", 16 * 4), ("two", 24 * 2)], ids=["four", "two"])
+@pytest.mark.parametrize(("job", "cases"), [("four", 15 * 4), ("two", 24 * 2)], ids=["four", "two"])
 def test_every_layout_takes_the_steps_of_a_single_process(job, cases, reports):
     errors = reports.of("layouts", job)
     assert len(errors) == cases
@@ -94,7 +94,7 @@ def test_momentum_takes_its_share_of_memory(reports):
 
 
 def test_checkpoints_go_between_world_sizes_and_layouts(reports):
-    """Checkpoints are saved after 3 steps with one skipped; 2 more steps after loading equal the unbroken run.
+    """Checkpoints are saved after 3 steps with one skipped; one more step after loading equals the unbroken run.
 
     Weights are zeroed first.
     """
@@ -154,7 +154,7 @@ def test_bad_input_raises_the_same_clear_error_on_all_ranks(reports):
 def test_every_optimizer_works_in_every_layout(world, tmp_path):
     for rank, report in enumerate(worker.run(world, "every_layout", tmp_path, seconds=600)):
         errors = {("every_layout", name, rank): error for name, error in report["layouts"].items()}
-        assert_follows(errors, exact=1e-9)  # 30 steps enlarge what rounding does in 5
+        assert_follows(errors, exact=1e-9)  # 30 steps enlarge what rounding does in 4
 
 
 def test_a_job_that_hangs_is_ended_and_leaves_no_process(tmp_path):

@@ -187,10 +187,10 @@ def polar(x):
     return left @ right
 
 
-@pytest.mark.parametrize("shape", [(128, 128), (64, 256)])
+@pytest.mark.parametrize("shape", [(96, 96), (48, 192)])
 def test_the_spectral_kernel_agrees_with_random_matrices(shape):
     rng = np.random.default_rng(1)
-    kernel, draws = overlap("spectral", shape), 50  # standard error 0.25 %
+    kernel, draws = overlap("spectral", shape), 50  # standard error 0.3 %
     measured = {0.5: 0.0, 0.9: 0.0}
     for _ in range(draws):
         x, z = rng.standard_normal((2, *shape))

@@ -1,12 +1,14 @@
 """Slow twins of steadynorm.theory, in the paper's notation.
 
-Nothing here is compressed, cached or recursive in the modes: the overlap kernels are closed forms or plain integrals,
-gains are sums over the lag k, and a forecast is a double sum over all pairs of past updates, whose correlation comes
-from writing every input out as a combination of the gradients, x_t = sum_s W_ts g_s.
+Nothing here is compressed or recursive in the modes: the overlap kernels are closed forms or plain integrals, gains are
+sums over the lag k, and a forecast is a double sum over all pairs of past updates, whose correlation comes from writing
+every input out as a combination of the gradients, x_t = sum_s W_ts g_s. Quadrature nodes and modes are made when a kernel
+is first evaluated, not when tests are collected.
 """
 
 import math
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 
@@ -26,19 +28,24 @@ def f_sign(r: Floats) -> Floats:
     return 2 / math.pi * np.arcsin(r)
 
 
+@cache
+def legendre_nodes() -> tuple[Floats, Floats]:
+    return np.polynomial.legendre.leggauss(300)
+
+
 def f_vector(d: int) -> F:
     """f = lead r 2F1(1/2, 1/2; d/2+1; r^2), the hypergeometric function by Euler's integral with t = sin^2 x:
 
     2F1 = 2 / B(1/2, (d+1)/2) * integral_0^{pi/2} cos(x)^d / sqrt(1 - r^2 sin(x)^2) dx
     """
-    y, w = np.polynomial.legendre.leggauss(300)
-    x, w = (y + 1) * math.pi / 4, w * math.pi / 4
     # (E|g|)^2 / d of a Gaussian d-vector g: how much of an update is linear in its input
     lead = 2 / d * math.exp(2 * (math.lgamma((d + 1) / 2) - math.lgamma(d / 2)))
     beta = math.sqrt(math.pi) * math.exp(math.lgamma((d + 1) / 2) - math.lgamma(d / 2 + 1))
-    weight = 2 * w * np.cos(x) ** d
 
     def f(r: Floats) -> Floats:
+        y, w = legendre_nodes()
+        x = (y + 1) * math.pi / 4
+        weight = math.pi / 2 * w * np.cos(x) ** d
         r = np.asarray(r, float)
         out = np.empty(r.size)
         for low in range(0, r.size, 4096):  # only to bound memory
@@ -66,6 +73,7 @@ def f_square(r: Floats) -> Floats:
     return np.where(r < 0.42, series, np.where(r < 1, closed, 1.0))
 
 
+@cache
 def spectral_modes(c: float, size: int = 800) -> tuple[Floats, Floats]:
     """a_n = (integral of sign(x) P_n(x))^2 = (sign(J)_{0n})^2, J the Jacobi matrix 1, sqrt(c), 1, sqrt(c), ...
 
@@ -79,12 +87,9 @@ def spectral_modes(c: float, size: int = 800) -> tuple[Floats, Floats]:
 
 
 def f_spectral(c: float) -> F:
-    n, a = spectral_modes(c)
-    keep = a > 1e-24
-    n, a = n[keep], a[keep]
-
     def f(r: Floats) -> Floats:
-        return sum(weight * np.asarray(r, float) ** power for power, weight in zip(n, a, strict=True))
+        modes = zip(*spectral_modes(c), strict=True)
+        return sum(weight * np.asarray(r, float) ** power for power, weight in modes if weight > 1e-24)
 
     return f
 
