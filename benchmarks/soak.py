@@ -30,6 +30,7 @@ from benchmarks.memory import resident
 from steadynorm import Monitor, ScionC, records
 from steadynorm.progress import duration
 from steadynorm.scheduler import Scheduler
+from steadynorm.signals import exit_code
 
 Floats = NDArray[Any]
 
@@ -235,7 +236,7 @@ def soak_training(minutes: float, *, report: Callable[[str], object] = print) ->
         finally:
             process.send_signal(signal.SIGTERM)  # it saves, and ends after the step under way
             code = process.wait(timeout=120)
-        if code:
+        if code != exit_code(signal.SIGTERM):
             raise RuntimeError(
                 f"the training ended with {code}:\n{(Path(folder) / 'said').read_text(encoding='utf-8')[-2000:]}"
             )

@@ -2,10 +2,12 @@
 
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
 from steadynorm.extras import describe_missing
+from steadynorm.signals import Terminated, exit_code
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
     except KeyboardInterrupt as stop:  # also while packages are imported
         print(f"steadynorm: {str(stop) or 'interrupted'}", file=sys.stderr)
-        return 130
+        return exit_code(signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         if os.environ.get("STEADYNORM_TRACEBACK"):
             raise

@@ -10,6 +10,7 @@ from tyro.conf import AvoidSubcommands
 from steadynorm.cli.subcommands import one_of
 from steadynorm.lab.train.config import Config, OptimizerName
 from steadynorm.lab.train.recipes import RECIPES, with_optimizer
+from steadynorm.signals import exit_code
 
 _ABOUT = {
     "gpt": "Small NanoGPT for a desktop CPU, on the embedded texts.",
@@ -37,16 +38,18 @@ def _optimizer_of(argv: Sequence[str]) -> OptimizerName | None:
     return next((name for name in get_args(OptimizerName) if named and name == named[-1]), None)
 
 
-def run_training(config: Config) -> None:
-    """Train and print how it ended."""
+def run_training(config: Config) -> int:
+    """Train, print how it ended and return the exit code."""
     from steadynorm import records
     from steadynorm.lab.train.loop import train
 
     result = train(config)
+    code = exit_code(result.stopped_by)
     if os.environ.get("RANK", "0") != "0":  # of several processes only the first prints
-        return
+        return code
     final = ", ".join(f"{key} {value:.4f}" for key, value in result.final.items())
     ended = f"{'finished' if result.finished else 'stopped'} at step {result.steps}"
     print(f"{config.out}: " + "; ".join(filter(None, (ended, final))))
     for sentence in records.advise(records.read(config.out, max_points=2000)) if result.finished else ():
         print(sentence)
+    return code

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from steadynorm.files import BusyError, lock, make_folder, read_json
 from steadynorm.lab.paper.runs import recorded_part
 from steadynorm.lab.train.config import Config, training_part
 from steadynorm.lab.train.recipes import RECIPES, with_optimizer
+from steadynorm.signals import sigterm_as_interrupt
 
 LOG = "log.txt"
 _POLL = 0.2  # seconds
@@ -58,7 +59,7 @@ def train_all(jobs: Sequence[Job], count: int, *, one_thread: bool = True) -> di
     processes: dict[Path, subprocess.Popen[bytes]] = {}
     failed: dict[Path, str] = {}
     total = sum(job.config.steps for job in todo.values())
-    with _sigterm_as_interrupt(), _Meter(len(jobs) - len(todo), len(jobs), total) as meter:
+    with sigterm_as_interrupt(), _Meter(len(jobs) - len(todo), len(jobs), total) as meter:
         try:
             while waiting:
                 for folder, task in list(waiting.items()):
@@ -80,9 +81,9 @@ def train_all(jobs: Sequence[Job], count: int, *, one_thread: bool = True) -> di
                 meter.count_steps(
                     sum(min(job.config.steps, records.last_step(job.folder / records.FILE)) for job in todo.values())
                 )
-        except KeyboardInterrupt:
-            left = f"stopped with {len(waiting)} of {len(jobs)} runs to go"
-            raise KeyboardInterrupt(f"{left}; the same command resumes them") from None
+        except KeyboardInterrupt as stop:
+            stop.args = (f"stopped with {len(waiting)} of {len(jobs)} runs to go; the same command resumes them",)
+            raise
         finally:
             for process in processes.values():
                 if process.poll() is None:
@@ -147,19 +148,6 @@ def executable(command: Sequence[str]) -> list[str]:
     """
     modules = {"steadynorm": "steadynorm.cli", "torchrun": "torch.distributed.run"}
     return [sys.executable, "-m", modules[command[0]], *command[1:]]
-
-
-@contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    try:
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # which raises KeyboardInterrupt
-    except ValueError:  # not in the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class _Meter:

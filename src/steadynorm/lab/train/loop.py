@@ -7,9 +7,7 @@ import random
 import signal
 import time
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from types import FrameType
 from typing import Any
 
 import torch
@@ -25,6 +23,7 @@ from steadynorm.lab.train.parallel import Team
 from steadynorm.lab.train.progress_line import Display
 from steadynorm.lab.train.run_state import RunParts, restore, store
 from steadynorm.monitor import Monitor, log_records
+from steadynorm.signals import handled
 
 
 class DivergedError(ValueError):
@@ -36,8 +35,13 @@ class Result:
     """Outcome of a run."""
 
     steps: int
-    finished: bool  # False if a signal stopped the run, which then resumes when it is started again
     final: dict[str, float]  # of the last evaluation
+    stopped_by: int = 0  # the signal that stopped the run, which then resumes when it is started again; 0: none
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run took its last step."""
+        return not self.stopped_by
 
 
 def train(config: Config, *, quiet: bool = False) -> Result:
@@ -60,7 +64,7 @@ def _run(config: Config, team: Team, quiet: bool) -> Result:
             checkpoint.tidy(config.out / "checkpoints")
         team.barrier()  # the main process checks the folder first
         trainer = stack.enter_context(contextlib.closing(Trainer(config, team, quiet or not team.is_main)))
-        stack.enter_context(_signals(trainer))
+        stack.enter_context(handled(trainer.stop, signal.SIGTERM, signal.SIGINT))
         return trainer.run()
 
 
@@ -68,7 +72,7 @@ class Trainer:
     """Run the loop in one process."""
 
     def __init__(self, config: Config, team: Team, quiet: bool):
-        self.config, self.team, self.device, self.stopping = config, team, team.device, False
+        self.config, self.team, self.device, self.stopping = config, team, team.device, 0
         self.micro = _micro_batch(config, team)
         generator = torch.Generator().manual_seed(config.seed)
         random.seed(config.seed)
@@ -116,6 +120,12 @@ class Trainer:
             if output is not None:
                 output.close()
 
+    def stop(self, number: int, _: object) -> None:
+        """End the run after the current step, with a checkpoint; a second Ctrl-C ends it at once."""
+        if self.stopping and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.stopping = number
+
     def run(self) -> Result:
         """Train until the last step, or until a signal stops the run."""
         config, started = self.config, time.perf_counter() - self.seconds
@@ -126,8 +136,8 @@ class Trainer:
             self.seconds = time.perf_counter() - started
             last = self.step == config.steps
             evaluates = last or self.step % config.eval_every == 0
-            stops = self._agreed_to_stop()
-            saves = last or stops or self.step % config.save_every == 0
+            stopped_by = self._agreed_to_stop()
+            saves = last or stopped_by or self.step % config.save_every == 0
             if evaluates or saves or self.step % _FLUSH == 0:
                 self._flush(loss, self._evaluate() if evaluates else {})
             if saves:
@@ -135,16 +145,16 @@ class Trainer:
                     self.recorder.sync()  # after a power cut, no checkpoint may be ahead of the records
                 progress = self.step, self.seconds, self.final
                 store(config.out / "checkpoints", self.parts, progress, self.team, keep=config.keep)
-            if stops and not last:
+            if stopped_by and not last:
                 self.display.say(f"stopped at step {self.step}; run the same command to resume")
-                return Result(self.step, False, self.final)
-        return Result(self.step, True, self.final)
+                return Result(self.step, self.final, stopped_by)
+        return Result(self.step, self.final)
 
-    def _agreed_to_stop(self) -> bool:
-        """Return whether any process was told to stop; several processes ask only where they synchronize anyway."""
+    def _agreed_to_stop(self) -> int:
+        """Return the signal that told any process to stop, or 0; several processes ask only where they synchronize anyway."""
         if self.team.world == 1:
             return self.stopping
-        return self.step % _FLUSH == 0 and self.team.any(self.stopping)
+        return self.team.largest(self.stopping) if self.step % _FLUSH == 0 else 0
 
     def _update(self, batch: tasks.Batch) -> Tensor:
         """Take one step on one batch, in micro-batches, and return the mean loss on the device."""
@@ -278,22 +288,3 @@ def _micro_batch(config: Config, team: Team) -> int:
     if local % micro:
         raise ValueError(f"micro_batch={micro} does not divide the {local} samples of each of {team.world} processes")
     return micro
-
-
-@contextlib.contextmanager
-def _signals(trainer: Trainer) -> Iterator[None]:
-    """Make SIGTERM and the first Ctrl-C end the run after the current step, with a checkpoint."""
-
-    def stop(number: int, _: FrameType | None) -> None:
-        if trainer.stopping and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        trainer.stopping = True
-
-    before: dict[int, Any] = {}
-    with contextlib.suppress(ValueError):  # outside the main thread, somebody else handles signals
-        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -72,13 +72,13 @@ class Team:
             dist.all_reduce(together)
         return dict(zip(sums, together.tolist(), strict=True))
 
-    def any(self, flag: bool) -> bool:
-        """Return, on every process, whether the flag is set on any of them."""
+    def largest(self, number: int) -> int:
+        """Return, on every process, the largest number of all of them."""
         if self.mesh is None:
-            return flag
-        largest = torch.tensor(float(flag), device=self.device)
+            return number
+        largest = torch.tensor(number, device=self.device)
         dist.all_reduce(largest, dist.ReduceOp.MAX)
-        return bool(largest.item())
+        return int(largest.item())
 
     def barrier(self) -> None:
         """Wait until all processes arrive."""
