@@ -70,6 +70,20 @@ def test_the_output_layer_is_held_only_if_it_is_corrected(hold):
     assert built(Optim("scionc", correct_output=True, **hold))["output"][key] == value
 
 
+@pytest.mark.parametrize("name", ["scionc", "scion", "muonc", "adamc", "lionc", "muon-corrected"])
+def test_a_hold_reaches_every_optimizer_that_has_it(name):
+    optim = Optim(name, hold="fixed", balance_steps=7, weight_decay=0.1)
+    (optimizer, _), *_ = build(GPT(MODEL), optim, Schedule(), 10)
+    assert ("fixed", 7) in [(group["hold"], group["balance_steps"]) for group in optimizer.param_groups]
+
+
+@pytest.mark.parametrize("name", ["adamw", "renormalized-adamw", "muon"])
+@pytest.mark.parametrize("hold", [{"hold": "fixed"}, {"cautious": True}], ids=str)
+def test_a_hold_is_refused_by_an_optimizer_that_has_none(name, hold):
+    with pytest.raises(ValueError, match=f"{name} has neither"):
+        build(GPT(MODEL), Optim(name, **hold), Schedule(), 10)
+
+
 def test_chances_of_a_visit_follow_from_the_text(tmp_path):
     write_shard(tmp_path / "a.bin", [0] * 90 + [1] * 10)
     write_shard(tmp_path / "b.bin", [0] * 100)

@@ -60,12 +60,12 @@ class Optim:
     own_time: bool = True
     """Let embedding rows without a gradient wait for their next one (Scion family)."""
     hold: Literal["decay", "balance", "fixed"] = "decay"
-    """How the weight norm is held: by decay, by decay that follows measured updates, or fixed (not adamw, muon). The Scion
-    family's output layer keeps its constant decay unless correct_output is set."""
+    """How the weight norm is held: by decay, by decay that follows measured updates, or fixed (not adamw,
+    renormalized-adamw, muon). The Scion family's output layer keeps its constant decay unless correct_output is set."""
     balance_steps: float = BALANCE_STEPS
     """Steps over which hold=balance returns a norm that is off."""
     cautious: bool = False
-    """Decay only weights that agree with their update in sign (not adamw, muon)."""
+    """Decay only weights that agree with their update in sign (not adamw, renormalized-adamw, muon)."""
 
 
 @dataclass(frozen=True)

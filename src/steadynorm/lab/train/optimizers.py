@@ -17,6 +17,7 @@ from steadynorm.schedule import StepFunction
 from steadynorm.scheduler import Scheduler
 
 _SCION = ("scion", "scionc")
+_NOT_HELD = ("adamw", "renormalized-adamw", "muon")  # optimizers without hold and cautious
 
 
 def build(
@@ -26,6 +27,10 @@ def build(
 
     With DDP, `mesh` holds the processes over which Scion, ScionC, MuonC and LionC shard their state and work.
     """
+    if optim.name in _NOT_HELD and (optim.hold != "decay" or optim.cautious):
+        raise ValueError(
+            f"optim.hold={optim.hold!r}, optim.cautious={optim.cautious}: {optim.name} has neither; leave them out"
+        )
     if optim.name in ("muon", "muon-corrected"):
         optimizers = _muon(model, optim)
     else:
@@ -85,7 +90,9 @@ def _adam_family(model: nn.Module, optim: Optim, mesh: Any) -> Optimizer:
         for group in groups:
             group.pop("corrected", None)
         return torch.optim.AdamW(groups, fused=True, **common)
-    return (AdamC if optim.name == "adamc" else RenormalizedAdamW)(groups, **common)
+    if optim.name == "adamc":
+        return AdamC(groups, **_hold(optim), **common)
+    return RenormalizedAdamW(groups, **common)
 
 
 def _hold(optim: Optim) -> dict[str, Any]:
@@ -115,7 +122,7 @@ def _muon(model: nn.Module, optim: Optim) -> list[Optimizer]:
         hidden, lr=optim.lr, weight_decay=decay, momentum=1 - optim.alpha, nesterov=optim.nesterov,
     )  # fmt: skip
     others = torch.optim.AdamW(rest, lr=output_lr, betas=optim.betas, eps=optim.eps, weight_decay=0.0, fused=True)
-    return [correct(muon) if optim.name == "muon-corrected" else muon, others]
+    return [correct(muon, **_hold(optim)) if optim.name == "muon-corrected" else muon, others]
 
 
 def _scheduler(optimizer: Optimizer, optim: Optim, schedule: Schedule, steps: int) -> Scheduler:
