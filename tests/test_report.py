@@ -278,8 +278,20 @@ def test_the_title_and_the_place_of_a_report_can_be_chosen(made, tmp_path):
     assert made([in_memory("a"), in_memory("b")], tmp_path / "p.html").title == "a · b"
     assert made([in_memory(str(i)) for i in range(5)], tmp_path).title == "5 runs"
     assert made(in_memory("a"), tmp_path, title="Mine").title == "Mine"
-    assert [path for _, path in made.pages] == [tmp_path / "p.html", tmp_path / "report.html", tmp_path / "report.html"]
+    assert [path for _, path in made.pages] == [tmp_path / "p.html", tmp_path, tmp_path]
     assert made.pages[0][0].subtitle == "2 runs · up to step 99 · recorded 2025-01-02"
+
+
+def test_a_page_replaces_pages_and_nothing_else(tmp_path):
+    records_file = recorded(tmp_path / "run", "a", steps=3) / records.FILE
+    before = records_file.read_bytes()
+    with pytest.raises(ValueError, match=r"records\.jsonl: is no page, and would be lost"):
+        report.report(tmp_path / "run", records_file)
+    assert records_file.read_bytes() == before
+    (tmp_path / "new.html").touch()
+    for _ in range(2):
+        assert report.report(tmp_path / "run", tmp_path / "new.html") == tmp_path / "new.html"
+    assert report.report(tmp_path / "run", tmp_path) == tmp_path / "report.html"
 
 
 # Bad and large input

@@ -63,8 +63,7 @@ def report(
         *other_plot_blocks(runs),
     ]
     comparison = page.Page(title or _title(runs), _subtitle(runs), blocks, export_files(runs, layered))
-    out = Path(out)
-    return page.write(comparison, out / "report.html" if out.is_dir() else out)
+    return page.write(comparison, out)
 
 
 def advice_blocks(runs: Sequence[Run]) -> list[page.Block]:

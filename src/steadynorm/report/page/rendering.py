@@ -23,6 +23,7 @@ from steadynorm.report.page.coincidence import covering
 _COLOURS = 8  # --c0 to --c7 in page.css
 _DASHES = ("", "2 3", "7 3 2 3", "10 4", "10 3 2 3")  # after each round of colours; page.js draws the same
 _NO_NUMBER = "—"
+_DOCTYPE = "<!doctype html>"
 _EARLY = """{
   const given = new URLSearchParams(location.hash.slice(1)).get("theme");
   const dark = given === "dark" || (given !== "light" && matchMedia("(prefers-color-scheme: dark)").matches);
@@ -31,13 +32,25 @@ _EARLY = """{
 
 
 def write(page: Page, path: str | Path) -> Path:
-    """Write the page as one HTML file, entirely or not at all, and return its path."""
+    """Write the page as one HTML file, entirely or not at all, and return its path; in a folder, it is `report.html`.
+
+    Raises:
+        ValueError: If the file there is no page, such as the records of a run.
+    """
     path = Path(path)
+    path = path / "report.html" if path.is_dir() else path
+    if path.is_file() and not _is_replaceable(path):
+        raise ValueError(f"{path}: is no page, and would be lost; choose another name for the page")
     text = render(page)
     make_folder(path.parent)
     with atomic_write(path) as file:
         file.write(text.encode("utf-8", "replace"))
     return path
+
+
+def _is_replaceable(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_DOCTYPE)) in (b"", _DOCTYPE.encode())
 
 
 def render(page: Page) -> str:
@@ -60,7 +73,7 @@ def render(page: Page) -> str:
         f'<script type="text/plain" data-file="{escape(name)}">{_packed(content)}</script>'
         for name, content in page.downloads.items()
     )
-    return f"""<!doctype html>
+    return f"""{_DOCTYPE}
 <html lang="en">
 <head>
 <meta charset="utf-8">
