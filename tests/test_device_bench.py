@@ -61,10 +61,14 @@ def test_what_does_not_exist_is_refused(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_a_missing_gpu_is_refused_with_the_remedy(monkeypatch, capsys):
+def test_a_missing_gpu_is_refused_with_the_remedy(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert main(["bench", "--device", "cuda"]) == 2
-    assert "sees no GPU; install torch with CUDA" in capsys.readouterr().err
+    for command in (["bench"], ["train", "gpt", "--out", str(tmp_path / "run")]):
+        assert main([*command, "--device", "cuda"]) == 2
+        assert "sees no GPU; install torch with CUDA" in capsys.readouterr().err
+        assert main([*command, "--device", "gpu"]) == 2
+        assert "device 'gpu' is unknown; choose cpu, cuda" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert device_bench.find_device("cuda:1") == torch.device("cuda:1")

@@ -29,6 +29,25 @@ _BF16_INSTRUCTIONS = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_
 _CPU_IS_ACCELERATOR = os.environ.get("STEADYNORM_ACCELERATOR") == "1"
 
 
+def find_device(name: str) -> torch.device:
+    """Return the device of this name; raise ValueError if torch knows no such device or sees no such GPU."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(
+            f"device {name!r} is unknown; choose cpu, cuda, or a GPU by its number such as cuda:1"
+        ) from None
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError(
+                f"device {name!r} is not available: torch {torch.__version__} sees no GPU; install torch with CUDA on a machine "
+                "that has one, or use --device cpu"
+            )
+        if (device.index or 0) >= (count := torch.cuda.device_count()):
+            raise ValueError(f"device {name!r} is not available: torch sees {count}; choose cuda:0 to cuda:{count - 1}")
+    return device
+
+
 def is_accelerator(device: torch.device) -> bool:
     """Return whether launches and memory traffic are what a step on this device costs, not cache misses."""
     return device.type != "cpu" or _CPU_IS_ACCELERATOR

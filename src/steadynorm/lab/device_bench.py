@@ -78,15 +78,7 @@ def find_device(name: str) -> torch.device:
     kind, _, index = name.partition(":")
     if kind not in ("cpu", "cuda") or (index and not (kind == "cuda" and index.isdecimal())):
         raise ValueError(f"device {name!r} is unknown; choose cpu, cuda, or a GPU by its number such as cuda:1")
-    if kind == "cuda":
-        if not torch.cuda.is_available():
-            raise ValueError(
-                f"device {name!r} is not available: torch {torch.__version__} sees no GPU; install torch with CUDA on a machine "
-                "that has one, or use --device cpu"
-            )
-        if int(index or 0) >= (count := torch.cuda.device_count()):
-            raise ValueError(f"device {name!r} is not available: torch sees {count}; choose cuda:0 to cuda:{count - 1}")
-    return torch.device(name)
+    return machine.find_device(name)
 
 
 def measure(device: torch.device, model: str, rounds: int, say: Say = lambda line: None) -> Result:

@@ -15,6 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from steadynorm.machine import find_device
+
 _TIMEOUT = timedelta(minutes=10)
 # The models' buffers are constant tables, so there is nothing to send. Newer torch renames the option.
 _NEW = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
@@ -92,7 +94,8 @@ def team(device: str) -> Iterator[Team]:
     world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    own_device, kind = torch.device(device), torch.device(device).type
+    own_device = find_device(device)
+    kind = own_device.type
     if world == 1:
         yield Team(0, 1, own_device)
         return
