@@ -293,6 +293,13 @@ def test_a_shape_without_translation_says_so(capsys: pytest.CaptureFixture[str])
         ("--lr 0.1 --weight-decay 0.1 --steps 10 --warmup 10", "shorter warmup"),
         ("--lr 0.1 --weight-decay 0.1 --steps 10 --schedule wave", "constant, cosine, linear"),
         ("--lr 0.1 --weight-decay 0.1 --page x.html", "--steps"),
+        ("--lr 0.1 --weight-decay 0.1 --warmup 5 --final 0.1", "--warmup, --final: of a forecast; pass --steps"),
+        ("--lr 0.1 --weight-decay 0.1 --shape", "--shape: pass at least one"),
+        ("--lr 0.1 --weight-decay 0.1 --steps-per-epoch 0", "steps_per_epoch 0.0: must be above 0"),
+        ("--lr 0.1 --weight-decay 0.1 --tokens-per-step -5", "tokens_per_step -5.0: must be above 0"),
+        ("--lr 0.1 --weight-decay 0.1 --plain-momentum", "--plain-momentum: an option of another optimizer"),
+        ("--lr 0.1 --optimizer adamw --weight-decay 0.1 --half-life 50", "--half-life: ScionC's"),
+        ("--lr 0.1 --optimizer lion --weight-decay 0.1 --nesterov", "--nesterov: ScionC's"),
     ],
 )
 def test_impossible_settings_give_one_line_and_exit_code_2(
@@ -303,6 +310,15 @@ def test_impossible_settings_give_one_line_and_exit_code_2(
     assert message in error
     assert len(error.splitlines()) == 1
     assert "Traceback" not in error
+
+
+def test_json_beside_a_page_stays_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    words = ["predict", "--lr", "0.1", "--weight-decay", "0.1", "--shape", "8", "--steps", "3", "--json", "--page"]
+    assert main([*words, str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)[0]["forecast"]
+    assert said.err == f"page: {tmp_path / 'report.html'}\n"
+    assert (tmp_path / "report.html").exists()
 
 
 def test_unknown_options_and_commands_exit_with_2(capsys: pytest.CaptureFixture[str]):

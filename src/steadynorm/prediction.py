@@ -135,6 +135,9 @@ def convert_half_life(
     >>> convert_half_life(100, steps_per_epoch=50)
     {'steps': 100.0, 'epochs': 2.0}
     """
+    for name, amount in (("tokens_per_step", tokens_per_step), ("steps_per_epoch", steps_per_epoch)):
+        if amount is not None and not 0 < amount < math.inf:
+            raise ValueError(f"{name} {amount}: must be above 0 and finite")
     per_step = {
         "steps": 1.0,
         "tokens": tokens_per_step,

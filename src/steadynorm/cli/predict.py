@@ -1,6 +1,7 @@
 """Define `steadynorm predict`."""
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -12,7 +13,7 @@ from rich.table import Table
 
 from steadynorm import prediction
 from steadynorm.cli import predict_tables as tables
-from steadynorm.cli.text import format_value, parse_shape
+from steadynorm.cli.text import format_value, parse_shape, refuse_options
 from steadynorm.conversion import translation
 from steadynorm.conversion.equivalents import find_equivalents, from_fixed_norm
 from steadynorm.conversion.knobs import describe_setting, find_knobs
@@ -20,6 +21,8 @@ from steadynorm.prediction import LrPlan, NormForecast, ParamSetting
 
 _SCIONC, _HYPERBALL = "scionc", "hyperball"
 _ALPHAS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+_FOREIGN = ("betas", "momentum", "adjust", "plain_momentum")  # options that ScionC does not have
+_OWN = ("nesterov", "other_alphas", "other_lrs", "half_life", "rms", "relative_update")  # that only ScionC has
 
 
 class _Shown(NamedTuple):
@@ -91,8 +94,10 @@ class Predict:
 
     def __call__(self) -> None:
         """Print the prediction and write its page if there is to be one."""
-        if self.steps is None and self.page is not None:
-            raise ValueError("--page draws a forecast: pass --steps as well")
+        if self.steps is None:
+            refuse_options(self, ("warmup", "schedule", "final", "page"), "of a forecast; pass --steps as well")
+        if not self.shape:
+            raise ValueError("--shape: pass at least one, such as 384x1536")
         shown = self._predict() if self.optimizer in (_SCIONC, _HYPERBALL) else self._translate()
         if self.json:
             for text, row in zip(self.shape, shown.rows, strict=True):
@@ -105,8 +110,8 @@ class Predict:
         if self.page is not None:
             whose = f"alpha {format_value(self._alpha)}" if self.optimizer == _SCIONC else self.optimizer
             title = f"Forecast: lr {format_value(self.lr)}, {whose}, {self.schedule}"
-            tables.write_page(self.page, title, shown.forecasts)
-            print(f"page: {self.page}")
+            page = tables.write_page(self.page, title, shown.forecasts)
+            print(f"page: {page}", file=sys.stderr if self.json else sys.stdout)
 
     @property
     def _blocks(self) -> int | tuple[int, ...]:
@@ -115,12 +120,6 @@ class Predict:
     @property
     def _alpha(self) -> float:
         return translation.SCION_ALPHA if self.alpha is None else self.alpha
-
-    @property
-    def _foreign_options(self) -> dict[str, Any]:
-        """Those that were passed and that ScionC does not have."""
-        options = {"betas": self.betas, "momentum": self.momentum, "adjust": self.adjust}
-        return {name: value for name, value in options.items() if value is not None}
 
     def _convert_half_life(self, steps: float) -> dict[str, float]:
         return prediction.convert_half_life(steps, self.tokens_per_step, self.steps_per_epoch)
@@ -134,8 +133,7 @@ class Predict:
 
     def _predict(self) -> _Shown:
         """Return what ScionC's settings do."""
-        if misplaced := [f"--{name}" for name in self._foreign_options]:
-            raise ValueError(f"{', '.join(misplaced)}: an option of another optimizer; name it with --optimizer")
+        refuse_options(self, _FOREIGN, "an option of another optimizer; name it with --optimizer")
         settings = [self._setting(parse_shape(text)) for text in self.shape]
         predictions = [prediction.predict(setting) for setting in settings]
         matches = [prediction.matches(setting, self.other_alphas, self.other_lrs) for setting in settings]
@@ -178,6 +176,11 @@ class Predict:
         """Return what another optimizer's settings do, and ScionC's equivalent."""
         if self.steady_norm_sq is not None:
             raise ValueError("--steady-norm-sq is ScionC's; --optimizer takes the --weight-decay you tuned")
+        refuse_options(
+            self,
+            _OWN,
+            f"ScionC's; leave it out with --optimizer {self.optimizer}, or pass it with the settings that this translates to",
+        )
         tuned, shapes = self._tuned(), [parse_shape(text) for text in self.shape]
         rows = translation.translate(tuned, shapes, self.lmo, blocks=self._blocks, alpha=self.alpha)
         trained = {text: row for text, row in zip(self.shape, rows, strict=True) if row.prediction is not None}
@@ -199,7 +202,9 @@ class Predict:
             raise ValueError(f"optimizer {name!r} is unknown; choose one of {choices}")
         if self.weight_decay is None:
             raise ValueError(f"--optimizer {name}: pass the --weight-decay you tuned; --steady-norm-sq is ScionC's")
-        options = self._foreign_options | ({"nesterov": False} if self.plain_momentum else {})
+        nesterov = False if self.plain_momentum else None
+        options = {"betas": self.betas, "momentum": self.momentum, "adjust": self.adjust, "nesterov": nesterov}
+        options = {option: value for option, value in options.items() if value is not None}
         kind = translation.TUNED[name]
         if foreign := sorted(options.keys() - kind.__dataclass_fields__.keys()):
             raise ValueError(f"--optimizer {name} has no {', '.join(foreign)}")

@@ -188,8 +188,8 @@ def translation_json(tuned: Tuned, row: Translation) -> dict[str, Any]:
     return values | {"steady": asdict(row.steady), "scionc": scionc, "equivalents": find_equivalents(setting)}
 
 
-def write_page(path: Path, title: str, forecasts: Mapping[str, NormForecast]) -> None:
-    """Write an HTML page with the forecast of each shape and the learning rate."""
+def write_page(path: Path, title: str, forecasts: Mapping[str, NormForecast]) -> Path:
+    """Write an HTML page with the forecast of each shape and the learning rate, and return its path."""
     from steadynorm.report import page
 
     lr = next(iter(forecasts.values())).lr
@@ -204,4 +204,4 @@ def write_page(path: Path, title: str, forecasts: Mapping[str, NormForecast]) ->
     lr_series = page.Series("lr", steps, [lr[step - 1] for step in steps])
     blocks.append(page.Plot("Learning rate", "step", "lr", [lr_series]))
     about = "Expected weight norm if updates were independent of the weights."
-    page.write(page.Page(title, about, blocks, {}), path)
+    return page.write(page.Page(title, about, blocks, {}), path)

@@ -5,6 +5,13 @@ from collections.abc import Collection, Sequence
 from rich.table import Table
 
 
+def refuse_options(command: object, names: Sequence[str], why: str) -> None:
+    """Raise ValueError if one of these options was passed to a command that would not read it."""
+    passed = [name for name in names if getattr(command, name) != getattr(type(command), name)]
+    if passed:
+        raise ValueError(f"{', '.join('--' + name.replace('_', '-') for name in passed)}: {why}")
+
+
 def parse_shape(text: str) -> tuple[int, ...]:
     """Return the sides of a shape.
 
