@@ -90,6 +90,10 @@ def test_command_shows_target_mean_and_end_of_each_way(capsys: pytest.CaptureFix
         ("--hold glue", "decay, balance, fixed, cautious"),
         ("--hold fixed --momentum trace", "plain or nesterov"),
         ("--hold fixed --lmo row --shape 4x4", "spectral, sign"),
+        ("--hold balance --balance-steps 0", "balance_steps 0.0: must be above 0"),
+        ("--hold decay --pull nan", "pull nan: must be finite"),
+        ("--pull 0.1 --schedule cosine", "--pull, --schedule: only with --hold"),
+        ("--alpha", "--alpha: pass at least one"),
     ],
 )
 def test_impossible_holds_are_refused(extra: str, message: str, capsys: pytest.CaptureFixture[str]):

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from rich.console import Console
 
-from steadynorm.cli.text import format_value, new_table, parse_shape
+from steadynorm.cli.text import format_value, new_table, parse_shape, refuse_options
 from steadynorm.prediction import LrPlan, ParamSetting
 
 
@@ -50,6 +50,10 @@ class Simulate:
         from steadynorm.lab import agreement
         from steadynorm.lab.simulate import half_life_steps
 
+        if not self.hold:
+            refuse_options(self, ("balance_steps", "pull", "schedule"), "only with --hold")
+        if not self.alpha:
+            raise ValueError("--alpha: pass at least one")
         shape, nesterov = parse_shape(self.shape), self.momentum == "nesterov"
         settings = [ParamSetting(self.lr, alpha, shape, self.lmo, nesterov, self.weight_decay) for alpha in self.alpha]
         steps = half_life_steps(self.half_lives, self.lr, self.weight_decay)

@@ -53,6 +53,10 @@ class HeldSystem:
             raise ValueError(f"hold {self.hold!r} is unknown; choose one of {', '.join(HOLDS)}")
         if self.lmo not in UPDATES:
             raise ValueError(f"lmo {self.lmo!r} is not simulated with a hold; choose one of {', '.join(UPDATES)}")
+        if not self.balance_steps > 0:
+            raise ValueError(f"balance_steps {self.balance_steps}: must be above 0")
+        if not np.isfinite(self.pull):
+            raise ValueError(f"pull {self.pull}: must be finite")
 
 
 def run_held(
