@@ -145,9 +145,11 @@ def sotu_shards(tokenizer: str, out_dir: PathLike | None = None) -> Path:
 
 
 def _identity(tokenizer: PathLike, vocab_size: int | None, end_of_text: str | None) -> list[Any]:
+    if vocab_size is not None and tokenizer != "bpe":
+        raise ValueError(f'vocab_size={vocab_size} is for tokenizer="bpe"; {str(tokenizer)!r} has its own')
+    if end_of_text is not None and tokenizer in ("bytes", "bpe"):
+        raise ValueError(f"end_of_text={end_of_text!r} is for a tokenizer.json; {tokenizer!r} has its own")
     if tokenizer in ("bytes", "gpt2", "bpe"):
-        if vocab_size is not None and tokenizer != "bpe":
-            raise ValueError(f'vocab_size={vocab_size} is for tokenizer="bpe"; {tokenizer!r} has its own')
         return [tokenizer, vocab_size, end_of_text]
     return [make_encoder(tokenizer, end_of_text=end_of_text).definition, end_of_text]
 
