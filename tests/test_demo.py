@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import forked
+import numpy as np
 import pytest
 
 from steadynorm import records
@@ -13,6 +14,7 @@ from steadynorm.cli import main
 from steadynorm.lab import demo
 from steadynorm.lab.models import GPTConfig
 from steadynorm.lab.paper import pool
+from steadynorm.lab.train import loop
 
 TINY = shlex.split(
     "--task.model.layers 1 --task.model.width 16 --task.model.heads 2 --task.eval-tokens 1536 --save-every 10 --no-bf16"
@@ -37,6 +39,17 @@ def test_both_runs_are_trained_and_summarised(tmp_path: Path, monkeypatch: pytes
     assert one.hidden[1] ** 2 == pytest.approx(everything**2 - output**2, rel=1e-5)
     assert (one.name, two.name) == ("scion", "scionc")
     assert two.excess_output < two.excess_hidden  # the output layer pushes outward from the first steps
+
+
+@pytest.mark.parametrize("steps", [3, 12])  # neither is a multiple of the steps between two measurements
+def test_a_run_of_any_length_is_summarised(tmp_path: Path, steps: int):
+    config = demo.configs(tmp_path, steps)[0]
+    task = replace(config.task, model=GPTConfig(layers=1, width=16, heads=2, vocab=257, context=128), eval_tokens=1536)
+    config = replace(config, task=task, batch=2, bf16=False, tensorboard=False)
+    assert loop.train(config, quiet=True).finished
+    summary = demo.summarise(config.out)
+    assert np.isfinite(np.hstack(summary[1:])).all()
+    assert summary.val_loss == records.read(config.out).columns["val_loss"][-1]
 
 
 def test_a_run_that_fails_is_named_with_its_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -68,9 +68,8 @@ def configs(folder: Path, steps: int) -> list[Config]:
         config = with_optimizer(RECIPE, name)
         assert isinstance(config.task, Gpt)
         task = replace(config.task, eval_tokens=32_768)
-        runs.append(
-            replace(config, task=task, out=folder / name, name=name, steps=steps, monitor_every=5, eval_every=230)
-        )
+        every = {"monitor_every": min(5, steps), "eval_every": 230}
+        runs.append(replace(config, task=task, out=folder / name, name=name, steps=steps, **every))
     return runs
 
 
@@ -84,7 +83,8 @@ def train(runs: Sequence[Config]) -> list[Path]:
 
 def summarise(folder: Path) -> Summary:
     """Return the figures of a finished run."""
-    run = records.read(folder)
+    whole = records.read(folder)
+    run = whole.at(np.isfinite(whole.columns["weight_norm"]))  # the last record may be of an evaluation only
     count = len(run.steps)
     span = max(1, round(0.03 * count))
     start = (count - span) // 2
@@ -98,7 +98,7 @@ def summarise(folder: Path) -> Summary:
     norms = run.columns["weight_norm"][count // 3 :]
     return Summary(
         run.name,
-        float(run.columns["val_loss"][-1]),
+        float(whole.columns["val_loss"][-1]),
         ends(run.columns["weight_norm"]),
         ends(hidden("norm")),
         float(norms.max() / norms.min()),
