@@ -363,6 +363,7 @@ def test_the_third_arm_leaves_the_momentum_factor_out_of_the_decay(shards: Path)
         ({"micro_batch": 3}, "does not divide batch=4"),
         ({"clip": 0.0}, "must be above 0"),
         ({"schedule": Schedule(warmup=24)}, "less than steps=24"),
+        ({"schedule": Schedule(warmup=-3)}, "must be 0 or more"),
     ],
 )
 def test_impossible_configurations_are_refused(shards: Path, tmp_path: Path, changes: dict, message: str):

@@ -180,7 +180,9 @@ class Config:
         if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):
             raise ValueError(f"clip={self.clip}: must be above 0; leave it out for no clipping")
         if not 0 <= self.schedule.warmup < self.steps:
-            raise ValueError(f"schedule.warmup={self.schedule.warmup} must be less than steps={self.steps}")
+            raise ValueError(
+                f"schedule.warmup={self.schedule.warmup} must be 0 or more and less than steps={self.steps}"
+            )
 
 
 _NOT_TRAINING = (
