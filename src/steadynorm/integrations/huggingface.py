@@ -20,7 +20,7 @@ class MonitorCallback(TrainerCallback):
     """Measures every optimizer step, and passes the records to sinks whenever the Trainer logs.
 
     Its state goes into the Trainer's checkpoints. Resumed from one in `output_dir` it continues as if uninterrupted; from
-    one elsewhere its forecast starts again. `loss` is the mean that the Trainer logs, in the record of that step.
+    one elsewhere its forecast starts again. `loss` is the mean that the Trainer logs, in the last record before it.
 
     Args:
         *sinks: Functions of a list of records, such as `sinks.to_tensorboard(writer)`, called only in the first process.
