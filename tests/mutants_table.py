@@ -222,7 +222,7 @@ MUTANTS = (
     polar("_svd", "directions of no size get one", "u * rank.unsqueeze(-2)", "u"),
     polar("_first_polynomial", "fifth power scaled as the fourth", "inverse**5", "inverse**4"),
     accelerator("_runs", "a step of the Gram form too many", "left < 3 or (left == 3 and runs and dtype != torch.bfloat16)", "True"),
-    accelerator("scale_and_round", "matrices are not scaled to their norm", "torch.rsub(norm, 1e-200, alpha=-1 / _SIZE)", "torch.ones_like(norm)"),
+    accelerator("scale_and_round", "matrices are not scaled to their norm", "torch.rsub(norm, tiny, alpha=-1 / _SIZE)", "torch.ones_like(norm)"),
     accelerator("_apply", "scale left out", "alpha=scale", "alpha=1.0"),
     accelerator("_first_polynomial", "Schatten-8 norm without its root", "torch.linalg.vector_norm(square, dim=(-2, -1), keepdim=True, dtype=exact).pow_(-0.25)", "torch.linalg.vector_norm(square, dim=(-2, -1), keepdim=True, dtype=exact).pow_(-0.5)"),
     accelerator("polynomial", "no identity in the polynomial", "out.diagonal(dim1=-2, dim2=-1).add_(a)", "out.diagonal(dim1=-2, dim2=-1).add_(0 * a)"),

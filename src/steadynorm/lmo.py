@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from steadynorm.machine import widest_dtype
 from steadynorm.polar import Polar
 from steadynorm.theory import Overlap
 from steadynorm.theory.updates import BY_SHAPE, UPDATES, Update, update_of
@@ -130,7 +131,7 @@ class Lmo:
         self.check(x.shape, blocks)
         if self.starts_at_zero:
             return x.zero_()
-        noise = torch.randn(x.shape, dtype=torch.float64, device=x.device, generator=generator)
+        noise = torch.randn(x.shape, dtype=widest_dtype(x.device), device=x.device, generator=generator)
         return x.copy_(self.update(noise, blocks=blocks, polar=_EXACT))
 
     def update_norm_sq(self, shape: Sequence[int], *, blocks: Blocks = 1) -> float:

@@ -80,6 +80,15 @@ def exact_dtype(x: torch.Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
+def widest_dtype(device: torch.device) -> torch.dtype:
+    """Return the widest dtype that a device computes in: fp64, or fp32 on MPS, which refuses fp64 tensors.
+
+    >>> widest_dtype(torch.device("cpu")), widest_dtype(torch.device("mps"))
+    (torch.float64, torch.float32)
+    """
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def matmul_dtype(device: torch.device) -> torch.dtype:
     """Return the dtype of fast matrix products on this device: bf16, or fp32 on a CPU without bf16."""
     return torch.bfloat16 if device.type != "cpu" or native_bf16() else torch.float32

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from steadynorm.lengths import l2_lengths
+from steadynorm.machine import widest_dtype
 from steadynorm.monitor.layers import Layer
 from steadynorm.optim.sharding.layout import Layout, local_gradient
 
@@ -34,7 +35,7 @@ def l2_norms(parts: Sequence[Tensor], layouts: Sequence[Layout | None]) -> Tenso
             if not _SQUARABLE < value < math.inf and dense[k].any().tolist():
                 lengths[k] = torch.linalg.vector_norm(dense[k], dtype=torch.float64)
     if any(_is_cut(layout) for layout in layouts):
-        lengths = totals(lengths.double().square(), layouts).sqrt()
+        lengths = totals(lengths.to(widest_dtype(lengths.device)).square(), layouts).sqrt()
     return lengths.float()
 
 

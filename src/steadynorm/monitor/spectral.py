@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from steadynorm import views
-from steadynorm.machine import exact_dtype
+from steadynorm.machine import exact_dtype, widest_dtype
 from steadynorm.monitor.layers import Layer
 
 _GOLDEN_ANGLE = 2.399963
@@ -62,8 +62,7 @@ def leading(product: Product, v: Tensor, count: int) -> tuple[Tensor, Tensor]:
             q = _orthonormal(images[k], basis)
             basis = torch.cat([basis, q.unsqueeze(1)], dim=1)
     images = torch.stack(images, dim=1)
-    wide = v.dtype if v.device.type == "mps" else torch.float64
-    t = torch.bmm(basis, images.mT).to(wide)
+    t = torch.bmm(basis, images.mT).to(widest_dtype(v.device))
     t = (t + t.mT) / 2
     x = _leading_eigenvector(t)
     y = torch.bmm(images.mT, x.to(v.dtype)).squeeze(-1)
@@ -184,7 +183,7 @@ class SpectralNorms:
         """Multiply where this process holds some rows of each matrix: |w|^2 and A^T w are sums over rows, in fp64."""
         layout = self.layers[0].layout
         assert layout is not None
-        sums = v.new_zeros(len(self.layers), self.matrices, self.columns + 1, dtype=torch.float64)
+        sums = v.new_zeros(len(self.layers), self.matrices, self.columns + 1, dtype=widest_dtype(v.device))
         vectors = v.view(len(self.layers), self.matrices, self.columns)
         first = layout.mine.start[0] * (math.prod(layout.whole.size[1:]) // self.columns) - self.run.start
         for layer, own, into in zip(self.layers, vectors.unbind(0), sums.unbind(0), strict=True):
@@ -194,7 +193,7 @@ class SpectralNorms:
                 k = (first + at) // self.rows  # the matrix that these rows belong to
                 end = min(last, (k + 1) * self.rows - first)
                 w = torch.mv(rows[at:end], own[k])
-                size = _length(w).double()
+                size = _length(w).to(sums.dtype)
                 into[k, :-1], into[k, -1] = torch.mv(rows[at:end].t(), _unit(w)) * size, size.square().squeeze(-1)
                 at = end
         summed = layout.sum_over_shards(sums).flatten(0, 1)
@@ -214,8 +213,7 @@ class SpectralNorms:
 
 def _length(x: Tensor) -> Tensor:
     """Return the l2 norm of vectors, (..., 1), summed in fp64 if available, so that no square over- or underflows."""
-    wide = x.dtype if x.device.type == "mps" else torch.float64
-    return torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide).to(x.dtype)
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=widest_dtype(x.device)).to(x.dtype)
 
 
 def _unit(x: Tensor) -> Tensor:

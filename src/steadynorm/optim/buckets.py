@@ -64,7 +64,7 @@ class Bucket:
         device = self.params[0].device
         for key, value in numbers.items():
             if key not in self.live:
-                self.live[key] = torch.empty((), dtype=torch.float64, device=device)
+                self.live[key] = torch.empty((), dtype=machine.widest_dtype(device), device=device)
             self.live[key].fill_(value)
         return self.live
 

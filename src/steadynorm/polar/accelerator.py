@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from steadynorm.machine import exact_dtype
+from steadynorm.machine import exact_dtype, widest_dtype
 from steadynorm.polar import symmetric_kernels
 from steadynorm.polar.coefficients import GRAM_MIN_ASPECT, GRAM_MIN_ROWS_BF16, Quintic
 
@@ -54,7 +54,8 @@ def scale_and_round(batches: Sequence[Tensor], working: torch.dtype) -> Tensor:
     """Return the matrices of all batches, (matrices, d_out, d_in), scaled to Frobenius norm `_SIZE`; zero stays zero.
 
     The norm is summed in fp64, where the square of any fp32 number has room. One kernel divides in fp64, rounds to the
-    working dtype and writes to where the matrices of this batch lie, so that joining batches copies nothing.
+    working dtype and writes to where the matrices of this batch lie, so that joining batches copies nothing. A device
+    without fp64 divides by the largest entry first.
 
     >>> scale_and_round([torch.full((1, 2, 2), 1e-44)], torch.float16)
     tensor([[[4., 4.],
@@ -62,9 +63,13 @@ def scale_and_round(batches: Sequence[Tensor], working: torch.dtype) -> Tensor:
     """
     sides, counts = batches[0].shape[-2:], [x.numel() // math.prod(x.shape[-2:]) for x in batches]
     out = torch.empty(sum(counts), *sides, dtype=working, device=batches[0].device)
+    wide = widest_dtype(out.device)
+    tiny = max(1e-200, torch.finfo(wide).tiny)
     for x, part in zip(batches, out.split(counts), strict=True):
-        norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True, dtype=torch.float64)
-        torch.div(x, torch.rsub(norm, 1e-200, alpha=-1 / _SIZE), out=part.view(x.shape))  # norm / _SIZE, never zero
+        if wide == torch.float32:
+            x = x / torch.linalg.vector_norm(x, torch.inf, (-2, -1), keepdim=True, dtype=wide).clamp_(min=tiny)
+        norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True, dtype=wide)
+        torch.div(x, torch.rsub(norm, tiny, alpha=-1 / _SIZE), out=part.view(x.shape))  # norm / _SIZE, never zero
     return out
 
 
