@@ -14,6 +14,7 @@ import steadynorm as sn
 from steadynorm import theory
 from steadynorm.decay.families import ADAM, MUON
 from steadynorm.monitor.track import ForecastTrack, Start, StepParams
+from steadynorm.theory.updates import NEWTON_SCHULZ, newton_schulz_share
 
 T = 60
 RATIO = [(t + 1) / 10 if t < 10 else 0.55 + 0.45 * math.cos(math.pi * (t - 9) / 50) for t in range(T)]
@@ -135,6 +136,17 @@ def test_the_size_of_muons_update_is_known(shape, adjust):
     size = statistics.fmean(((p - b) / 0.1).square().sum().item() for p, b in zip(params, before, strict=True))
     assert MUON.update_norm_sq(shape, optimizer.param_groups[0]) == pytest.approx(size, rel=0.03)
     assert MUON.update_norm_sq(shape, {"momentum": 0.9}) is None  # somebody else's
+
+
+@pytest.mark.parametrize(
+    ("shape", "error"), [((1, 1), 1e-6), ((1, 8), 1e-6), ((8, 1), 1e-6), ((2, 2), 0.12), ((2, 3), 0.08)]
+)
+def test_newton_schulz_of_matrices_of_one_or_two_rows_has_a_share(shape, error):
+    values = np.linalg.svd(np.random.default_rng(0).standard_normal((4000, *shape)), compute_uv=False)
+    s, (a, b, c) = values / np.linalg.norm(values, axis=1, keepdims=True), NEWTON_SCHULZ
+    for _ in range(5):
+        s = a * s + b * s**3 + c * s**5
+    assert newton_schulz_share(*shape, NEWTON_SCHULZ, 5) == pytest.approx(np.mean(s**2), rel=error)
 
 
 def test_there_is_no_forecast_where_there_is_no_theory():
