@@ -121,6 +121,13 @@ def test_a_class_named_lion_without_betas_is_refused() -> None:
             correct(optimizer)
 
 
+def test_a_group_without_an_lr_is_refused() -> None:
+    optimizer = Stranger([weight()], weight_decay=DECAY)
+    optimizer.param_groups[0]["lr"] = None
+    with refused(optimizer, r"correct: group 0: it has no lr.*set one"):
+        correct(optimizer, decoupled=True)
+
+
 def test_a_capturable_step_whose_norm_is_held_is_refused() -> None:
     optimizer = adamw(capturable=True)
     with refused(optimizer, r"correct: group 0: capturable=True: .*leave hold and cautious out"):

@@ -327,6 +327,28 @@ def test_sparse_gradients_are_measured():
     assert monitor.measure()[0]["grad_norm"] == pytest.approx(math.sqrt(4 * 2**2 + 4))
 
 
+class RelativeStep(torch.optim.Optimizer):
+    """An optimizer that finds its lr by itself, as Hugging Face's Adafactor does."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": None, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            p.sub_(p.grad, alpha=0.01)
+
+
+def test_an_optimizer_without_an_lr_is_measured():
+    params = parameters((4, 4))
+    optimizer = RelativeStep(params)
+    monitor = sn.Monitor(optimizer, alignment=True)
+    train(optimizer, params, 1)
+    [record] = monitor.measure()
+    assert record["weight_norm"] == pytest.approx(params[0].norm().item())
+    assert record["lr"] is record["alignment"] is record["angle"] is None
+
+
 def test_scaled_gradients_are_unscaled_where_the_optimizer_does_it():
     """torch.amp.GradScaler hands fused optimizers the scale instead of dividing by it."""
     params = parameters((4, 4))

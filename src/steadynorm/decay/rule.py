@@ -177,7 +177,9 @@ def correction_keys(group: Group, family: "Family", *, peak_lr: float | None = N
     if peak_lr is not None:
         keys.update(peak_lr=float(peak_lr), peak_lr_given=True)
     elif "peak_lr" not in keys:
-        guess = next(group[key] for key in (*_SCHEDULED, "lr") if group.get(key) is not None)
+        guess = next((group[key] for key in (*_SCHEDULED, "lr") if group.get(key) is not None), None)
+        if guess is None:
+            raise ValueError("it has no lr that its decay could follow; set one")
         keys.update(peak_lr=float(guess), peak_lr_given=False)
     if keys.setdefault("peak_lr_given", True) and not (keys["peak_lr"] > 0 and math.isfinite(keys["peak_lr"])):
         raise ValueError(f"peak_lr={keys['peak_lr']} must be positive and finite")

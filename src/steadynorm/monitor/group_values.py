@@ -55,11 +55,16 @@ def read_group_values(
     return {key: value for key, value in values.items() if value is not None or not key.startswith(_TARGET)}
 
 
+def read_lr(group: Group) -> float:
+    """Return a group's lr; NaN, which records show as None, if its optimizer finds one by itself (Adafactor's lr=None)."""
+    return math.nan if group.get("lr") is None else float(group["lr"])
+
+
 def _values_of(optimizer: Optimizer, group: Group, family: Family | None) -> Record:
     rule, family = decay_rule(group), family and family.of(group)
     first = next((p for p in group["params"] if p.numel()), None)
     values = {
-        "lr": float(group["lr"]),
+        "lr": read_lr(group),
         "alpha": None if family is None else _value_or_none(group, family.alpha),
         "effective_lr": None if family is None else _value_or_none(group, family.effective_lr),
         "weight_decay": None if first is None else _decay_of(optimizer, group, first),

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from steadynorm.decay.hold import hold_of
 from steadynorm.decay.recognition import forecast_family, unwrap
 from steadynorm.monitor.forecasts import Forecasts, Mark
-from steadynorm.monitor.group_values import group_labels, read_group_values, read_targets
+from steadynorm.monitor.group_values import group_labels, read_group_values, read_lr, read_targets
 from steadynorm.monitor.history import History
 from steadynorm.monitor.layers import Layer, find_layers
 from steadynorm.monitor.probe import Probe
@@ -187,7 +187,7 @@ class Monitor:
         on_host = {"step": self.steps, **read_group_values(self.optimizer, labels, self._family, self._differing)}
         on_host |= {name: value for name, value in self._logged.items() if not isinstance(value, Tensor)}
         groups = self.optimizer.param_groups
-        lrs, holds = [float(group["lr"]) for group in groups], [hold_of(group) for group in groups]
+        lrs, holds = [read_lr(group) for group in groups], [hold_of(group) for group in groups]
         targets = read_targets(self.optimizer, layers, self._family)
         return Snapshot(on_host, labels, lrs, holds, targets, layers, marks, row.close())
 

@@ -10,6 +10,7 @@ from steadynorm.decay.hold import is_rescaled
 from steadynorm.decay.recognition import is_decoupled
 from steadynorm.decay.rule import applied_weight_decay
 from steadynorm.dtensor import local
+from steadynorm.monitor.group_values import read_lr
 from steadynorm.monitor.layers import PEAK_LMOS, Layer
 from steadynorm.monitor.norms import gradient, l2_norms, peak, totals
 from steadynorm.monitor.spectral import SpectralNorms, spectral_norms
@@ -158,7 +159,7 @@ class Probe:
             group = self.optimizer.param_groups[layer.group]
             if layer in self.moved and not is_rescaled(group):
                 decay = applied_weight_decay(self.optimizer, group, layer.parameter) if decoupled else 0.0
-                lr = float(group["lr"])
+                lr = read_lr(group)
                 wide = torch.promote_types(before.dtype, torch.float32)
                 theta, after = before.to(wide).flatten(), layer.local_weights.to(wide).flatten()
                 u = theta * (1 - lr * decay) - after  # times gamma
