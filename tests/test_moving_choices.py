@@ -110,3 +110,17 @@ def test_the_bits_that_bf16_weights_lack_come_along():
     for p in model.parameters():
         assert torch.equal(new.state[p]["weight_residual"], old.state[p]["weight_residual"])
     assert any(old.state[p]["weight_residual"].any() for p in model.parameters())
+
+
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize("to", [sn.AdamC, sn.MuonC])
+def test_the_output_layer_gets_the_decay_of_the_peak_not_of_the_moment(to: Any, skip: bool):
+    model, _ = start(sn.AdamC)
+    old = sn.correct(
+        torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1), skip=model.lm_head if skip else ()
+    )
+    old.param_groups[0]["lr"] = 1e-4
+    train(model, old, 0, 1)
+    values = values_of(sn.convert(old, model, to=to)[0])
+    assert values["lm_head.weight"]["weight_decay"] == 0.1
+    assert values["lm_head.weight"]["corrected"] is False

@@ -48,7 +48,7 @@ def to_ours(
             known |= {"use_muon": is_muon} | ({"lmo": "spectral"} if is_muon and p.ndim == 2 else {})
         known |= _kept(source, *_OWN_KEYS[to], *KEYS) | source.choices(settings)
         constant = (id(p) in outputs and p.ndim > 1) or is_skipped(source.group, p)
-        return known | ({"corrected": False} if constant else {})
+        return known | ({"corrected": False, "weight_decay": source.weight_decay} if constant else {})
 
     groups, changes = _gather(sources, values, to)
     new = to(groups, **settings)

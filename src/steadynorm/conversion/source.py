@@ -49,15 +49,20 @@ class Source:
 
     @property
     def eta(self) -> float:
-        """The decay per step at the peak. The published Scion decays by lr itself, or not at all if unconstrained."""
+        """The decay per step at the peak."""
+        return self.peak * self.weight_decay
+
+    @property
+    def weight_decay(self) -> float:
+        """The decay at the peak, not that of the moment. The published Scion decays by lr itself, or not at all."""
         if self.kind == "Scion":
-            return 0.0 if self.group["unconstrained"] else self.peak
+            return 0.0 if self.group["unconstrained"] else 1.0
         if not isinstance(rule := self.decay_rule, Target):
-            return self.peak * rule.weight_decay
+            return rule.weight_decay
         at_peak = {**self.group, "lr": self.peak, "cautious": False}  # cautious decay aims at the same norm
         exact = rule.overlap == "exact" and self.family.exact_lmo is not None
         kernel = self.family.kernel(self.shape, at_peak) if exact else None
-        return self.peak * weight_decay_now(at_peak, self.family, kernel)
+        return weight_decay_now(at_peak, self.family, kernel)
 
     @property
     def decay_rule(self) -> DecayRule:
