@@ -486,6 +486,17 @@ def test_what_a_hook_cannot_do_is_refused(cls: Any, settings: dict[str, Any], me
         corrected(cls, [nn.Parameter(torch.ones(2, 2))], **settings)
 
 
+def test_complex_weights_are_held_by_nobody_and_can_be_skipped():
+    params = [nn.Parameter(torch.ones(3, dtype=torch.complex64)), nn.Parameter(torch.ones(3))]
+    with pytest.raises(ValueError, match=r"correct: group 0: .*parameter 0 is complex; name it in skip="):
+        corrected(torch.optim.AdamW, params, hold="fixed")
+    optimizer = corrected(torch.optim.AdamW, params, hold="fixed", skip=params[0])
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert params[1].norm().item() == pytest.approx(math.sqrt(3), rel=1e-6)
+
+
 def test_balance_of_an_unknown_size_of_updates_is_refused():
     class Mystery(Optimizer):
         def __init__(self, params: Any):

@@ -110,7 +110,7 @@ def correct(
             exact_kernel({**group, **keys}, family)
             if target:
                 family.gain(family.momentum(group), group)  # raises if the group does not say enough for a target
-            check_held({**group, **keys}, family)
+            check_held({**group, **keys, UNCORRECTED: skipped.get(index)}, family)
             _refuse_what_ours_do(optimizer, group, held)
         except ValueError as error:
             raise ValueError(f"correct: {group_label(index, group)}: {error}") from None
