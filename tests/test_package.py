@@ -4,6 +4,7 @@ suffices.
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tomllib
@@ -258,6 +259,6 @@ def test_the_descriptions_in_the_list_of_commands_are_the_commands_own():
 def test_a_run_stopped_before_its_first_evaluation_ends_without_a_semicolon(monkeypatch, capsys):
     from steadynorm.lab.train import loop
 
-    monkeypatch.setattr(loop, "train", lambda config: SimpleNamespace(final={}, finished=False, steps=37))
-    training.run_training(SimpleNamespace(out="runs/gpt"))  # pyright: ignore[reportArgumentType]
-    assert capsys.readouterr().out == "runs/gpt: stopped at step 37\n"
+    monkeypatch.setattr(loop, "train", lambda config: loop.Result(37, {}, stopped_by=signal.SIGTERM))
+    code = training.run_training(SimpleNamespace(out="runs/gpt"))  # pyright: ignore[reportArgumentType]
+    assert (code, capsys.readouterr().out) == (143, "runs/gpt: stopped at step 37\n")
