@@ -16,11 +16,13 @@ FLAGS = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --d
 
 # By the processor time that each takes, the longest first.
 LONG = (
-    "test_distributed", "test_contract", "test_torch_harness", "test_paper_results", "test_package", "test_inductor",
-    "test_paper_training", "test_mutants", "test_decay_steady", "test_train_parallel", "test_monitor", "test_docs",
-    "test_optim_properties", "test_monitor_norms", "test_steady_state", "test_train", "test_kills", "test_page",
-    "test_recipes", "test_launches", "test_report", "test_soak", "test_monitor_forecast", "test_polar", "test_demo", "test_paper",
-    "test_stateful_properties", "test_bounded_properties", "test_runs", "test_theory_forecast", "test_torch_loops",
+    "test_distributed", "test_contract", "test_residual_sharded", "test_monitor_forecast", "test_hold",
+    "test_torch_harness", "test_paper_training", "test_package", "test_accelerator", "test_train", "test_page",
+    "test_report", "test_optim_properties", "test_contract_checkpoints", "test_steady_state", "test_launches",
+    "test_decay_steady", "test_train_parallel", "test_residual", "test_recipes", "test_theory_kernels", "test_kills",
+    "test_idle", "test_docs", "test_cautious", "test_monitor", "test_monitor_norms", "test_optim_twins",
+    "test_stateful_properties", "test_no_sync", "test_muon", "test_paper_results", "test_contract_numbers",
+    "test_polar", "test_theory_forecast", "test_capture",
 )  # fmt: skip
 
 torch.set_num_threads(1)
