@@ -124,3 +124,22 @@ def test_the_output_layer_gets_the_decay_of_the_peak_not_of_the_moment(to: Any, 
     values = values_of(sn.convert(old, model, to=to)[0])
     assert values["lm_head.weight"]["weight_decay"] == 0.1
     assert values["lm_head.weight"]["corrected"] is False
+
+
+def test_a_balanced_norm_stays_balanced_by_what_its_updates_were():
+    ends = []
+    for convert in (False, True):
+        torch.manual_seed(0)
+        model = Net()
+        old = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+        optimizer: Any = sn.correct(old, hold="balance", balance_steps=200)
+        train(model, optimizer, 0, 4)
+        if convert:
+            means = {p: optimizer.state[p]["balance_means"] for p in model.parameters()}
+            optimizer, _ = sn.convert(optimizer, model, to=sn.AdamC, output=False)
+            assert all(torch.equal(optimizer.state[p]["balance_means"], means[p]) for p in means)
+            other, _ = sn.convert(optimizer, model, to=sn.ScionC)  # whose updates are others
+            assert not any(other.state[p]["balance_means"].any() for p in means)
+        train(model, optimizer, 4, 8)
+        ends.append(model)
+    assert_close(*ends, rtol=1e-5, atol=1e-7)

@@ -49,10 +49,13 @@ def is_fixed_where_it_is(source: Source, values: Group) -> bool:
 
 
 @torch.no_grad()
-def take_over(new: Optimizer, sources: Sequence[Source]) -> None:
-    """Copy the state that the new optimizer has as well: momentum from its old name, other keys from their own."""
+def take_over(new: Optimizer, sources: Sequence[Source], *also: str) -> None:
+    """Copy the state that the new optimizer has as well: momentum from its old name, other keys from their own.
+
+    `also` names state that only an optimizer with the same updates can use.
+    """
     for source in sources:
-        for key in _STATE:
+        for key in (*_STATE, *also):
             old = source.state.get(MOMENTUM[source.kind] if key == "momentum_buffer" else key)
             if isinstance(old, Tensor) and key in new.state[source.parameter]:
                 new.state[source.parameter][key].copy_(old)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from steadynorm import theory
 from steadynorm.conversion.changes import Change, Converted, format_changes, take_over
 from steadynorm.conversion.source import CHOICES, SCHEDULED, Group, Source
+from steadynorm.decay.hold import HOLD_STATE
 from steadynorm.decay.rule import KEYS, UNCORRECTED, is_skipped
 from steadynorm.dtensor import is_dtensor
 from steadynorm.groups.roles import find_outputs, param_sites
@@ -52,7 +53,7 @@ def to_ours(
 
     groups, changes = _gather(sources, values, to)
     new = to(groups, **settings)
-    take_over(new, sources)
+    take_over(new, sources, HOLD_STATE["balance"])
     return Converted(new, format_changes(changes))
 
 
