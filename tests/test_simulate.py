@@ -161,3 +161,8 @@ def test_impossible_settings_are_refused(change: dict, message: str):
     given = {"lmo": "bias", "shape": (3,), "lr": 0.1, "weight_decay": 0.1, "alpha": 0.5} | change
     with pytest.raises(ValueError, match=message):
         simulate.run([System(**given)], 10)
+
+
+def test_more_steps_than_a_run_can_have_are_refused():
+    with pytest.raises(ValueError, match=r"half-lives 1e\+30: 6.9e\+33 steps are more than a run can have"):
+        simulate.half_life_steps(1e30, 0.001, 0.1)

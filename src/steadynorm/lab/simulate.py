@@ -28,6 +28,7 @@ Series = float | Sequence[float] | Floats  # constant, or one value per step
 
 MOMENTA = ("plain", "nesterov", "trace")
 _LARGE = 192  # smaller side from which polar factors are computed in bf16, which changes the norm by 0.1 %
+_MOST_STEPS = 1e9
 _FAST, _EXACT = Polar("express", 4), Polar("express", 12)  # 12 steps in fp64: exact to 1e-6 or better
 
 
@@ -225,7 +226,10 @@ def half_life_steps(half_lives: float, lr: float, weight_decay: float) -> int:
     """
     if not (math.isfinite(half_lives) and half_lives > 0):
         raise ValueError(f"half-lives {half_lives}: must be above 0")
-    return math.ceil(half_lives * math.log(2) / -math.log1p(-lr * weight_decay))
+    steps = half_lives * math.log(2) / -math.log1p(-lr * weight_decay)
+    if steps > _MOST_STEPS:
+        raise ValueError(f"half-lives {half_lives}: {steps:.2g} steps are more than a run can have; ask for fewer")
+    return math.ceil(steps)
 
 
 def random_system(
