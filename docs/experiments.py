@@ -168,15 +168,16 @@ def _cell(text: str) -> str:
 def gain(root: Path) -> str:
     """Return the box of the pages: what correcting brings, and what not."""
     by_arm = {(comparison.folder, pair.arm): pair for comparison, compared in _compared(root) for pair in compared}
-    rows, seeds = [], set()
+    rows, seeds, lengths = [], set(), set()
     for change, (folder, arm, task) in GAINS.items():
         pair = by_arm[folder, arm]
-        seeds.add((len(pair.values), pair.steps))
+        seeds.add(len(pair.values))
+        lengths.add(pair.steps)
         assert pair.drifts is not None
         ends = " → ".join(Pair.spread(pair.score, values) for values in (pair.base_values, pair.values))
         moved = " → ".join(f"{drift:.1f} %" for drift in pair.drifts)
         rows.append([change, f"{task}: {ends}", pair.verdict, moved])
-    [(count, steps)] = seeds
+    count, [steps] = " to ".join(map(str, sorted({min(seeds), max(seeds)}))), lengths
     scion, scionc = by_arm["table-vit", "Scion"], by_arm["table-vit", "ScionC (cosine)"]
     means = [f"{fmean(values):.1f} %" for values in (scion.base_values, scion.values, scionc.values)]
     header = ("you change", "at the end of the run", "who won", "hidden weight norm moves, middle to end")

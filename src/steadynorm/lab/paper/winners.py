@@ -45,7 +45,7 @@ COMPARISONS = (
         "fig-muon",
         "Does correcting Muon's decay change the loss, and is ScionC as good as Muon?",
         {"Muon, corrected": "Muon", "ScionC, Nesterov": "Muon", "MuonC": "ScionC, Nesterov"},
-        "Its page also declares sweeps of their learning rates.",
+        "Its page also sweeps their learning rates.",
     ),
     Comparison("fig-nanogpt", "Is ScionC better than Scion on text?", {"ScionC": "Scion"}),
     Comparison("fig-nanogpt-wide", "And in a GPT of 6 layers x 256?", {"ScionC": "Scion", "MuonC": "ScionC"}),
