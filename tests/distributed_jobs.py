@@ -346,15 +346,13 @@ def take_steps_alone() -> None:
 def two(folder: Path) -> dict[str, Any]:
     """Run what two processes can show in one start: every way to step once, of which `every_layout` has all combinations."""
     cases = [("ddp", maker) for maker in ("ScionC", "LionC", "MuonC")] + [("fsdp", maker) for maker in SHARDED]
-    cases += [("tp columns", maker) for maker in ("LionC", "ScionC fixed", "MuonC")]
+    cases += [("tp columns", maker) for maker in ("ScionC balance", "LionC", "ScionC fixed", "MuonC")]
     cases += [("ddp group", "ScionC"), ("replicated", "ScionC")]
     return {
         "layouts": layouts(cases, ["ddp", "fsdp"]),
         "bytes": momentum_bytes(),
         "errors": errors(),
-        "monitored": monitored(
-            [(kind, "ScionC") for kind in ("ddp", "fsdp", "tp columns")] + [("fsdp", "AdamC"), ("fsdp", "MuonC")]
-        ),
+        "monitored": monitored([("ddp", "ScionC"), ("tp columns", "ScionC"), ("fsdp", "AdamC"), ("fsdp", "MuonC")]),
         "losses": end_to_end(),
         "moved": moved(),
         "saved": save(folder, ("ddp", "fsdp")),
@@ -364,9 +362,9 @@ def two(folder: Path) -> dict[str, Any]:
 
 
 def four(folder: Path) -> dict[str, Any]:
-    cases = [(kind, "ScionC") for kind in ("ddp", "fsdp", "hsdp", "tp columns", "2-d", "fsdp over tp")]
-    cases += [("fsdp", "ScionC balance"), ("2-d", "ScionC fixed"), ("2-d", "ScionC cautious")]
-    cases += [("ddp", "MuonC"), ("fsdp", "MuonC"), ("2-d", "MuonC")]
+    """Run what only four processes can show: meshes of two dimensions, and ranks that have no part of a parameter."""
+    cases = [(kind, "ScionC") for kind in ("fsdp", "hsdp", "2-d", "fsdp over tp")]
+    cases += [("2-d", "ScionC fixed"), ("2-d", "ScionC cautious"), ("2-d", "MuonC")]
     cases += [("hsdp", "LionC"), ("fsdp over tp", "AdamC balance")]
     return {
         "layouts": layouts(cases, ["hsdp"]),

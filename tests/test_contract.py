@@ -259,6 +259,8 @@ def sequential(optimizer: Any) -> LRScheduler:
     return SequentialLR(optimizer, parts, milestones=[4, 9])
 
 
+# The others are of the same kinds, and OneCycleLR with its momentum has a test of its own.
+SLOW_SCHEDULERS = ("SequentialLR", "OneCycleLR")
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "LambdaLR": warmup,
     "CosineAnnealingLR": lambda optimizer: CosineAnnealingLR(optimizer, 12),
@@ -269,7 +271,10 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
 
 
 @every
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize(
+    "scheduler",
+    [pytest.param(name, marks=pytest.mark.slow if name in SLOW_SCHEDULERS else ()) for name in SCHEDULERS],
+)
 def test_the_decay_follows_every_scheduler(entry: Entry, scheduler: str):
     """lambda_t / gamma_t stays what it was at the peak (or lambda_t, where decay is constant) while lr moves."""
     params = entry.params()
@@ -489,7 +494,8 @@ def test_a_compiled_step_equals_eager_and_stops_compiling(entry: Entry):
         torch.testing.assert_close(params[name], plain[name], rtol=1e-5, atol=1e-5)
 
 
-@entries(lambda entry: entry.own and not entry.engine and entry.tensor_lr, slow=lambda entry: entry.name != "AdamC")
+@pytest.mark.slow
+@entries(lambda entry: entry.own and not entry.engine and entry.tensor_lr)
 def test_a_compiled_step_with_a_tensor_lr_stops_compiling(entry: Entry):
     params = entry.params()
     optimizer = entry(params, lr=torch.tensor(LR))

@@ -117,7 +117,8 @@ def test_nan_stays_nan_in_weight_and_pair():
     assert halves.merge(weights, low).isnan().all()
 
 
-@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_compiled_step_equals_an_eager_one(backend):
     entry = Entry("ScionC", partial(sn.ScionC, lmo="by-shape"))
     optimizer, reference = entry(params := entry.params(BF16)), entry(plain := entry.params(BF16))
