@@ -8,7 +8,7 @@ import json
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import starmap
 from pathlib import Path
 from statistics import fmean
@@ -30,6 +30,7 @@ from docs.experiment_answers import answers  # noqa: E402
 from docs.experiment_pictures import Picture, pictures_of  # noqa: E402
 
 MOST_PLOTS = 9
+MANY_SEEDS = 8  # we run no more
 AFTER = "of these after Holm"
 BOXES = (Path("docs/index.md"), Path("docs/correct.md"))  # pages with what you gain, between markers
 GAINS = {  # what you change -> folder, arm, and what was trained
@@ -238,6 +239,18 @@ def _comparison(comparison: Comparison, compared: Sequence[Pair]) -> str:
     return "\n\n".join([f"### {comparison.question}", _rows(header, rows), f"{seeds} {comparison.note}".strip()])
 
 
+def _undecided(summaries: Iterable[Mapping[str, Any]]) -> str:
+    """Return why claims are open: too few seeds so far, a difference too close to its bound, or nothing to compare."""
+    needed = [c.get("seeds_needed") for held in summaries for c in held["claims"] if c["verdict"] == VERDICTS[2]]
+    few = sum(seeds is not None and seeds <= MANY_SEEDS for seeds in needed)
+    many = sum(seeds is not None and seeds > MANY_SEEDS for seeds in needed)
+    return (
+        f"Of the {len(needed)} open claims, {few} would be settled by at most {MANY_SEEDS} seeds if means and spreads stayed as they are, {many} "
+        f"would need more, because the difference is close to its bound, and {len(needed) - few - many} no number of seeds that we would run settles: "
+        "runs are missing, there is only one seed, the norm of the baseline hardly moves at this scale, or the difference is at its bound."
+    )
+
+
 def _index(root: Path, folders: Sequence[Path], certain: Certain) -> str:
     summaries = {folder.name: _summary(folder) for folder in folders}
     rows, total, counts = [], 0.0, Counter[str]()
@@ -277,6 +290,7 @@ def _index(root: Path, folders: Sequence[Path], certain: Certain) -> str:
         f"verdicts is made at {100 * CONFIDENCE:g} % by itself, so some may be wrong by chance; {sum(certain.values())} stay if the chance of even "
         f"one wrong verdict on this page is to be at most {100 - 100 * CONFIDENCE:g} % (Holm's correction for {len(certain)} claims, the column "
         f"*{AFTER}*).",
+        _undecided(summaries.values()),
         _rows(("experiment", "shows", *VERDICTS, AFTER, "runs", "core minutes"), [*rows, summed]),
         "Runs that several experiments ask for are trained once, and counted in each.",
         "\n".join(["Not run yet:", "", *(f"- {name}" for name in waiting)]) if waiting else "",

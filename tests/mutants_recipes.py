@@ -80,7 +80,7 @@ MUTANTS: tuple[Mutant, ...] = (
     statistics("Bound.inside", "at most is at least", "-self.estimate.t_above(self.bound)", "self.estimate.t_above(self.bound)"),
     statistics("Bound.inside", "within looks at one side", "abs(self.estimate.value)", "self.estimate.value"),
     statistics("Bound.p", "one seed refutes", "1.0, 1.0", "1.0, 0.0"),
-    statistics("Bound._needed", "seeds without the square root", "math.sqrt(seeds)", "seeds"),
+    statistics("Bound.seeds_needed", "seeds without the square root", "math.sqrt(seeds)", "seeds"),
     statistics("Finding.p", "one bound of many refutes as if alone", "len(outside) * min(outside)", "min(outside)"),
     statistics("Finding.holds", "open claims hold together", "all(bound.kept for bound in self.bounds)", "any(bound.kept for bound in self.bounds)"),
     statistics("holm", "Holm's correction left out", "level / (len(chances) - rank)", "level"),

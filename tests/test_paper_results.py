@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -13,6 +14,7 @@ from alike import difference, svg_difference, text_difference
 from benchmarks.pages import filled
 from steadynorm.lab import paper
 from steadynorm.lab.paper import runner
+from steadynorm.lab.paper.experiment import Context
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "paper"
@@ -27,14 +29,18 @@ LONG = {
 }  # seconds each: forecasts of very many steps
 
 
-@pytest.fixture(scope="module")
-def generator() -> ModuleType:
-    pytest.importorskip("matplotlib")
-    spec = importlib.util.spec_from_file_location("docs_experiments", ROOT / "docs" / "experiments.py")
+def load(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.replace("/", "_").removesuffix(".py"), ROOT / path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    pytest.importorskip("matplotlib")
+    return load("docs/experiments.py")
 
 
 def folders(is_slow: Callable[[str], bool]):
@@ -69,6 +75,17 @@ def test_the_pictures_of_a_committed_folder_show_its_records(folder: Path, gener
     for path, picture in generator.of_experiment(folder, outcome)[1].items():
         shown = (PAGES / path).read_text(encoding="utf-8")
         assert not svg_difference(picture.svg(), shown), f"{path}: run docs/experiments.py"
+
+
+def test_seeds_that_every_arm_has_are_judged_and_others_wait(tmp_path: Path):
+    experiment, context = paper.get("fig-nanogpt"), Context(tmp_path)
+    count = load("results/judge.py").added_seeds
+    for arm in ("scion", "scionc"):
+        for seed in range(5 if arm == "scion" else 4):
+            (context.records / f"{arm}-{experiment.budgets[-1]}-s{seed}").mkdir(parents=True)
+    assert count(experiment, context) == 4
+    assert count(experiment, replace(context, seeds=4)) == 0
+    assert count(experiment, replace(context, seeds=4, only=("Scion",))) == 4
 
 
 def test_the_overviews_are_up_to_date_and_no_page_is_left_over(generator: ModuleType):

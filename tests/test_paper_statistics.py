@@ -88,6 +88,7 @@ def test_the_interval_covers_the_truth_in_95_percent_of_samples():
 def test_an_open_verdict_says_how_many_seeds_would_settle_it():
     finding = stats.at_least(Estimate(0.1, 0.1, 3), 0.0, "x")
     assert "15 seeds would settle it" in finding.figure
+    assert finding.plain()["seeds_needed"] == 15
     for seeds, settled in ((14, None), (15, True)):  # the same spread, so many seeds
         assert stats.at_least(Estimate(0.1, 0.1 * math.sqrt(3 / seeds), seeds), 0.0, "x").holds is settled
 

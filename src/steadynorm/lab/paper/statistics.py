@@ -153,14 +153,20 @@ class Bound:
         text = f"{self.what} {shown(self.estimate)}{self.unit}, {word} {self.bound:.3g}{self.unit}"
         if math.isnan(self.inside):
             return f"{text}: one seed, its spread is not known; run at least 3"
-        return text if min(self.p) <= _TAIL else f"{text}: open, {self._needed()} would settle it"
+        if min(self.p) <= _TAIL:
+            return text
+        needed = self.seeds_needed
+        return f"{text}: open, {'many more' if needed is None else needed} seeds would settle it"
 
-    def _needed(self) -> str:
-        """Return how many seeds would settle it if mean and spread stayed as they are."""
-        per_root, seeds = abs(self.inside) / math.sqrt(self.estimate.seeds), self.estimate.seeds + 1
+    @property
+    def seeds_needed(self) -> int | None:
+        """How many seeds settle it if mean and spread stay as they are; None beyond MOST_SEEDS, or if only one seed is known."""
+        seeds, per_root = self.estimate.seeds, abs(self.inside) / math.sqrt(self.estimate.seeds)
+        if seeds == 1:
+            return None
         while seeds <= MOST_SEEDS and per_root * math.sqrt(seeds) < student_quantile(seeds - 1):
             seeds += 1
-        return f"{seeds} seeds" if seeds <= MOST_SEEDS else "many more seeds"
+        return seeds if seeds <= MOST_SEEDS else None
 
 
 _TAIL = (1 - CONFIDENCE) / 2
@@ -209,9 +215,16 @@ class Finding:
             texts = [f"{'the worst' if self.holds is False else 'the least certain'} of {len(texts)}: {texts[at]}"]
         return "; ".join(filter(None, (self.note, *texts, self.open_because)))
 
+    @property
+    def seeds_needed(self) -> int | None:
+        """How many seeds settle it if means and spreads stay as they are; None where more seeds do not, or far too many."""
+        needed = [bound.seeds_needed for bound in self.bounds]
+        return None if self.open_because or None in needed else max(filter(None, needed))
+
     def plain(self) -> dict[str, Any]:
         """Return what a summary holds of a claim's finding."""
-        return {"verdict": self.verdict, "figure": self.figure, "p": float(f"{self.chance:.2g}")}
+        needed = {"seeds_needed": self.seeds_needed} if self.holds is None else {}
+        return {"verdict": self.verdict, "figure": self.figure, "p": float(f"{self.chance:.2g}"), **needed}
 
 
 def at_least(mean: Estimate, bound: float, what: str, unit: str = "") -> Finding:
