@@ -109,10 +109,8 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _summary(mutants: Mapping[str, Any]) -> str:
-    return (
-        f"`make mutants` breaks {mutants['mutants']} formulas on purpose, one at a time, "
-        f"and the tests notice {mutants['killed']} of them."
-    )
+    noticed = "every one" if mutants["killed"] == mutants["mutants"] else f"{mutants['killed']} of them"
+    return f"`make mutants` breaks {mutants['mutants']} formulas on purpose, one at a time, and the tests notice {noticed}."
 
 
 def write(page: Path = PAGE, readme: Path = README, out: Path = ROOT / "docs" / "out") -> None:

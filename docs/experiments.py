@@ -106,7 +106,9 @@ def _page(folder: Path, outcome: Outcome, certain: Certain, pictures: str) -> st
     experiment = paper.get(held["experiment"])
     origin = f"{_run_count(held)} runs, {held['seconds'] / 60:.0f} minutes of one core"
     if not held["runs"]:  # simulated points are kept, and used again
-        origin = f"simulated; the last call, with what earlier ones had kept, took {held['seconds']:.0f} seconds"
+        origin = (
+            f"simulated; the last call, which reused what earlier ones had kept, took {held['seconds']:.0f} seconds"
+        )
     finding = experiment.paper_finding
     tables = [_table(block) for block in outcome.blocks if isinstance(block, page.Table) and not block.folded]
     budgets = ", ".join(f"{budget} ({steps} steps)" for budget, steps in held.get("budgets", {}).items())
@@ -126,12 +128,13 @@ def _page(folder: Path, outcome: Outcome, certain: Certain, pictures: str) -> st
             f'<a id="claim-{number}"></a>{_verdict(found, certain[folder.name, claim], len(certain))}: {claim}.\n{_cell(found.figure)}'
             for number, (claim, found) in enumerate(outcome.claims.items(), 1)
         ),
-        f"A verdict is given where the whole {100 * CONFIDENCE:g} % confidence interval is on one side of the bound; p: the chance of one as "
-        "clear as this if the truth were at the bound. [How claims are judged](../experiments.md#how-claims-are-judged).",
+        f"A verdict is given where the whole {100 * CONFIDENCE:g} % confidence interval is on one side of the bound; p is the chance of a "
+        "verdict as clear as this if the truth were at the bound. [How claims are judged](../experiments.md#how-claims-are-judged).",
         *(["## Numbers", *tables] if tables else []),
         "## How it was made",
         _rows(("", ""), [fact for fact in facts if fact[1]]),
-        f"Records and summary: `results/{folder.name}`. `{held['command']}` makes them again, in `runs/paper` (`--out` for elsewhere), with an interactive page.",
+        f"Records and summary are in `results/{folder.name}`. `{held['command']}` makes them again in `runs/paper`, or in the folder that `--out` "
+        "names, with an interactive page.",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -186,7 +189,7 @@ def gain(root: Path) -> str:
         _rows(header, rows),
         f"{count} seeds, {steps} steps, mean ± standard deviation; a ViT of 3 layers x 64 on CIFAR-10 and a GPT of 2 layers x 64 on text, "
         "on CPUs. AdamC, corrected AdamW, begins with 1.5 times the decay; the others have equal decays at the peak. What did raise "
-        f"accuracy is Scion's update, with or without the correction: AdamW {means[0]}, Scion {means[1]}, ScionC {means[2]}.",
+        f"the accuracy is Scion's update, with or without the correction: AdamW {means[0]}, Scion {means[1]}, ScionC {means[2]}.",
     ]  # fmt: skip
     return "\n\n".join(parts)
 
@@ -214,8 +217,9 @@ def _winners(root: Path) -> str:
         "## Every comparison",
         "Arms share their seeds and are compared seed by seed at the end of the longest run. An arm wins where the whole "
         f"{100 * CONFIDENCE:g} % confidence interval of the difference is on its side of zero. Differences of less than 1 point of accuracy, or "
-        f"0.02 nats of loss, are called equal. Of {len(distinct)} pairs {len(won)} have a winner; after Holm's correction for all of them {stay} "
-        f"{'has' if stay == 1 else 'have'}. So take a single line with care, and a pattern over several more seriously.",
+        f"0.02 nats of loss, are called equal. Of {len(distinct)} pairs, {len(won)} have a winner, and {stay} still "
+        f"{'has' if stay == 1 else 'have'} one after Holm's correction for all pairs. Read a single line with care; a pattern over several lines "
+        "counts for more.",
         *starmap(_comparison, compared),
     ]  # fmt: skip
     return "\n\n".join(parts)
@@ -275,10 +279,10 @@ def _index(root: Path, folders: Sequence[Path], certain: Certain) -> str:
     parts = [
         "# Results: who won, and which claims hold",
         "<!-- written by docs/experiments.py from results/: do not edit -->",
-        "The figures and tables of *Correction of Decoupled Weight Decay*, and a few of our own, run on two CPU cores with real "
-        "data: a small ViT on CIFAR-10, a small GPT on the State of the Union addresses. No model here was trained on a GPU or at the paper's "
-        "scale. How to run them: [the experiments](../experiments.md); how learning rates and decays were chosen: "
-        "[calibration](calibration.md).",
+        "We ran the figures and tables of *Correction of Decoupled Weight Decay*, and a few of our own, on two CPU cores with real data: a "
+        "small ViT on CIFAR-10 and a small GPT on the State of the Union addresses. No model here was trained on a GPU or at the paper's "
+        "scale. [Run the paper's experiments](../experiments.md) shows how to run them, and [calibration](calibration.md) how learning rates and "
+        "decays were chosen.",
         "## In short",
         answers(summaries),
         _winners(root),
@@ -286,7 +290,7 @@ def _index(root: Path, folders: Sequence[Path], certain: Certain) -> str:
         f"A claim holds, or does not, where the whole {100 * CONFIDENCE:g} % confidence interval of a number (Student's t over seeds, arms "
         "compared seed by seed) is on one side of a stated bound; in between it is not testable at this scale, and the page says how "
         "many seeds would settle it. One seed gets no verdict. [How claims are judged](../experiments.md#how-claims-are-judged) has the rest.",
-        f"Of {len(certain)} claims {held_up} hold, {refuted} do not, and {undecided} are open. Each of these "
+        f"Of {len(certain)} claims, {held_up} hold, {refuted} do not, and {undecided} are open. Each of these "
         f"verdicts is made at {100 * CONFIDENCE:g} % by itself, so some may be wrong by chance; {sum(certain.values())} stay if the chance of even "
         f"one wrong verdict on this page is to be at most {100 - 100 * CONFIDENCE:g} % (Holm's correction for {len(certain)} claims, the column "
         f"*{AFTER}*).",
@@ -314,8 +318,8 @@ def _calibration(rows: Sequence[dict[str, Any]]) -> str:
     parts = [
         "# How the baselines were chosen",
         "<!-- written by docs/experiments.py from results/: do not edit -->",
-        "Short sweeps with one seed (`results/calibrate.py`). eta = lr times the first decay; ln 2 / eta steps are a half-life. "
-        "Bold: the lowest validation loss of its kind.",
+        "These are short sweeps with one seed (`results/calibrate.py`). eta is lr times the first decay; ln 2 / eta steps are a half-life. "
+        "The lowest validation loss of its kind is bold.",
         _rows(keys, lines),
     ]
     return "\n\n".join(parts) + "\n"

@@ -1,4 +1,4 @@
-"""Train under FSDP2: parameters, gradients and momentum are sharded, and the optimizer is created as without it.
+"""Train under FSDP2: parameters, gradients and momentum are sharded, and the optimizer needs no option for it.
 
 torchrun --nproc-per-node 2 examples/fsdp2.py [steps]         (gloo on CPUs, NCCL on GPUs)
 """

@@ -1,4 +1,4 @@
-"""ScionC in JAX: warmup and cosine, one rule per kind of layer, and a hidden norm that stays.
+"""Train with ScionC in JAX: warmup and cosine, one rule per kind of layer, and a hidden norm that stays.
 
 python examples/jax_scionc.py [steps]        (pip install -e '.[jax]'; torch is not imported)
 """

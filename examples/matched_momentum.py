@@ -1,4 +1,4 @@
-"""Anneal by momentum: alpha rises so that the effective learning rate follows a cosine, while lr stays.
+"""Anneal by momentum: alpha rises so that the effective lr follows a cosine, and lr falls only once alpha has reached 1.
 
 python examples/matched_momentum.py [steps]
 """

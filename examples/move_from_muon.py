@@ -1,4 +1,4 @@
-"""Continue a run of Muon for the matrices and AdamW for the rest with one ScionC.
+"""Let one ScionC continue a run that Muon (for matrices) and AdamW (for the rest) began.
 
 python examples/move_from_muon.py [steps]
 """

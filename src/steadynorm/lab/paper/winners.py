@@ -45,7 +45,7 @@ COMPARISONS = (
         "fig-muon",
         "Does correcting Muon's decay change the loss, and is ScionC as good as Muon?",
         {"Muon, corrected": "Muon", "ScionC, Nesterov": "Muon", "MuonC": "ScionC, Nesterov"},
-        "Its page also sweeps their learning rates.",
+        "The page also sweeps the learning rates.",
     ),
     Comparison("fig-nanogpt", "Is ScionC better than Scion on text?", {"ScionC": "Scion"}),
     Comparison("fig-nanogpt-wide", "And in a GPT of 6 layers x 256?", {"ScionC": "Scion", "MuonC": "ScionC"}),
@@ -54,7 +54,7 @@ COMPARISONS = (
             folder,
             f"Which way to hold the norm trains the {model} best?",
             {arm: CONSTANT if arm == CORRECTED else CORRECTED for arm in WAYS if arm != CONSTANT},
-            "All at the baseline's lr; the page has the sweep.",
+            "All arms use the baseline's lr; the page has the sweep.",
         )
         for folder, model in (("fig-hold", "GPT"), ("fig-hold-vit", "ViT"))
     ),
@@ -68,7 +68,7 @@ COMPARISONS = (
         "table-vit",
         "Which optimizer is best for the ViT?",
         {"AdamC": "AdamW", "Scion": "AdamW", "ScionC (constant)": "Scion", "ScionC (cosine)": "Scion"},
-        "The longest of five budgets. ScionC (constant) begins with 1.5 times Scion's decay, ScionC (cosine) with the same.",
+        "These runs have the longest of five budgets. ScionC (constant) begins with 1.5 times Scion's decay, ScionC (cosine) with the same.",
     ),
     Comparison(
         "fig-scionc",
@@ -78,14 +78,14 @@ COMPARISONS = (
     ),
     Comparison(
         "fig-scionc-constant",
-        "And with a constant target, that is twice Scion's decay at first?",
+        "And with a constant target, which means twice Scion's decay at first?",
         {"ScionC (constant)": "Scion"},
     ),
     Comparison(
         "fig-output-layer",
         "Should the output layer be corrected as well?",
         {"ScionC, output corrected too": "ScionC", "ScionC, output bias constant": "ScionC", "ScionC": "Scion"},
-        "With two and a half times the decay.",
+        "All arms have two and a half times the decay.",
     ),
     Comparison(
         "fig-renormalized",
@@ -104,12 +104,12 @@ COMPARISONS = (
     ),
     Comparison(
         "fig-momentum-gamma-prime",
-        "What does the wrong match of momentum cost, from alpha 0.1?",
+        "What does matching the momentum wrongly cost, from alpha 0.1?",
         {"gamma' matched, alpha 0.1 to 1": "cosine lr"},
     ),
     Comparison(
         "fig-momentum-gamma-prime-slow",
-        "What does it cost from alpha 0.02?",
+        "And from alpha 0.02?",
         {"alpha 0.02, cosine lr": "cosine lr", "gamma' matched, alpha 0.02 to 1": "alpha 0.02, cosine lr"},
     ),
     Comparison(
@@ -186,10 +186,10 @@ class Pair:
             return f"A draw: they differ by less than {margin}."
         better = score.sign * self.gap.value
         if better - self.reach > -score.margin:
-            return f"No winner, but {self.arm} is no worse by more than {margin}."
+            return f"No winner, but {self.arm} is not more than {margin} worse."
         if better + self.reach < score.margin:
-            return f"No winner, but {self.arm} is no better by more than {margin}."
-        return f"Open: {margin} more or less is not ruled out."
+            return f"No winner, but {self.arm} is not more than {margin} better."
+        return f"Open: a difference of {margin} either way is not ruled out."
 
     @staticmethod
     def spread(score: Score, values: tuple[float, ...]) -> str:
