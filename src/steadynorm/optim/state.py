@@ -17,7 +17,7 @@ from steadynorm.decay.hold import HOLD_STATE
 from steadynorm.decay.rule import Group, group_label
 from steadynorm.dtensor import is_dtensor
 from steadynorm.optim.residual import RESIDUAL
-from steadynorm.optim.validation import check_parameter, name_of
+from steadynorm.optim.validation import check_parameter, explain_group_errors, name_of
 
 MAY_BE_MISSING = ("skipped", "momentum_left", RESIDUAL, *HOLD_STATE.values())  # checkpoints from before these were kept
 _MOMENTUM_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -41,7 +41,7 @@ class StateKeeper(Optimizer):
         raise NotImplementedError
 
     def _check_settings(self, group: Group) -> None:
-        """Raise ValueError or TypeError if a group makes no sense as a checkpoint would leave it."""
+        """Raise ValueError or TypeError if a group makes no sense, as it is added or as a checkpoint would leave it."""
         raise NotImplementedError
 
     def _forget(self) -> None:
@@ -51,6 +51,24 @@ class StateKeeper(Optimizer):
     def merge_saved_group(self, saved: Group, group: Group) -> Group:
         """Return what of a saved group is loaded in place of `group`; by default all of it."""
         return saved
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add a group as torch does, with its settings checked and its state made; on an error nothing changes."""
+        with explain_group_errors(self, param_group):
+            super().add_param_group(param_group)
+        index, group = len(self.param_groups) - 1, self.param_groups[-1]
+        try:
+            for k, p in enumerate(group["params"]):
+                check_parameter(p, name_of(group, k))
+            self._check_settings(group)
+            states = [self._checked_state(group, k) for k in range(len(group["params"]))]
+        except (ValueError, TypeError) as error:
+            self.param_groups.pop()
+            raise type(error)(f"{type(self).__name__}, {group_label(index, group)}: {error}") from None
+        pack(states)
+        for p, state in zip(group["params"], states, strict=True):
+            self.state[p].update(state)
+        self._forget()
 
     def _ensure_state(self) -> None:
         """Make fresh state for parameters that lack some of it, and drop that of parameters that left the groups.
