@@ -124,7 +124,7 @@ OTHERS: dict[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {
     "MuonC in LionC": (
         partial(sn.MuonC, use_muon=True),
         sn.LionC,
-        r"initial_momentum=0\.05.* is no momentum of lion.*another optimizer",
+        r"initial_momentum=0\.05.* is not a momentum of lion.*another optimizer",
     ),
     "SGD in AdamC, before its first step": (torch.optim.SGD, sn.AdamC, r"no betas.*another optimizer"),
 }

@@ -137,7 +137,7 @@ class AdamC(NonFiniteSkipper, torch.optim.AdamW):
         """Return torch's own state, made now instead of at the first step, and the count of skipped updates."""
         if p.dtype == torch.float16:
             raise ValueError(
-                "is of torch.float16, in which torch's AdamW would keep its moments: squares of usual gradients are 0 "
+                "has dtype torch.float16, in which torch's AdamW would keep its moments: squares of usual gradients are 0 "
                 "there, and so is eps=1e-8; hold the weights in fp32 (with autocast) or bf16"
             )
         if group["fused"] and _has_gaps(p):

@@ -1,4 +1,4 @@
-"""The imperative shell that all own optimizers share: checks, state at construction, buckets, the step, checkpoints."""
+"""What all our optimizers but AdamC share: checks, state at construction, buckets, the step, checkpoints."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""The state of own optimizers: created with the groups, repaired where it is missing, loaded exactly as it was saved.
+"""The state of our optimizers: created with the groups, repaired where it is missing, loaded exactly as it was saved.
 
 Parameters can be replaced and state can be cleared behind an optimizer's back: Accelerate puts sharded parameters into
 the groups after the optimizer was made (FSDP2), and some loops restart with `optimizer.state = defaultdict(dict)`.
@@ -49,7 +49,7 @@ class StateKeeper(Optimizer):
         raise NotImplementedError
 
     def merge_saved_group(self, saved: Group, group: Group) -> Group:
-        """Return what of a saved group is loaded in place of `group`; by default all of it."""
+        """Return the part of a saved group that is loaded in place of `group`; by default all of it."""
         return saved
 
     def add_param_group(self, param_group: Group) -> None:
@@ -93,7 +93,7 @@ class StateKeeper(Optimizer):
             self.state[p] = {**state, **self.state.get(p, {})}
 
     def _checked_state(self, group: Group, k: int) -> dict[str, Tensor]:
-        """Return fresh state of a group's k-th parameter; raise ValueError, by name, if it cannot be had."""
+        """Return fresh state of a group's k-th parameter; raise ValueError, naming the parameter, if it cannot have any."""
         p = group["params"][k]
         try:
             state = self._all_state(group, p)
@@ -160,7 +160,7 @@ class StateKeeper(Optimizer):
         self._forget()
 
     def _checked_checkpoint(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """Return what of a checkpoint is loaded; raise ValueError if it does not fit."""
+        """Return the part of a checkpoint that is loaded; raise ValueError if it does not fit."""
         self._check_fits(saved)
         pairs = list(zip(saved["param_groups"], self.param_groups, strict=False))
         if not len(pairs) == len(saved["param_groups"]) == len(self.param_groups):
@@ -181,7 +181,8 @@ class StateKeeper(Optimizer):
                     if shape != tuple(fresh.shape) and not (shape is None and name in MAY_BE_MISSING):
                         raise ValueError(
                             f"{type(self).__name__}, {group_label(index, group)}: the checkpoint has {name} of shape {shape} "
-                            f"for {name_of(group, k)} of shape {tuple(p.shape)}: it belongs to another model or optimizer"
+                            f"for {name_of(group, k)}, which takes {tuple(fresh.shape)}: it belongs to another model or "
+                            "optimizer"
                         )
 
     def _check_groups(self, groups: list[Group]) -> None:
