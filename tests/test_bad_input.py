@@ -189,7 +189,9 @@ EIGHT_BITS = nn.Parameter(torch.ones(4, 4).to(torch.float8_e4m3fn))
 @pytest.mark.parametrize("bad", [INTEGER, EIGHT_BITS], ids=["int8", "float8"])
 @pytest.mark.parametrize("name", OWN)
 def test_integer_and_8_bit_parameters_are_refused(name: str, bad: nn.Parameter):
-    with pytest.raises(ValueError, match=r"'w' is of torch\.(int8|float8_e4m3fn); only real floating-point.*16 bits"):
+    with pytest.raises(
+        ValueError, match=r"'w' has dtype torch\.(int8|float8_e4m3fn); only real floating-point.*16 bits"
+    ):
         OWN[name]([("w", bad)])
 
 
@@ -308,7 +310,7 @@ def test_a_replaced_parameter_that_cannot_be_trained_is_named_and_nothing_is_wri
     optimizer.param_groups[0]["params"][2] = bad = nn.Parameter(torch.ones(6, 6, dtype=torch.complex64))
     before = snapshot(model)
     bad.grad = torch.ones_like(bad)
-    with pytest.raises(ValueError, match=r"group 0: parameter 2 .* is of torch\.complex64"):
+    with pytest.raises(ValueError, match=r"group 0: parameter 2 .* has dtype torch\.complex64"):
         optimizer.step()
     assert all(torch.equal(model.state_dict()[key], value) for key, value in before.items())
     assert bad not in optimizer.state

@@ -175,6 +175,12 @@ def test_capturable_is_that_of_the_run_not_of_the_checkpoint(name, capturable):
     assert all(group["capturable"] is capturable for group in optimizer.param_groups)
 
 
+def test_a_capturable_adamc_stays_fused_whatever_the_checkpoint_was_trained_with():
+    optimizer = sn.AdamC(parameters(), fused=True, capturable=True)
+    optimizer.load_state_dict(sn.AdamC(parameters()).state_dict())
+    assert optimizer.param_groups[0]["fused"] is True
+
+
 def test_what_reads_on_the_host_is_refused_with_capturable():
     with pytest.raises(ValueError, match=r"check_finite=True.*leave one out"):
         sn.ScionC(parameters(), lmo="by-shape", capturable=True, check_finite=True)

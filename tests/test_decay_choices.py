@@ -126,7 +126,7 @@ def test_the_reference_momentum_survives_copies_and_checkpoints() -> None:
 BAD_REFERENCES: list[tuple[Any, dict[str, Any], str]] = [
     (lambda: adamw(), {}, r"group 0: reference_momentum: the decay of adam does not follow momentum; leave it out"),
     (lambda: torch.optim.Muon([weight()]), {"steady_norm_sq": 1.0}, r"no meaning beside steady_norm_sq; leave it out"),
-    (lambda: Lion([weight()], weight_decay=DECAY), {}, r"reference_momentum=0\.9 is no value for group\['betas'\]"),
+    (lambda: Lion([weight()], weight_decay=DECAY), {}, r"reference_momentum=0\.9 is not a value for group\['betas'\]"),
     (lambda: Muon([weight()], weight_decay=DECAY, momentum=0.9), {}, r"set group\['nesterov'\]"),
 ]
 

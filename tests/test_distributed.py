@@ -144,7 +144,7 @@ def test_bad_input_raises_the_same_clear_error_on_all_ranks(reports):
             assert "'a' of shape (12, 12)" in first[f"order, {case}"] and "same order" in first[f"order, {case}"]
     assert "momentum_buffer of shape (3, 5) for 'a' of shape (12, 12)" in first["another model"]
     assert "'a' is a DTensor already" in first["mesh with DTensors"]
-    assert "'a' is on meta, but mesh= is of cpu" in first["mesh of another device"]
+    assert "'a' is on meta, but mesh= is on cpu" in first["mesh of another device"]
     assert "2 dimensions" in first["mesh of two dimensions"]
     assert "must be a DeviceMesh or a ProcessGroup" in first["no mesh"]
 

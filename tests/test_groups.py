@@ -294,7 +294,7 @@ def test_correct_refuses_groups_made_for_scion(decay: float | None) -> None:
         sn.correct(optimizer)
     assert sn.correct(sn.Scion(param_groups(mlp(), output="4", weight_decay=0.1)))
     optimizer = torch.optim.AdamW([{"params": [nn.Parameter(torch.ones(2))], "weight_decay": None}])
-    with pytest.raises(ValueError, match="correct: group 0: weight_decay=None is no number"):
+    with pytest.raises(ValueError, match="correct: group 0: weight_decay=None is not a number"):
         sn.correct(optimizer)
 
 

@@ -270,14 +270,22 @@ def test_the_kernel_is_that_of_the_blocks():
     assert sn.MuonC.family.of(group).kernel((96, 32), group) != sn.theory.overlap("spectral", (96, 32))
 
 
+def test_adam_lr_in_a_group_is_refused_because_the_group_has_an_lr():
+    group = {"params": [*parameters({"vector": (7,)}).values()], "use_muon": False}
+    with pytest.raises(ValueError, match=r"MuonC, group 0: adam_lr=0\.5 is an argument.*set the group's lr"):
+        sn.MuonC([{**group, "adam_lr": 0.5}])
+    assert sn.MuonC([{**group, "lr": 0.5}]).param_groups[0]["lr"] == 0.5
+
+
 @pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
 @pytest.mark.parametrize("layer", [*HIDDEN])
 def test_bf16_transfers_are_lossless(layer: str, adjust: str, monkeypatch):
     """What processes exchange is rounded to bf16 only where the update is so already, but for its scale."""
     monkeypatch.setenv("STEADYNORM_NATIVE_BF16", "1")
     settings, shapes = HIDDEN[layer]
-    group = {"adjust_lr_fn": adjust, "lmo": None, "blocks": 1, "polar": "express", "polar_steps": 5, "nesterov": True}
-    own, x = sn.MuonC.settings_of(group | settings, shapes[0]), noise("x", 0, shapes[0]).float()
+    x = noise("x", 0, shapes[0]).float()
+    optimizer = sn.MuonC([x], use_muon=True, adjust_lr_fn=adjust, polar_steps=5, **settings)
+    own, _ = optimizer.settings(optimizer.param_groups[0], x)
     encoding = SCION_RULE.encode(shapes[0], own, x.dtype, x.device)
     assert encoding.u_dtype == torch.bfloat16
     scale = encoding.scale

@@ -1,6 +1,7 @@
 """Checkpoints of our own optimizers, from and to others."""
 
 import copy
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -123,7 +124,7 @@ OTHERS: dict[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {
     "MuonC in LionC": (
         partial(sn.MuonC, use_muon=True),
         sn.LionC,
-        r"initial_momentum=0\.05.* is no momentum of lion.*another optimizer",
+        r"initial_momentum=0\.05.* is not a momentum of lion.*another optimizer",
     ),
     "SGD in AdamC, before its first step": (torch.optim.SGD, sn.AdamC, r"no betas.*another optimizer"),
 }
@@ -173,11 +174,20 @@ def test_a_checkpoint_with_other_blocks_is_refused():
         other.load_state_dict(saved.state_dict())
 
 
-def test_a_checkpoint_with_a_setting_out_of_range_is_refused_before_anything_changes():
-    params = parameters({"w": MATRIX})
-    optimizer = sn.ScionC(params.values(), lmo="spectral")
-    saved = copy.deepcopy(optimizer.state_dict())
-    saved["param_groups"][0]["alpha"] = 1.5
-    with pytest.raises(ValueError, match=r"ScionC, group 0: the checkpoint's group is refused: alpha=1\.5"):
+@pytest.mark.parametrize(
+    ("make", "setting", "message"),
+    [
+        (partial(sn.ScionC, lmo="spectral"), {"alpha": 1.5}, r"alpha=1\.5"),
+        (sn.AdamC, {"betas": (2.0, 0.9)}, r"betas\[0\]=2\.0"),
+        (sn.AdamC, {"lr": math.nan}, "lr=nan"),
+    ],
+    ids=["ScionC alpha", "AdamC betas", "AdamC lr"],
+)
+def test_a_checkpoint_with_a_setting_out_of_range_is_refused_before_anything_changes(make, setting, message):
+    optimizer = make(parameters({"w": MATRIX}).values())
+    saved, before = copy.deepcopy(optimizer.state_dict()), copy.copy(optimizer.param_groups[0])
+    saved["param_groups"][0].update(setting)
+    label = type(optimizer).__name__
+    with pytest.raises(ValueError, match=rf"{label}, group 0: the checkpoint's group is refused: {message}"):
         optimizer.load_state_dict(saved)
-    assert optimizer.param_groups[0]["alpha"] == 0.1
+    assert optimizer.param_groups[0] == before

@@ -161,6 +161,8 @@ def test_the_best_quintic_equioscillates():
         (lambda: Polar("qr"), "polar='qr'.*express"),
         (lambda: Polar(steps=0), "polar_steps=0"),
         (lambda: Polar(steps=2.5), "polar_steps=2.5"),  # type: ignore[arg-type]
+        (lambda: (Polar(steps=4), Polar(steps=4.0)), r"polar_steps=4\.0"),  # type: ignore[arg-type]
+        (lambda: (Polar(steps=1), Polar(steps=True)), "polar_steps=True"),
         (lambda: polar_factor(torch.ones(3)), r"needs matrices.*\(3,\)"),
     ],
 )

@@ -179,7 +179,9 @@ def test_without_it_the_fp32_step_is_rounded_to_the_nearest_bf16_weight(entry: E
 
 def test_true_refuses_other_parameters_by_name():
     named = [("w", nn.Parameter(torch.ones(2, 2, dtype=BF16))), ("norm", nn.Parameter(torch.ones(2)))]
-    with pytest.raises(ValueError, match=r"LionC, group 0: weight_residual=True .* 'norm' is of torch\.float32; leave"):
+    with pytest.raises(
+        ValueError, match=r"LionC, group 0: weight_residual=True .* 'norm' has dtype torch\.float32; leave"
+    ):
         sn.LionC(named, weight_residual=True)
     assert RESIDUAL in sn.LionC(named[:1], weight_residual=True).state[named[0][1]]
     with pytest.raises(ValueError, match="weight_residual='bf16' is unknown"):

@@ -24,8 +24,6 @@ import torch
 VARIABLE = "STEADYNORM_NATIVE_BF16"
 CACHED_ELEMENTS = 1 << 18  # fp32 numbers of one tensor that stay in a core's cache while they are worked on: 1 MiB
 _BF16_INSTRUCTIONS = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-
-
 _CPU_IS_ACCELERATOR = os.environ.get("STEADYNORM_ACCELERATOR") == "1"
 
 

@@ -58,7 +58,7 @@ class BlockLayout:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The size of every block; empty where a number of equal ones is known only."""
+        """The size of every block; empty if they are equal and only their number is known."""
         return () if isinstance(self.parts, int) else self.parts
 
     @property

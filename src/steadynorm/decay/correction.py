@@ -93,7 +93,7 @@ class Correction:
     def _warn_of_lost_decay(self, groups: Sequence[Group], values: Sequence[float | None]) -> None:
         """Warn once about a decay that was written and will not be used.
 
-        It is no error, because some trainers restore groups in place, and some write the base decay at every step.
+        This is not an error, because some trainers restore groups in place, and some write the base decay at every step.
         """
         noted = {id(group): value for group, value in self.written}
         for index, (group, value) in enumerate(zip(groups, values, strict=True)):
@@ -128,7 +128,7 @@ class Correction:
     def _keys_of_added(self, group: Group) -> Group:
         """Return the keys of a group added after correct(). Its lr may be anything by now, so it must name its peak."""
         if not names_peak(group):
-            raise ValueError("it was added after correct() and says no peak; put peak_lr=<its largest lr> in it")
+            raise ValueError("it was added after correct() and names no peak; put peak_lr=<its largest lr> in it")
         keys = correction_keys(group, self.family)
         check_held({**group, **keys}, self.family)
         return keys

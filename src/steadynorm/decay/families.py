@@ -31,7 +31,7 @@ class Family:
     is_linear = False  # whether updates are linear in the momentum, so that forecasts are per element
 
     def of(self, group: Group) -> "Family":
-        """Return the family of a group; that of the optimizer, unless its groups are of several kinds."""
+        """Return the family of a group: the optimizer's, unless its groups differ in kind."""
         return self
 
     def momentum(self, group: Group) -> Momentum | None:
@@ -53,7 +53,7 @@ class Family:
             return 1.0
         if isinstance(now, Sequence) != isinstance(group["initial_momentum"], Sequence):
             raise ValueError(
-                f"initial_momentum={group['initial_momentum']!r} is no momentum of {self.name}: it belongs to another optimizer"
+                f"initial_momentum={group['initial_momentum']!r} is not a momentum of {self.name}: it belongs to another optimizer"
             )
         return self.gain(now, group) / self.gain(group["initial_momentum"], group)
 
@@ -65,7 +65,7 @@ class Family:
             momentum = self.momentum({**group, self.momentum_key: value})
             self.gain(momentum, group)
         except TypeError:
-            raise ValueError(f"reference_momentum={value!r} is no value for group[{self.momentum_key!r}]") from None
+            raise ValueError(f"reference_momentum={value!r} is not a value for group[{self.momentum_key!r}]") from None
         assert momentum is not None
         return momentum
 

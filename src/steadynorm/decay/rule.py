@@ -53,10 +53,10 @@ class Constant:
 
 @dataclass(frozen=True)
 class Relative:
-    """The decay is `weight_decay` at the peak lr and follows the lr from there; the peak is None until it is known."""
+    """The decay is `weight_decay` at the peak lr and follows the lr from there; the peak is 0 until it is known."""
 
     weight_decay: float
-    peak_lr: float | None
+    peak_lr: float
     peak_is_guessed: bool
 
     @property
@@ -100,7 +100,7 @@ def decay_rule(group: Mapping[str, Any], p: Any = None) -> DecayRule:
         return Constant(base)
     if target is not None:
         return Target(float(target), overlap)
-    return Relative(base, group.get("peak_lr"), not group.get("peak_lr_given", True))
+    return Relative(base, float(group.get("peak_lr") or 0.0), not group.get("peak_lr_given", True))
 
 
 def weight_decay_now(
@@ -125,7 +125,7 @@ def weight_decay_now(
     if isinstance(rule, Target):
         decay = family.target_decay(rule.steady_norm_sq / length_share, lr, group, kernel)
         return check_reachable(rule.steady_norm_sq, lr, decay)
-    peak = rule.peak_lr or 0.0
+    peak = rule.peak_lr
     if rule.peak_is_guessed and lr > peak * (1 + 1e-6):
         raise ValueError(
             f"lr={lr} exceeds the guessed peak_lr={peak}; pass peak_lr=<the schedule's maximum>, or put it in the group"
@@ -142,7 +142,7 @@ def relative_target(rule: Relative, group: Group, family: "Family") -> float:
     """Return the C^2 that the peak lr and the base decay give, as eta -> 0."""
     momentum = group.get("initial_momentum")
     gain = 1.0 if momentum is None else family.gain(momentum, group)
-    return (rule.peak_lr or 0.0) * gain / (2 * rule.weight_decay)
+    return rule.peak_lr * gain / (2 * rule.weight_decay)
 
 
 def is_live(group: Mapping[str, Any]) -> bool:
@@ -168,7 +168,7 @@ def correction_keys(group: Group, family: "Family", *, peak_lr: float | None = N
     if family.name not in ("scion", "other"):
         refuse_scion_groups(group)
     if group.get("weight_decay", 0.0) is None:
-        raise ValueError("weight_decay=None is no number to correct; set one")
+        raise ValueError("weight_decay=None is not a number to correct; set one")
     keys = {key: group[key] for key in KEYS if group.get(key) is not None}
     keys.setdefault("base_weight_decay", float(group.get("weight_decay", 0.0)))
     keys.setdefault("corrected", True)

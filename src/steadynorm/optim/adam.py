@@ -19,11 +19,8 @@ from steadynorm.optim.state import no_skips
 from steadynorm.optim.validation import (
     check_group_numbers,
     check_one,
-    check_parameter,
     check_range,
-    explain_group_errors,
     is_known,
-    name_of,
     refuse_momentum,
     take_params,
 )
@@ -114,39 +111,33 @@ class AdamC(NonFiniteSkipper, torch.optim.AdamW):
     def add_param_group(self, param_group: Group) -> None:
         """Add a group as torch does, with the correction's keys and its state made; on an error nothing changes."""
         self.defaults.update(self.__dict__.pop("_extra_defaults", {}))  # torch has set its own by now
-        with explain_group_errors(self, param_group):
-            super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        try:
-            refuse_scion_groups(group)
-            check_one(group["lr"])
-            check_lr(float(group["lr"]))
-            check_group_numbers(group, *_NUMBERS)
-            if group["steady_norm_sq"] is not None:
-                check_range("steady_norm_sq", group["steady_norm_sq"])
-            group.update(correction_keys(group, ADAM))
-            check_held(group, ADAM)
-            if group["capturable"] and not group["fused"]:
-                raise ValueError(
-                    "capturable=True: torch's other steps cannot skip a non-finite gradient on the device; pass fused=True"
-                )
-            for k, p in enumerate(group["params"]):
-                check_parameter(p, name_of(group, k))
-            states = [self._checked_state(group, k) for k in range(len(group["params"]))]
-        except (ValueError, TypeError) as error:
-            self.param_groups.pop()
-            raise type(error)(f"AdamC, {group_label(len(self.param_groups), group)}: {error}") from None
-        for p, state in zip(group["params"], states, strict=True):
-            self.state[p].update(state)
-        watch(group)
+        super().add_param_group(param_group)
+        watch(self.param_groups[-1])
         own_correction(self, ADAM).record_written(self.param_groups)
-        self._forget()
+
+    def _check_settings(self, group: Group) -> None:
+        refuse_scion_groups(group)
+        check_one(group["lr"])
+        check_lr(float(group["lr"]))
+        check_group_numbers(group, *_NUMBERS)
+        if group["steady_norm_sq"] is not None:
+            check_range("steady_norm_sq", group["steady_norm_sq"])
+        group.update(correction_keys(group, ADAM))
+        check_held(group, ADAM)
+        if group["capturable"] and not group["fused"]:
+            raise ValueError(
+                "capturable=True: torch's other steps cannot skip a non-finite gradient on the device; pass fused=True"
+            )
+
+    def merge_saved_group(self, saved: Group, group: Group) -> Group:
+        """Keep the fused step that a capturable one takes, whatever the checkpoint was trained with."""
+        return {**saved, "fused": True} if group["capturable"] else saved
 
     def _all_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
         """Return torch's own state, made now instead of at the first step, and the count of skipped updates."""
         if p.dtype == torch.float16:
             raise ValueError(
-                "is of torch.float16, in which torch's AdamW would keep its moments: squares of usual gradients are 0 "
+                "has dtype torch.float16, in which torch's AdamW would keep its moments: squares of usual gradients are 0 "
                 "there, and so is eps=1e-8; hold the weights in fp32 (with autocast) or bf16"
             )
         if group["fused"] and _has_gaps(p):
@@ -165,9 +156,6 @@ class AdamC(NonFiniteSkipper, torch.optim.AdamW):
 
     def _own_keys(self, group: Group, p: Tensor) -> tuple[str, ...]:
         return "step", *_moments(group), "skipped", *hold_state_keys(group)
-
-    def _check_settings(self, group: Group) -> None:
-        check_held(group, ADAM)  # `_prepare` checks the numbers
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -6,8 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from steadynorm.decay.rule import Group
 from steadynorm.optim.arithmetic import Arithmetic
 from steadynorm.optim.batch import Batch, Encoding, Scalars, SplitRule
+from steadynorm.optim.validation import check_group_numbers
+from steadynorm.theory.equilibrium import eta_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -37,6 +40,14 @@ def _squarable(grad: Tensor) -> Tensor:
     """Clamp, in place, what would overflow when squared; Adam's step does not depend on the scale."""
     most = 2.0 ** (511 if grad.dtype == torch.float64 else 63)
     return grad.clamp_(-most, most)
+
+
+def adam_scalars(group: Group) -> dict[str, float]:
+    """Return this step's numbers of a group; raise ValueError if one is out of range."""
+    check_group_numbers(group, "betas", "eps")
+    lr, (beta1, beta2) = float(group["lr"]), group["betas"]
+    eta = eta_of(lr, group["weight_decay"])
+    return {"gamma": lr, "eta": eta, "eps": float(group["eps"]), "beta1": float(beta1), "beta2": float(beta2)}
 
 
 ADAM_RULE = SplitRule(

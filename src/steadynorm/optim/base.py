@@ -1,4 +1,4 @@
-"""The imperative shell that all own optimizers share: checks, state at construction, buckets, the step, checkpoints."""
+"""What all our optimizers but AdamC share: checks, state at construction, buckets, the step, checkpoints."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -28,14 +28,12 @@ from steadynorm.optim.buckets import Bucket, BucketStep, check_finite, unmeasure
 from steadynorm.optim.idle import WHOLE, Slices, magnitudes
 from steadynorm.optim.placement import DerivedCache, Local, checked_mesh
 from steadynorm.optim.residual import RESIDUAL, check_residual, fresh_residual, is_kept, low_halves
-from steadynorm.optim.state import StateKeeper, no_skips, no_updates, pack
+from steadynorm.optim.state import StateKeeper, no_skips, no_updates
 from steadynorm.optim.validation import (
     check_capturable,
     check_dense_gradients,
     check_one,
-    check_parameter,
     check_unchanged,
-    explain_group_errors,
     name_of,
     take_params,
 )
@@ -107,24 +105,6 @@ class SteadyOptimizer(StateKeeper, ABC):
         """Run on the host before a step's scalars are read; by default do nothing."""
 
     # --- torch's interface
-
-    def add_param_group(self, param_group: Group) -> None:
-        """Add a group as torch does, with its settings checked and its state made; on an error nothing changes."""
-        with explain_group_errors(self, param_group):
-            super().add_param_group(param_group)
-        index, group = len(self.param_groups) - 1, self.param_groups[-1]
-        try:
-            for k, p in enumerate(group["params"]):
-                check_parameter(p, name_of(group, k))
-            self._check_settings(group)
-            states = [self._checked_state(group, k) for k in range(len(group["params"]))]
-        except (ValueError, TypeError) as error:
-            self.param_groups.pop()
-            raise type(error)(f"{type(self).__name__}, {group_label(index, group)}: {error}") from None
-        pack(states)
-        for p, state in zip(group["params"], states, strict=True):
-            self.state[p].update(state)
-        self._forget()
 
     def _check_settings(self, group: Group) -> None:
         check_one(group["lr"])

@@ -16,9 +16,8 @@ from steadynorm.lengths import inner_product
 from steadynorm.optim import halves
 
 State: TypeAlias = dict[str, Tensor]
-Scalars: TypeAlias = dict[
-    str, Tensor
-]  # 0-d, on the CPU, or on the device of a capturable step; a new value recompiles nothing
+# 0-d, on the CPU or, in a capturable step, on the device. A new value recompiles nothing.
+Scalars: TypeAlias = dict[str, Tensor]
 # A launch takes some 4 microseconds, in which an accelerator moves 8 MB: copying a tensor of this size to a stack and back.
 LARGE_ELEMENTS = 1 << 19
 

@@ -275,13 +275,11 @@ def finite_gradients(step: BucketStep) -> Tensor:
 def check_finite(optimizer: Optimizer, steps: Sequence[BucketStep]) -> None:
     """Raise for a non-finite gradient if check_finite=True, before anything is written. Forces a device sync."""
     for step in steps:
-        group = optimizer.param_groups[step.bucket.group]
-        if not group["check_finite"]:
+        if not optimizer.param_groups[step.bucket.group]["check_finite"]:
             continue
         for p, is_finite in zip(step.bucket.params, finite_gradients(step).tolist(), strict=True):
             if not is_finite:
-                k = next(k for k, q in enumerate(group["params"]) if q is p)
-                raise NonFiniteGradientError(type(optimizer).__name__, step.bucket.group, group, k)
+                raise NonFiniteGradientError(optimizer, step.bucket.group, p)
 
 
 def split(bucket: Bucket, count: int) -> Iterator[tuple[slice, list[slice | None]]]:

@@ -1,8 +1,8 @@
 """Chunks that run together on an accelerator, because their matrices can share a polar iteration.
 
 A bucket has parameters of one shape. Matrices of one size occur in several: the three blocks of a fused 2304 x 768 matrix
-are 768 x 768, as is the output projection beside it. One iteration for all of them takes the launches of one, and batches
-that are larger. A CPU, which takes a few matrices at a time anyway, shares nothing.
+are 768 x 768, as is the output projection beside it. One iteration for all of them launches no more kernels than for one
+bucket, and works on larger batches. A CPU, which takes a few matrices at a time anyway, shares nothing.
 """
 
 import math

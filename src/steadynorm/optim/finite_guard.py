@@ -55,8 +55,7 @@ class NonFiniteSkipper(StateKeeper):
                 continue
             bad = [p for p, is_finite in zip(kind.params, finite.tolist(), strict=True) if not is_finite]
             if bad and group["check_finite"]:
-                k = next(k for k, p in enumerate(group["params"]) if p is bad[0])
-                raise NonFiniteGradientError(type(self).__name__, kind.group, group, k)
+                raise NonFiniteGradientError(self, kind.group, bad[0])
             counted.append((bad, 1))
             withheld += [(p, p.grad) for p in bad]
         counted += self._skip_together(together)

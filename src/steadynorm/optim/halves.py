@@ -17,8 +17,8 @@ _NAN_BITS = 0x7FC00000
 def merge(weights: Tensor, residual: Tensor) -> Tensor:
     """Return the fp32 weights of bf16 weights and their residuals (int16).
 
-    A pair that belongs to no fp32 number, such as 0 and -1, has a residual that somebody left behind who wrote the
-    weight. It is the weight.
+    A pair that belongs to no fp32 number, such as 0 and -1, has the residual of an older weight, which somebody has
+    overwritten. Then the bf16 weight counts, without its residual.
 
     >>> merge(*split(torch.tensor([1.00390625, -2.001])))
     tensor([ 1.0039, -2.0010])

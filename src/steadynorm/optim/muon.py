@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -12,17 +11,17 @@ from steadynorm.decay.families import MUON_AND_ADAM
 from steadynorm.decay.hold import BALANCE_STEPS, HOLD_KEYS
 from steadynorm.decay.rule import Group
 from steadynorm.lmo import LMOS, Lmo
-from steadynorm.optim.adam_rule import ADAM_ARITHMETIC, MOMENTS
+from steadynorm.optim.adam_rule import ADAM_ARITHMETIC, MOMENTS, adam_scalars
 from steadynorm.optim.arithmetic import CHUNK_MIB, Arithmetic
 from steadynorm.optim.buckets import Bucket
 from steadynorm.optim.idle import WHOLE, Slices
 from steadynorm.optim.peak_relative import PeakRelativeOptimizer
-from steadynorm.optim.scion_rule import SCION_ARITHMETIC, ScionSettings, polar_of, with_polar_steps
+from steadynorm.optim.scion_rule import SCION_ARITHMETIC, ScionSettings, settings_of, with_polar_steps
 from steadynorm.optim.state import check_momentum_dtype, zero_momentum, zeros_like
 from steadynorm.optim.validation import check_group_numbers, check_one, check_range, group_defaults
 from steadynorm.theory.equilibrium import eta_of
 from steadynorm.theory.updates import MUON_ADJUST, muon_adam_lr, muon_factor, muon_row
-from steadynorm.views import BlockLayout, Blocks
+from steadynorm.views import Blocks
 
 
 @functools.cache
@@ -134,31 +133,18 @@ class MuonC(PeakRelativeOptimizer):
     def settings(self, group: Group, p: Tensor) -> tuple[ScionSettings | None, bool]:
         if not group["use_muon"]:
             return None, True  # element-wise
-        settings = self.settings_of(group, p.shape)
-        return settings, settings.lmo.slice_separable(p.shape)
-
-    @staticmethod
-    def settings_of(group: Group, shape: Sequence[int]) -> ScionSettings:
-        """Return what a group of Muon's says of a parameter of this shape."""
-        adjust = group["adjust_lr_fn"] or "original"
-        lmo = muon_lmo(muon_row(group["lmo"], shape).name, adjust)
-        lmo.check(shape, group["blocks"])
-        return ScionSettings(lmo, BlockLayout.of(group["blocks"]), bool(group["nesterov"]), polar_of(group))
+        lmo = muon_lmo(muon_row(group["lmo"], p.shape).name, group["adjust_lr_fn"] or "original")
+        return settings_of(group, p.shape, lmo), lmo.slice_separable(p.shape)
 
     def slices(self, group: Group, p: Tensor) -> Slices:
-        if not group["use_muon"]:
-            return WHOLE
-        return self.settings_of(group, p.shape).slices(p.shape, own_time=group["own_time"])
+        settings, _ = self.settings(group, p)
+        return WHOLE if settings is None else settings.slices(p.shape, own_time=group["own_time"])
 
     def scalars(self, group: Group, bucket: Bucket) -> dict[str, float]:
-        lr, decay = float(group["lr"]), group["weight_decay"]
-        common = {"gamma": lr, "eta": eta_of(lr, decay)}
-        if group["use_muon"]:
-            momentum = _check_momentum(group["momentum"])
-            return {**common, "alpha": 1 - momentum, "keep": momentum}
-        check_group_numbers(group, "betas", "eps")
-        beta1, beta2 = group["betas"]
-        return {**common, "eps": float(group["eps"]), "beta1": float(beta1), "beta2": float(beta2)}
+        if not group["use_muon"]:
+            return adam_scalars(group)
+        lr, momentum = float(group["lr"]), _check_momentum(group["momentum"])
+        return {"gamma": lr, "eta": eta_of(lr, group["weight_decay"]), "alpha": 1 - momentum, "keep": momentum}
 
     # --- groups
 
@@ -167,7 +153,7 @@ class MuonC(PeakRelativeOptimizer):
         if isinstance(param_group, dict) and not param_group.get("use_muon", self.defaults["use_muon"]):
             param_group = {"lr": self._adam_lr(), "steady_norm_sq": None, **param_group}
         super().add_param_group(with_polar_steps(param_group, self.defaults))
-        self.param_groups[-1].pop("adam_lr")  # an argument, not a setting of a group: its lr is
+        self.param_groups[-1].pop("adam_lr")  # `check_group` has seen that no group brings its own
 
     def _adam_lr(self) -> float | Tensor:
         lr, adam_lr = self.defaults["lr"], self.defaults["adam_lr"]
@@ -180,11 +166,12 @@ class MuonC(PeakRelativeOptimizer):
                 "no use_muon; use steadynorm.param_groups(model, kind='muon'), which decides by role, or put it in the "
                 'group: {"params": [...], "use_muon": True} for hidden matrices, False for everything else (Adam)'
             )
+        if group.get("adam_lr") not in (None, self.defaults["adam_lr"]):
+            raise ValueError(f"adam_lr={group['adam_lr']} is an argument of MuonC; set the group's lr instead")
         _check_momentum(group["momentum"])
         check_group_numbers(group, "betas", "eps")
         if (adjust := group["adjust_lr_fn"]) not in (None, *MUON_ADJUST):
             raise ValueError(f"adjust_lr_fn={adjust!r} is unknown; choose one of {', '.join(MUON_ADJUST)}")
-        BlockLayout.of(group["blocks"])  # raises if it is none
         check_range("chunk_mib", group["chunk_mib"])
         check_momentum_dtype(group["momentum_dtype"])
         super().check_group(group)

@@ -1,4 +1,4 @@
-"""Own optimizers corrected relative to their peak lr: the same keys and formula as `correct(optimizer)`."""
+"""Our optimizers whose decay is relative to the peak lr, by the same keys and formula as `correct(optimizer)`."""
 
 import contextlib
 from collections.abc import Iterator

@@ -94,8 +94,7 @@ class DerivedCache(Generic[Derived]):
         if key not in self._values:
             params = [p for group in optimizer.param_groups for p in group["params"]]
             if list(map(id, params)) != list(map(id, self._params)):
-                self.__init__(self._is_pinned)
-                self._params = params
+                self._placement, self._values, self._params = None, {}, params
             if len(self._values) > 16:  # gradients come and go at random: do not hoard
                 self._values = {known: value for known, value in self._values.items() if self._is_pinned(value)}
             self._values[key] = derive()

@@ -8,14 +8,13 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from steadynorm.decay.rule import Group, refuse_scion_groups
-from steadynorm.optim.adam_rule import MOMENTS, adam_update
+from steadynorm.optim.adam_rule import MOMENTS, adam_scalars, adam_update
 from steadynorm.optim.arithmetic import Arithmetic
 from steadynorm.optim.base import SteadyOptimizer
 from steadynorm.optim.batch import Batch, Scalars, decay_and_step_, inner_products, kept_share
 from steadynorm.optim.buckets import Bucket
 from steadynorm.optim.state import zeros_like
 from steadynorm.optim.validation import check_group_numbers, group_defaults, refuse_momentum
-from steadynorm.theory.equilibrium import eta_of
 
 
 def renormalized_rule(batch: Batch, scalars: Scalars, settings: Any) -> None:
@@ -107,14 +106,11 @@ class RenormalizedAdamW(SteadyOptimizer):
         return {key: zeros_like(p) for key in MOMENTS}
 
     def settings(self, group: Group, p: Tensor) -> tuple[None, bool]:
-        return None, False  # norms are of the whole parameter
+        return None, False  # norms are those of whole parameters
 
     def check_group(self, group: Group) -> None:
         refuse_scion_groups(group)
         check_group_numbers(group, "betas", "eps", "weight_decay")
 
     def scalars(self, group: Group, bucket: Bucket) -> dict[str, float]:
-        lr, (beta1, beta2) = float(group["lr"]), group["betas"]
-        check_group_numbers(group, "betas", "eps")
-        eta = eta_of(lr, group["weight_decay"])
-        return {"gamma": lr, "eta": eta, "eps": float(group["eps"]), "beta1": float(beta1), "beta2": float(beta2)}
+        return adam_scalars(group)

@@ -31,7 +31,7 @@ def check_residual(group: Group) -> None:
     for k, p in enumerate(group["params"]):
         if wanted and p.dtype != torch.bfloat16:
             raise ValueError(
-                f"{RESIDUAL}=True keeps the bits that bf16 parameters lack, and {name_of(group, k)} is of {p.dtype}; "
+                f"{RESIDUAL}=True keeps the bits that bf16 parameters lack, and {name_of(group, k)} has dtype {p.dtype}; "
                 "leave it out, and bf16 parameters have it anyway"
             )
 

@@ -26,7 +26,7 @@ from steadynorm.optim.validation import (
 )
 from steadynorm.theory.equilibrium import eta_of
 from steadynorm.theory.momentum import check_alpha
-from steadynorm.views import BlockLayout, Blocks
+from steadynorm.views import Blocks
 
 
 class Scion(SteadyOptimizer):
@@ -135,8 +135,8 @@ class Scion(SteadyOptimizer):
         return {"momentum_buffer": zero_momentum(p, group["momentum_dtype"], self.mesh)}
 
     def settings(self, group: Group, p: Tensor) -> tuple[ScionSettings, bool]:
-        settings = settings_of(group, p.shape)
-        return settings, settings.lmo.slice_separable(p.shape)
+        lmo = lmos.get(group["lmo"], p.shape)
+        return settings_of(group, p.shape, lmo), lmo.slice_separable(p.shape)
 
     def slices(self, group: Group, p: Tensor) -> Slices:
         return self.settings(group, p)[0].slices(p.shape, own_time=group["own_time"])
@@ -150,8 +150,7 @@ class Scion(SteadyOptimizer):
                 "'by-shape' looks only at the shape, so it gives embeddings the spectral lmo"
             )
         check_group_numbers(group, "alpha")
-        BlockLayout.of(group["blocks"])  # raises if it is none
-        check_range("chunk_mib", group.get("chunk_mib", CHUNK_MIB))
+        check_range("chunk_mib", group["chunk_mib"])
         check_momentum_dtype(group["momentum_dtype"])
         if group["weight_decay"] is not None:
             check_range("weight_decay", group["weight_decay"], closed=True)

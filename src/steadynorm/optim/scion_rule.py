@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from steadynorm import lmo as lmos
 from steadynorm import machine
 from steadynorm.decay.rule import Group
+from steadynorm.lmo import Lmo
 from steadynorm.optim.arithmetic import Arithmetic
 from steadynorm.optim.batch import Batch, Encoding, Scalars, SplitRule, pieces
 from steadynorm.optim.idle import Slices
@@ -22,7 +22,7 @@ from steadynorm.views import BlockLayout, Run
 class ScionSettings:
     """What does not change from step to step."""
 
-    lmo: lmos.Lmo
+    lmo: Lmo
     blocks: BlockLayout
     nesterov: bool
     polar: Polar
@@ -136,12 +136,6 @@ def encode(shape: tuple[int, ...], settings: ScionSettings, dtype: torch.dtype, 
     return Encoding(working if working == torch.bfloat16 else dtype, working, scale)
 
 
-def polar_of(group: Group) -> Polar:
-    """Return how polar factors of a group are found."""
-    dtype = group.get("polar_dtype", "auto")
-    return Polar(group["polar"], group["polar_steps"], dtype=dtype, keeps_dtype=False)
-
-
 def with_polar_steps(group: Group, defaults: Group) -> Group:
     """Return a group that says how many polar steps it takes: by default as many as its method needs."""
     if not isinstance(group, dict) or {**defaults, **group}["polar_steps"] is not None:
@@ -149,12 +143,13 @@ def with_polar_steps(group: Group, defaults: Group) -> Group:
     return {**group, "polar_steps": DEFAULT_STEPS.get(group.get("polar", defaults["polar"]))}
 
 
-def settings_of(group: Group, shape: Sequence[int]) -> ScionSettings:
-    """Return what a group says of a parameter of this shape."""
-    lmo = lmos.get(group["lmo"], shape)
+def settings_of(group: Group, shape: Sequence[int], lmo: Lmo) -> ScionSettings:
+    """Return the settings of a group for parameters of this shape; raise ValueError if the lmo does not fit them."""
     lmo.check(shape, group["blocks"])
     blocks = BlockLayout.of(1 if lmo.row_separable else group["blocks"])  # rows do not see each other
-    return ScionSettings(lmo, blocks, bool(group["nesterov"]), polar_of(group))
+    dtype = group.get("polar_dtype", "auto")
+    polar = Polar(group["polar"], group["polar_steps"], dtype=dtype, keeps_dtype=False)
+    return ScionSettings(lmo, blocks, bool(group["nesterov"]), polar)
 
 
 SCION_RULE = SplitRule(_accumulate, _normalize, _cost, encode, _kinds, _normalize_all)

@@ -1,4 +1,4 @@
-"""The state of own optimizers: created with the groups, repaired where it is missing, loaded exactly as it was saved.
+"""The state of our optimizers: created with the groups, repaired where it is missing, loaded exactly as it was saved.
 
 Parameters can be replaced and state can be cleared behind an optimizer's back: Accelerate puts sharded parameters into
 the groups after the optimizer was made (FSDP2), and some loops restart with `optimizer.state = defaultdict(dict)`.
@@ -17,7 +17,7 @@ from steadynorm.decay.hold import HOLD_STATE
 from steadynorm.decay.rule import Group, group_label
 from steadynorm.dtensor import is_dtensor
 from steadynorm.optim.residual import RESIDUAL
-from steadynorm.optim.validation import check_parameter, name_of
+from steadynorm.optim.validation import check_parameter, explain_group_errors, name_of
 
 MAY_BE_MISSING = ("skipped", "momentum_left", RESIDUAL, *HOLD_STATE.values())  # checkpoints from before these were kept
 _MOMENTUM_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -41,7 +41,7 @@ class StateKeeper(Optimizer):
         raise NotImplementedError
 
     def _check_settings(self, group: Group) -> None:
-        """Raise ValueError or TypeError if a group makes no sense as a checkpoint would leave it."""
+        """Raise ValueError or TypeError if a group makes no sense, as it is added or as a checkpoint would leave it."""
         raise NotImplementedError
 
     def _forget(self) -> None:
@@ -49,8 +49,26 @@ class StateKeeper(Optimizer):
         raise NotImplementedError
 
     def merge_saved_group(self, saved: Group, group: Group) -> Group:
-        """Return what of a saved group is loaded in place of `group`; by default all of it."""
+        """Return the part of a saved group that is loaded in place of `group`; by default all of it."""
         return saved
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add a group as torch does, with its settings checked and its state made; on an error nothing changes."""
+        with explain_group_errors(self, param_group):
+            super().add_param_group(param_group)
+        index, group = len(self.param_groups) - 1, self.param_groups[-1]
+        try:
+            for k, p in enumerate(group["params"]):
+                check_parameter(p, name_of(group, k))
+            self._check_settings(group)
+            states = [self._checked_state(group, k) for k in range(len(group["params"]))]
+        except (ValueError, TypeError) as error:
+            self.param_groups.pop()
+            raise type(error)(f"{type(self).__name__}, {group_label(index, group)}: {error}") from None
+        pack(states)
+        for p, state in zip(group["params"], states, strict=True):
+            self.state[p].update(state)
+        self._forget()
 
     def _ensure_state(self) -> None:
         """Make fresh state for parameters that lack some of it, and drop that of parameters that left the groups.
@@ -75,7 +93,7 @@ class StateKeeper(Optimizer):
             self.state[p] = {**state, **self.state.get(p, {})}
 
     def _checked_state(self, group: Group, k: int) -> dict[str, Tensor]:
-        """Return fresh state of a group's k-th parameter; raise ValueError, by name, if it cannot be had."""
+        """Return fresh state of a group's k-th parameter; raise ValueError, naming the parameter, if it cannot have any."""
         p = group["params"][k]
         try:
             state = self._all_state(group, p)
@@ -142,7 +160,7 @@ class StateKeeper(Optimizer):
         self._forget()
 
     def _checked_checkpoint(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """Return what of a checkpoint is loaded; raise ValueError if it does not fit."""
+        """Return the part of a checkpoint that is loaded; raise ValueError if it does not fit."""
         self._check_fits(saved)
         pairs = list(zip(saved["param_groups"], self.param_groups, strict=False))
         if not len(pairs) == len(saved["param_groups"]) == len(self.param_groups):
@@ -163,7 +181,8 @@ class StateKeeper(Optimizer):
                     if shape != tuple(fresh.shape) and not (shape is None and name in MAY_BE_MISSING):
                         raise ValueError(
                             f"{type(self).__name__}, {group_label(index, group)}: the checkpoint has {name} of shape {shape} "
-                            f"for {name_of(group, k)} of shape {tuple(p.shape)}: it belongs to another model or optimizer"
+                            f"for {name_of(group, k)}, which takes {tuple(fresh.shape)}: it belongs to another model or "
+                            "optimizer"
                         )
 
     def _check_groups(self, groups: list[Group]) -> None:

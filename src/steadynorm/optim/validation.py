@@ -30,10 +30,12 @@ def check_dense_gradients(optimizer: Optimizer) -> None:
 class NonFiniteGradientError(ValueError):
     """Raised with check_finite=True for a gradient with a NaN or an infinity; nothing was written."""
 
-    def __init__(self, optimizer: str, index: int, group: Group, k: int):
+    def __init__(self, optimizer: Optimizer, index: int, p: Tensor):
+        group = optimizer.param_groups[index]
+        k = next(k for k, member in enumerate(group["params"]) if member is p)
         super().__init__(
-            f"{optimizer}, {group_label(index, group)}: the gradient of {name_of(group, k)} is not finite; "
-            "nothing was written (check_finite=True)"
+            f"{type(optimizer).__name__}, {group_label(index, group)}: the gradient of {name_of(group, k)} is not "
+            "finite; nothing was written (check_finite=True)"
         )
 
 
@@ -116,9 +118,11 @@ def refuse_unused(optimizer: type[Optimizer], params: Any, given: Mapping[str, A
 
 
 def check_one(lr: float | Tensor) -> None:
-    """Raise ValueError, in torch's words, unless a tensor lr has one element."""
+    """Raise ValueError unless an lr is a number, or a tensor of one element."""
     if isinstance(lr, Tensor) and lr.numel() != 1:
-        raise ValueError("Tensor lr must be 1-element")
+        raise ValueError("Tensor lr must be 1-element")  # in torch's words
+    if not isinstance(lr, Tensor | Real):  # YAML reads 1e-3 as a string
+        raise ValueError(f"lr={lr!r} must be a number")
 
 
 def check_range(name: str, value: float, *, most: float = math.inf, closed: bool = False) -> None:
@@ -172,7 +176,7 @@ def check_parameter(p: Tensor, name: str) -> None:
         raise ValueError(f"{name} is sparse; only dense parameters are supported")
     if not (p.is_floating_point() and p.element_size() >= 2):
         raise ValueError(
-            f"{name} is of {p.dtype}; only real floating-point parameters of 16 bits or more are supported: freeze it "
+            f"{name} has dtype {p.dtype}; only real floating-point parameters of 16 bits or more are supported: freeze it "
             "and leave it out, or train a wider copy"
         )
 

@@ -3,8 +3,9 @@
     polar(x) = U V^T,   x = U diag(sigma) V^T
 
 "express" is PolarExpress: odd quintics composed so that the worst error over [lower, 1] is least; "newton-schulz" is
-the iteration of Muon and the published Scion, one fixed quintic after division by the Frobenius norm; "svd" is exact. Directions with no singular value (zero matrices, missing
-rank) stay zero; a matrix with a NaN stays NaN and leaves its neighbours alone.
+the iteration of Muon and the published Scion, one fixed quintic after division by the Frobenius norm; "svd" is exact.
+Directions with no singular value (zero matrices, missing rank) stay zero; a matrix with a NaN becomes NaN and does not
+affect its neighbours.
 
 What makes it fast at a small error, each measured on two CPU cores with native bf16:
 

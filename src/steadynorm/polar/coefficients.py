@@ -21,12 +21,12 @@ GRAM_MIN_ASPECT = 1.5
 GRAM_MIN_ROWS_BF16 = 192
 
 _LOWER = 1e-3  # the composition need not be optimal for smaller relative singular values than this
-_MAX_ERROR = 0.11  # nor for so small ones that the worst error would exceed this (measured: best for 4 and 5 steps)
+_MAX_ERROR = 0.11  # nor for values so small that the worst error would exceed this (measured: best for 4 and 5 steps)
 _SAFETY = 1.01  # room for bf16 rounding above 1
 _CUSHION = 0.024  # keeps the early polynomials from being too steep for bf16
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=64, typed=True)  # 4.0 is refused even where 4 is known
 def find_quintics(method: str, steps: int, lower: float | None = None) -> tuple[Quintic, ...]:
     """Return the quintics of a method; none for svd.
 
@@ -37,7 +37,7 @@ def find_quintics(method: str, steps: int, lower: float | None = None) -> tuple[
         raise ValueError(f"polar={method!r} is unknown; choose one of {', '.join(METHODS)}")
     if method == "svd":
         return ()
-    if not (isinstance(steps, int) and 1 <= steps <= 50):
+    if type(steps) is not int or not 1 <= steps <= 50:
         raise ValueError(f"polar_steps={steps!r} must be a whole number from 1 to 50")
     if method == "newton-schulz":
         return (NEWTON_SCHULZ,) * steps

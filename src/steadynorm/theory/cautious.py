@@ -32,7 +32,7 @@ Predicted over simulated sigma^2, where simulated coordinates are independent:
     Gaussian, eta 0.003   1.000  1.002         1.001  0.998                       1.001  1.000
     polar, eta 0.01       1.008  1.007         1.002  0.988                       1.004
 
-The last row is of 32x64 polar factors; its standard error is 0.6 %.
+The last row is for 32x64 polar factors; its standard error is 0.6 %.
 
 What is left out is of order eta/alpha: the tails of theta (kurtosis 4.4 at eta = 0.01 and alpha = 0.05), and past
 updates (eta/2) |theta| sign u, whose overlap with sign u exceeds that with u. Where eta is not small beside alpha, the

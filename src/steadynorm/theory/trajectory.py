@@ -269,7 +269,7 @@ def _forecast_linear(
     filters: Iterable[Filter], scales: Sequence[float], lr: Floats, eta: Floats, start: float
 ) -> Floats:
     """Forecast an update that is linear in the momentum, u = scale x, by covariances instead of correlations."""
-    norm, var, overlap = initial_state(as_kernel("linear"), start=start).norm_sq, 0.0, 0.0
+    norm, var, overlap = check_start(start), 0.0, 0.0
     out = np.empty(len(lr))
     for t, (f, scale, g, e) in enumerate(zip(filters, scales, lr.tolist(), eta.tolist(), strict=True)):
         covariance = f.p * f.r * var + f.q * f.s

@@ -108,8 +108,8 @@ def newton_schulz_share(d_out: int, d_in: int, coefficients: tuple[float, float,
 
         sigma^2 = (1 + c + 2 sqrt(c) cos phi) / d,   density (2/pi) sin^2 phi / (1 + c + 2 sqrt(c) cos phi)
 
-    and the result is the mean of s^2. No singular value exceeds the Frobenius norm, as the law of large matrices has it for
-    one of two or three rows; that of a vector equals it.
+    and the result is the mean of s^2. No singular value exceeds the Frobenius norm, although this law would let some do so
+    in a matrix of two or three rows; that of a vector equals it.
 
     >>> round(newton_schulz_share(384, 384, NEWTON_SCHULZ, 5), 2)
     0.86

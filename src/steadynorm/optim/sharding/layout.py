@@ -123,16 +123,13 @@ class Transfer:
             self.handle.wait()
         self.handle = None
         if stacked:
-            return self.received.view(-1, *self.to.size) if self.to.numel else self._empty()
+            return self.received.view(sum(count for count, _ in self.arriving), *self.to.size)
         count = self.arriving[0][0]
         whole = self.received.new_empty(count, *self.to.size)
         parts = self.received.split([n * box.numel for n, box in self.arriving])
         for part, (_, box) in zip(parts, self.arriving, strict=True):
             box.slice(whole).copy_(part.view(count, *box.size))
         return whole
-
-    def _empty(self) -> Tensor:
-        return self.received.new_empty(sum(count for count, _ in self.arriving), *self.to.size)
 
 
 def to_owners(x: Tensor, layout: Layout, counts: Sequence[int]) -> Transfer:

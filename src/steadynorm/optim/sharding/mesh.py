@@ -19,7 +19,7 @@ def sharded_zeros(p: Tensor, dtype: torch.dtype, mesh: Any) -> Tensor:
     if is_dtensor(p):
         raise ValueError("is a DTensor already: its state is sharded as it is; leave mesh= out")
     if mesh.device_type != device.type:
-        raise ValueError(f"is on {device.type}, but mesh= is of {mesh.device_type}; move one of them")
+        raise ValueError(f"is on {device.type}, but mesh= is on {mesh.device_type}; move one of them")
     return zeros(p.shape, dtype=dtype, device_mesh=mesh, placements=[Shard(0) if p.ndim else Replicate()])
 
 

@@ -52,9 +52,10 @@ class Sharded(Local):
         if self._consensus.members is None:
             groups = optimizer.param_groups
             blocks = {id(p): optimizer.slices(group, p).blocks for group in groups for p in group["params"]}
-            keys = lambda group: optimizer.arithmetic_of(group).state_keys  # noqa: E731
-            sharded = list(members(optimizer, keys, optimizer.setting_keys))
-            self._consensus.set_members(sharded, blocks)
+            sharded = members(
+                optimizer, lambda group: optimizer.arithmetic_of(group).state_keys, optimizer.setting_keys
+            )
+            self._consensus.set_members(list(sharded), blocks)
         if not self._consensus.members:
             return steps
         flags: dict[int, Tensor] = {}
