@@ -253,7 +253,7 @@ def test_validation_takes_the_same_whole_batches_every_time(tmp_path):
     for (inputs, _), one, two in zip(seen, *(once(rank=r, world=2).first(99) for r in range(2)), strict=True):
         assert torch.equal(torch.cat([one[0], two[0]]), inputs)
     assert len(list(loader.first(None))) == len(list(loader.first(10**9))) == 6
-    with pytest.raises(ValueError, match="max_tokens=31 is less than a batch"):
+    with pytest.raises(ValueError, match="eval_tokens=31 is less than a batch of 4 x 8; raise it"):
         loader.first(31)
 
 

@@ -148,6 +148,11 @@ def _scheduler(optimizer: Optimizer, optim: Optim, schedule: Schedule, steps: in
         )  # fmt: skip
         alpha, lr = matched.alpha, matched.lr
     if schedule.decay_by_lr_alone:
+        if optim.name != "scionc" or values:
+            raise ValueError(
+                f"schedule.decay_by_lr_alone needs scionc without steady_norm_sq_end, not {optim.name} with "
+                f"steady_norm_sq_end={schedule.steady_norm_sq_end}: both set the target"
+            )
         values["steady_norm_sq"] = _hidden(optimizer, _scaled_by_gain(optim, alpha))
     return Scheduler(
         optimizer,
