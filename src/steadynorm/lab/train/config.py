@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from steadynorm.decay.hold import BALANCE_STEPS
 from steadynorm.lab.models import GPTConfig, ViTConfig
+from steadynorm.prediction import LrPlan
 
 OptimizerName = Literal[
     "scionc", "scion", "muonc", "adamc", "adamw", "renormalized-adamw", "lionc", "sgdc", "muon", "muon-corrected"
@@ -86,6 +87,10 @@ class Schedule:
     """scionc with a scheduled alpha: keep the momentum factor out of the decay (the paper's third arm)."""
     steady_norm_sq_end: float | None = None
     """Final target, approached along the lr schedule."""
+
+    def plan(self, steps: int) -> LrPlan:
+        """Return the lr of a run of so many steps, relative to the peak."""
+        return LrPlan(steps, self.warmup, self.lr, self.final)
 
 
 @dataclass(frozen=True)
