@@ -192,7 +192,7 @@ def test_a_position_is_plain_integers_and_belongs_to_its_data(tmp_path):
         with pytest.raises(DataError, match=r"the saved position has .*resume with the same shards"):
             other.load_state_dict(state)
     for broken in ({**state, "sequence": 99}, {**state, "epoch": -1}, {k: v for k, v in state.items() if k != "epoch"}):
-        with pytest.raises(DataError, match="is no position"):
+        with pytest.raises(DataError, match="is not a position"):
             loader.load_state_dict(broken)
     assert loader.state_dict() == state
 

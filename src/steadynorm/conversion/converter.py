@@ -90,7 +90,7 @@ def convert(
     if not isinstance(model, nn.Module):
         raise TypeError(f"convert takes the model second, not {type(model).__name__}")
     names = {id(p): name for name, p in model.named_parameters()}
-    sources = [source for each in several for source in sources_of(unwrap(each, "convert"), names)]
+    sources = [source for old in several for source in sources_of(unwrap(old, "convert"), names)]
     kinds = {source.kind for source in sources}
     to = to or (AdamC if kinds == {"AdamW"} else ScionC)
     to_muon = to is getattr(torch.optim, "Muon", None) and kinds <= {"Muon", "AdamW"}  # torch has it since 2.9
@@ -104,7 +104,9 @@ def convert(
                 f"convert: {to.__name__} continues with the same steps and takes no {', '.join(lost)}; leave it out, or "
                 "pass to=ScionC"
             )
-        return to_torch(sources) if to_muon else to_ours(to, sources, model, output, settings)
+        if to is AdamC or to is MuonC:
+            return to_ours(to, sources, model, output, settings)
+        return to_torch(sources)
     if to not in (Scion, ScionC):
         name = to.__name__ if isinstance(to, type) else repr(to)
         remedy = "; AdamW loads the state_dict of AdamC, then call uncorrect(adamw)" if name == "AdamW" else ""

@@ -150,7 +150,7 @@ class TokenLoader:
         epoch, sequence = state.get("epoch", -1), state.get("sequence", -1)
         if epoch < 0 or not 0 <= sequence <= self.sequences:
             raise DataError(
-                f"TokenLoader: epoch={epoch}, sequence={sequence} is no position in {self.sequences} sequences"
+                f"TokenLoader: epoch={epoch}, sequence={sequence} is not a position in {self.sequences} sequences"
             )
         self.epoch, self._sequence = int(epoch), int(sequence)
 

@@ -30,7 +30,7 @@ class Optim:
     lr: float = 0.01
     """Peak learning rate."""
     output_lr: float | None = None
-    """Peak lr of the output layer, for muonc and muon of all that is no hidden matrix; default: 20 lr (Scion family), lr / 20
+    """Peak lr of the output layer, for muonc and muon of everything but hidden matrices; default: 20 lr (Scion family), lr / 20
     (muonc), else lr."""
     weight_decay: float | None = None
     """Constant (scion, adamw) or peak decay; default: for scion the one that reaches steady_norm_sq at the peak, else 0.1."""
@@ -89,7 +89,7 @@ class Schedule:
     """Final target, approached along the lr schedule."""
 
     def plan(self, steps: int) -> LrPlan:
-        """Return the lr of a run of so many steps, relative to the peak."""
+        """Return the plan of lr / peak over a run of this many steps."""
         return LrPlan(steps, self.warmup, self.lr, self.final)
 
 
