@@ -86,7 +86,7 @@ MUTANTS: tuple[Mutant, ...] = (
     statistics("holm", "Holm's correction left out", "level / (len(chances) - rank)", "level"),
     statistics("parabola_peak", "top of the parabola at the best point", "middle_left + left / (left - right) * (middle_right - middle_left)", "b"),
     Mutant("lab.paper.null:at_its_bound", "noise around a truth that keeps the bound", "noise.value + bound.bound", "noise.value", ("test_paper_null.py::test_noise_supports_no_claim[fig-adamc-betas]",)),
-    Mutant("lab.paper.experiments.learning_rates:ExponentAbove.__call__", "the exponent of the best lr upside down", "TILT - 2 * (1 - self.least) * BEND", "TILT + 2 * (1 - self.least) * BEND", (TOLD,)),
+    Mutant("lab.paper.experiments.learning_rates:exponent_above", "the exponent of the best lr upside down", "TILT - 2 * (1 - least) * BEND", "TILT + 2 * (1 - least) * BEND", (TOLD,)),
     Mutant("lab.paper.experiments.learning_rates:within_factor_two", "any effective lr is within a factor of 2", "2 * math.log(2)", "-2 * math.log(2)", (TOLD,)),
     Mutant("lab.train.token_rows:visit_chances", "rare tokens visited in every step", "(1 - counts / counts.sum()) ** tokens_per_step", "0.0 * counts", ("test_train_options.py::test_chances_of_a_visit_follow_from_the_text",)),
     Mutant("lab.paper.claims:no_worse", "a larger loss taken for better", "score.sign > 0", "score.sign < 0", (SCORED,)),

@@ -167,9 +167,9 @@ def test_what_cannot_be_logged_is_refused_by_its_name():
     refused = {
         r"'step' is a key of every record; log it under another name": {"step": 1.0},
         r"loss has shape \(2,\); log one number, such as its mean": {"loss": torch.ones(2)},
-        r"loss='x' is no number; log a number or a one-element tensor": {"loss": "x"},
-        r"loss=None is no number": {"loss": None},
-        r"loss=\[1\.0, 2\.0\] is no number": {"loss": [1.0, 2.0]},
+        r"loss='x' is not a number; log a number or a one-element tensor": {"loss": "x"},
+        r"loss=None is not a number": {"loss": None},
+        r"loss=\[1\.0, 2\.0\] is not a number": {"loss": [1.0, 2.0]},
     }
     for message, bad in refused.items():
         with pytest.raises(ValueError, match=f"Monitor: {message}"):

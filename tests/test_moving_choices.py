@@ -90,6 +90,25 @@ def test_a_target_of_muonc_becomes_its_decay_at_the_peak_in_torch():
     )
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [{"keep_lr": False}, {"keep_norm": False}, {"alpha": 0.5}, {"nesterov": False}, {"roles": {"*": "hidden"}}, {"blocks": {"*": 2}}],
+    ids=str,
+)  # fmt: skip
+def test_settings_for_scion_are_refused_where_the_steps_stay_the_same(setting: dict[str, Any]):
+    """They would have no effect: AdamC, which is the default from AdamW, takes over everything as it is."""
+    for kind, to in ((sn.AdamC, None), (sn.MuonC, sn.MuonC), (sn.MuonC, torch.optim.Muon)):
+        model, old = start(kind)
+        with pytest.raises(ValueError, match=f"continues with the same steps and takes no {next(iter(setting))}"):
+            sn.convert(old, model, to=to, **setting)
+
+
+def test_torchs_muon_takes_no_settings_of_ours():
+    model, old = start(sn.MuonC)
+    with pytest.raises(ValueError, match="Muon continues with the same steps and takes no polar"):
+        sn.convert(old, model, to=torch.optim.Muon, polar="svd")
+
+
 def test_arguments_that_are_no_optimizer_model_or_class_are_named():
     model, old = start(sn.AdamC)
     with pytest.raises(TypeError, match="convert takes an optimizer, not Net"):

@@ -18,7 +18,7 @@ from steadynorm.lab.models import GPT, SimpleViT
 from steadynorm.lab.paper import baselines
 from steadynorm.lab.train import loop, tasks
 from steadynorm.lab.train.config import Config, Gpt, OptimizerName, Vit, plain
-from steadynorm.lab.train.optimizers import build, lr_ratio
+from steadynorm.lab.train.optimizers import build
 from steadynorm.lab.train.recipes import GPT_124M, OPTIMIZERS, RECIPES, VIT_S16, with_optimizer
 
 # What the paper and the code it builds on say, arm by arm, written out: nothing here is read from the recipes.
@@ -187,7 +187,7 @@ def test_the_budgets_are_the_papers(epochs: int, steps: int):
 
 def test_the_cosine_is_the_papers():
     """gamma_t = gamma (1 + cos(pi (t - 1) / T)) / 2, t from 1."""
-    ratio = lr_ratio(VIT_S16.schedule, 100)
+    ratio = VIT_S16.schedule.plan(100).ratio
     assert [ratio(t) for t in range(100)] == pytest.approx([(1 + np.cos(np.pi * t / 100)) / 2 for t in range(100)])
 
 

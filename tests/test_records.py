@@ -554,5 +554,5 @@ def test_a_folder_of_runs_is_answered_with_the_runs_in_it(tmp_path: Path):
     for name in ("b", "a run"):
         (tmp_path / name).mkdir()
         (tmp_path / name / records.FILE).touch()
-    with pytest.raises(RecordError, match=r"is no run but a folder of 2; pass the runs in it: '.*/a run' .*/b$"):
+    with pytest.raises(RecordError, match=r"not a run but a folder of 2 runs; pass the runs in it: '.*/a run' .*/b$"):
         records.read(tmp_path)

@@ -285,7 +285,7 @@ def test_the_title_and_the_place_of_a_report_can_be_chosen(made, tmp_path):
 def test_a_page_replaces_pages_and_nothing_else(tmp_path):
     records_file = recorded(tmp_path / "run", "a", steps=3) / records.FILE
     before = records_file.read_bytes()
-    with pytest.raises(ValueError, match=r"records\.jsonl: is no page, and would be lost"):
+    with pytest.raises(ValueError, match=r"records\.jsonl: not a page, and would be overwritten"):
         report.report(tmp_path / "run", records_file)
     assert records_file.read_bytes() == before
     (tmp_path / "new.html").touch()

@@ -192,7 +192,7 @@ def test_a_position_is_plain_integers_and_belongs_to_its_data(tmp_path):
         with pytest.raises(DataError, match=r"the saved position has .*resume with the same shards"):
             other.load_state_dict(state)
     for broken in ({**state, "sequence": 99}, {**state, "epoch": -1}, {k: v for k, v in state.items() if k != "epoch"}):
-        with pytest.raises(DataError, match="is no position"):
+        with pytest.raises(DataError, match="is not a position"):
             loader.load_state_dict(broken)
     assert loader.state_dict() == state
 
@@ -253,7 +253,7 @@ def test_validation_takes_the_same_whole_batches_every_time(tmp_path):
     for (inputs, _), one, two in zip(seen, *(once(rank=r, world=2).first(99) for r in range(2)), strict=True):
         assert torch.equal(torch.cat([one[0], two[0]]), inputs)
     assert len(list(loader.first(None))) == len(list(loader.first(10**9))) == 6
-    with pytest.raises(ValueError, match="max_tokens=31 is less than a batch"):
+    with pytest.raises(ValueError, match="eval_tokens=31 is less than a batch of 4 x 8; raise it"):
         loader.first(31)
 
 

@@ -235,6 +235,13 @@ def test_unreadable_input_is_named_with_its_line(tmp_path, name, content, says):
     assert not list((tmp_path / "out").glob("*.bin"))
 
 
+def test_a_folder_with_the_name_of_a_file_is_searched_as_a_folder(tmp_path):
+    """Some tools name a folder of parts like one file: `text.parquet/part-0.parquet`."""
+    (folder := tmp_path / "texts" / "a.txt").mkdir(parents=True)
+    (part := folder / "part.txt").write_bytes(b"text")
+    assert documents.input_files([tmp_path / "texts"]) == documents.input_files([folder]) == [part]
+
+
 def test_a_parquet_file_without_the_column_or_with_an_empty_cell_is_named(tmp_path):
     table = pa.table({"n": [1, 2, 3], "body": ["a", "b", None]})
     parquet.write_table(table, source := tmp_path / "a.parquet", row_group_size=1)

@@ -84,6 +84,22 @@ def test_a_hold_is_refused_by_an_optimizer_that_has_none(name, hold):
         build(GPT(MODEL), Optim(name, **hold), Schedule(), 10)
 
 
+@pytest.mark.parametrize(("name", "end"), [("scionc", 0.1), ("scion", None)])
+def test_decay_by_lr_alone_is_refused_where_it_would_be_lost(name, end):
+    """It is a schedule of ScionC's target, which a final target would be as well."""
+    schedule = Schedule(momentum="linear", decay_by_lr_alone=True, steady_norm_sq_end=end)
+    with pytest.raises(ValueError, match="decay_by_lr_alone needs scionc without steady_norm_sq_end"):
+        build(GPT(MODEL), Optim(name), schedule, 10)
+
+
+def test_too_few_eval_tokens_are_refused_before_the_first_step(tmp_path):
+    task = Gpt(model=MODEL, length=16, eval_tokens=31)
+    config = Config(task=task, out=tmp_path / "run", steps=2, batch=2, tensorboard=False, bf16=False)
+    with pytest.raises(ValueError, match="eval_tokens=31 is less than a batch of 2 x 16; raise it"):
+        train(config, quiet=True)
+    assert not (config.out / records.FILE).exists()
+
+
 def test_chances_of_a_visit_follow_from_the_text(tmp_path):
     write_shard(tmp_path / "a.bin", [0] * 90 + [1] * 10)
     write_shard(tmp_path / "b.bin", [0] * 100)

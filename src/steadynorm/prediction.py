@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadynorm import schedule, theory
+from steadynorm.schedule import StepFunction
 from steadynorm.theory.updates import Update, update_of
 from steadynorm.views import Blocks
 
@@ -204,13 +205,16 @@ class LrPlan:
         if not 0 <= self.final <= 1:
             raise ValueError(f"final {self.final}: pass the last lr as a fraction of the peak, from 0 to 1")
 
+    @property
+    def ratio(self) -> StepFunction:
+        """lr / peak as a function of the step."""
+        if self.schedule == "constant":
+            return schedule.constant(self.warmup)
+        return getattr(schedule, self.schedule)(self.steps, self.warmup, self.final)
+
     def ratios(self) -> Floats:
         """Return lr / peak at every step."""
-        if self.schedule == "constant":
-            ratio = schedule.constant(warmup=self.warmup)
-        else:
-            ratio = getattr(schedule, self.schedule)(self.steps, warmup=self.warmup, final=self.final)
-        return np.array([ratio(step) for step in range(self.steps)])
+        return np.array(list(map(self.ratio, range(self.steps))))
 
 
 @dataclass(frozen=True)

@@ -245,7 +245,9 @@ def StopAfter(step: int) -> Any:  # noqa: N802
 
 
 def test_something_that_is_not_a_sink_is_refused_at_once():
-    with pytest.raises(TypeError, match=r"'runs/a' is no function of a list of records; use steadynorm.records.sinks"):
+    with pytest.raises(
+        TypeError, match=r"'runs/a' is not a function of a list of records; use steadynorm.records.sinks"
+    ):
         MonitorCallback("runs/a")
 
 

@@ -48,13 +48,13 @@ class PaperList:
         )
 
 
-def _joined(names: Sequence[str], most: int = 8) -> str:
+def _joined(names: Sequence[str]) -> str:
     """Join names; of many, show the first and the last.
 
     >>> _joined(["a", "b"]), _joined("abcdefghi")
     ('a; b', '9 arms, from a to i')
     """
-    return "; ".join(names) if len(names) <= most else f"{len(names)} arms, from {names[0]} to {names[-1]}"
+    return "; ".join(names) if len(names) <= 8 else f"{len(names)} arms, from {names[0]} to {names[-1]}"
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,8 @@ def convert(
         to: AdamC (only from AdamW, and the default there), MuonC (only from Muon and AdamW, with the same steps up to its
             polar factors), ScionC (the default elsewhere), or Scion. From MuonC also torch.optim.Muon, which returns a list
             of Muon and the AdamW beside it.
-        keep_lr: Whether to keep the effective lr of every parameter. Otherwise use `lr`, and 20 lr for the output layer.
+        keep_lr: Whether to keep the effective lr of every parameter. Otherwise use `lr`, and 20 lr for the output layer. This
+            and the next arguments, except `output`, are for Scion and ScionC; the others continue with the same steps.
         keep_norm: Whether to keep the steady norm of every parameter. Otherwise use `steady_norm_sq`. Parameters without
             decay stay without.
         lr: The lr if it is not kept.
@@ -89,12 +90,22 @@ def convert(
     if not isinstance(model, nn.Module):
         raise TypeError(f"convert takes the model second, not {type(model).__name__}")
     names = {id(p): name for name, p in model.named_parameters()}
-    sources = [source for each in several for source in sources_of(unwrap(each, "convert"), names)]
+    sources = [source for old in several for source in sources_of(unwrap(old, "convert"), names)]
     kinds = {source.kind for source in sources}
     to = to or (AdamC if kinds == {"AdamW"} else ScionC)
-    if to is AdamC or to is MuonC:
-        return to_ours(to, sources, model, output, settings)
-    if to is getattr(torch.optim, "Muon", None) and kinds <= {"Muon", "AdamW"}:  # torch has it since 2.9
+    to_muon = to is getattr(torch.optim, "Muon", None) and kinds <= {"Muon", "AdamW"}  # torch has it since 2.9
+    if to is AdamC or to is MuonC or to_muon:
+        for_scion = {
+            "keep_lr": not keep_lr, "keep_norm": not keep_norm, "alpha": alpha is not None,
+            "nesterov": nesterov is not None, "roles": roles, "blocks": blocks,
+        }  # fmt: skip
+        if lost := [name for name, is_set in for_scion.items() if is_set] + (list(settings) if to_muon else []):
+            raise ValueError(
+                f"convert: {to.__name__} continues with the same steps and takes no {', '.join(lost)}; leave it out, or "
+                "pass to=ScionC"
+            )
+        if to is AdamC or to is MuonC:
+            return to_ours(to, sources, model, output, settings)
         return to_torch(sources)
     if to not in (Scion, ScionC):
         name = to.__name__ if isinstance(to, type) else repr(to)

@@ -1,6 +1,6 @@
 """Which weights of a model are several matrices: fused projections, heads, groups of a convolution, gates of an LSTM.
 
-The caller's `blocks` come first. Then the module that holds a layer tells: an attention says how many heads it has for
+The caller's `blocks` come first. Then the module that holds the layer decides: an attention says how many heads it has for
 queries and for keys and values, itself or in its configuration (Hugging Face), and so how its fused projection is cut.
 Names and shapes decide the rest; where they leave a doubt, the weight stays one matrix.
 """
@@ -119,7 +119,7 @@ def _fused_by_heads(site: ParamSite, matrix: _Matrix, attention: Attention) -> t
 
 
 def _by_head(site: ParamSite, matrix: _Matrix, attention: Attention) -> tuple[BlockLayout, str] | None:
-    """Return one block per head; None if this is no projection to or from all heads.
+    """Return one block per head; None if this is not a projection to or from all heads.
 
     A fused projection has whole heads next to each other, whatever their order.
     """

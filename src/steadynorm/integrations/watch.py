@@ -21,7 +21,7 @@ class Watch:
     def __init__(self, sinks: tuple[Sink, ...], settings: Mapping[str, Any]):
         if bad := [sink for sink in sinks if not callable(sink)]:
             raise TypeError(
-                f"MonitorCallback: {bad[0]!r} is no function of a list of records; use steadynorm.records.sinks"
+                f"MonitorCallback: {bad[0]!r} is not a function of a list of records; use steadynorm.records.sinks"
             )
         self.sinks, self.settings = sinks, dict(settings)
         self.monitor: Monitor | None = None

@@ -246,8 +246,7 @@ def time_phases(device: torch.device, shapes: Sequence[Shape], rounds: int) -> d
 
 def polar_errors(device: torch.device, dtypes: Sequence[str], shapes: Sequence[Shape]) -> dict[str, dict[str, float]]:
     """Return the polar error by working dtype and kind of spectrum, as this device computes it."""
-    polars = {dtype: Polar(dtype=dtype) for dtype in dtypes}
     return {
-        dtype: bench.polar_errors(lambda x, polar=polar: polar(x.to(device)).cpu(), shapes)
-        for dtype, polar in polars.items()
+        dtype: bench.polar_errors(lambda x, dtype=dtype: Polar(dtype=dtype)(x.to(device)).cpu(), shapes)
+        for dtype in dtypes
     }

@@ -124,8 +124,8 @@ class Monitor:
     def advice(self) -> list[str]:
         """Return what the records so far say: for each role one sentence with the figures behind it.
 
-        A figure is a mean over the last third of the records, with its standard error. A role whose figures are missing
-        is not spoken of, and neither is a run of fewer than nine records.
+        A figure is a mean over the last third of the records, with its standard error. Roles whose figures are
+        missing are left out, as are runs of fewer than nine records.
         """
         self._drain()
         by_role: dict[str, set[str]] = {}
@@ -280,7 +280,7 @@ def _loggable(name: str, value: Any) -> float | Tensor:
     try:
         return float(value)
     except (TypeError, ValueError):
-        raise ValueError(f"Monitor: {name}={value!r} is no number; log a number or a one-element tensor") from None
+        raise ValueError(f"Monitor: {name}={value!r} is not a number; log a number or a one-element tensor") from None
 
 
 def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -9,7 +9,7 @@ for four reasons, each of which the records measure by itself:
     alignment     excess > 0: updates undo a part of each other. excess < 0: gradients push the weights outward,
                   because theta moves by -u
 
-A role of which a figure is missing is not spoken of.
+Roles with a missing figure are left out.
 """
 
 import math

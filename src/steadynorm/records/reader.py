@@ -38,7 +38,9 @@ def read(path: str | Path, *, max_points: int | None = None) -> Run:
         if runs := [str(file.parent) for file in sorted(Path(path).glob(f"*/{FILE}"))]:
             more = f" and {len(runs) - _SHOWN} more" if len(runs) > _SHOWN else ""
             named = f"{shlex.join(runs[:_SHOWN])}{more}"
-            raise RecordError(f"{path}: is no run but a folder of {len(runs)}; pass the runs in it: {named}") from None
+            raise RecordError(
+                f"{path}: not a run but a folder of {len(runs)} runs; pass the runs in it: {named}"
+            ) from None
         raise RecordError(f"{where}: no such record file; pass a run's folder or its {FILE}") from None
     except OSError as error:
         raise RecordError(f"{where}: cannot be read ({error.strerror}); check the path and its permissions") from None

@@ -18,7 +18,7 @@ def export_files(runs: Sequence[Run], layered: Sequence[Run]) -> dict[str, str]:
     """
     entries = []
     for run, layers in zip(runs, layered, strict=True):
-        by_layer = {name: _numbers(each) for name, each in layers.layers.items()}
+        by_layer = {name: _numbers(columns) for name, columns in layers.layers.items()}
         entry = {"name": run.name, "created": run.created, "config": run.config, "steps": run.steps.tolist()}
         entry |= {"columns": _numbers(run.columns), "layer_steps": layers.steps.tolist(), "layers": by_layer}
         entries.append(entry)
@@ -27,7 +27,7 @@ def export_files(runs: Sequence[Run], layered: Sequence[Run]) -> dict[str, str]:
     }
     contents["runs.csv"] = _csv(("run", "step"), [((run.name,), run.steps, run.columns) for run in runs])
     if any(run.layers for run in layered):
-        tables = [((run.name, name), run.steps, each) for run in layered for name, each in run.layers.items()]
+        tables = [((run.name, name), run.steps, columns) for run in layered for name, columns in run.layers.items()]
         contents["layers.csv"] = _csv(("run", "layer", "step"), tables)
     return contents
 

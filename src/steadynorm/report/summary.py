@@ -83,16 +83,16 @@ def configuration_blocks(runs: Sequence[Run]) -> list[page.Block]:
         }
         for run in runs
     ]
-    keys = list(dict.fromkeys(key for each in flat for key in each))
-    differing = [key for key in keys if len({each.get(key) for each in flat}) > 1]
+    keys = list(dict.fromkeys(key for settings in flat for key in settings))
+    differing = [key for key in keys if len({settings.get(key) for settings in flat}) > 1]
     equal = [[key, flat[0][key]] for key in keys if key not in set(differing)]
     names = [run.name for run in runs]
     blocks: list[page.Block] = []
     if differing and len(runs) <= _FEW_RUNS:
-        rows: list[list[page.Cell]] = [[key, *(each.get(key) for each in flat)] for key in differing]
+        rows: list[list[page.Cell]] = [[key, *(settings.get(key) for settings in flat)] for key in differing]
         blocks.append(page.Table("What differs", ["setting", *names], rows))
     elif differing:
-        rows = [[name, *(each.get(key) for key in differing)] for name, each in zip(names, flat, strict=True)]
+        rows = [[name, *(settings.get(key) for key in differing)] for name, settings in zip(names, flat, strict=True)]
         blocks.append(page.Table("What differs", ["run", *differing], rows))
     if equal:
         count = f"{len(equal)} setting{'s' if len(equal) > 1 else ''}"

@@ -29,11 +29,12 @@ def input_files(inputs: Iterable[PathLike]) -> list[Path]:
     """Return the input files, with folders replaced by their files in order of name."""
     files: list[Path] = []
     for path in map(Path, [inputs] if isinstance(inputs, str | Path) else inputs):
-        matching = sorted(file for file in path.rglob("*") if file.suffix in _SUFFIXES) if path.is_dir() else [path]
-        if not matching or (not path.is_dir() and path.suffix not in _SUFFIXES):
-            raise DataError(f"{path}: expected {', '.join(_SUFFIXES)} files, or a folder of them")
-        if not matching[0].is_file():
+        if not path.exists():
             raise DataError(f"{path}: no such file")
+        candidates = sorted(path.rglob("*")) if path.is_dir() else [path]
+        matching = [file for file in candidates if file.suffix in _SUFFIXES and not file.is_dir()]
+        if not matching:
+            raise DataError(f"{path}: expected {', '.join(_SUFFIXES)} files, or a folder of them")
         files += matching
     if not files:
         raise DataError("tokenize_files: no inputs; pass files or folders")

@@ -124,11 +124,14 @@ class TokenLoader:
         tokens = torch.from_numpy(block.astype(np.int64))
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
-    def first(self, max_tokens: int | None) -> Iterator[Batch]:
-        """Iterate from the start of the epoch, in whole batches, over the first `max_tokens` tokens (None: all)."""
-        steps = None if max_tokens is None else max_tokens // (self.batch * self.length)
-        if steps is not None and steps < 1:
-            raise ValueError(f"max_tokens={max_tokens} is less than a batch of {self.batch} x {self.length}")
+    def first(self, eval_tokens: int | None) -> Iterator[Batch]:
+        """Iterate from the start of the epoch, in whole batches, over the first `eval_tokens` tokens (None: all)."""
+        steps = None if eval_tokens is None else eval_tokens // (self.batch * self.length)
+        if steps == 0:
+            raise ValueError(
+                f"eval_tokens={eval_tokens} is less than a batch of {self.batch} x {self.length}; raise it, or leave it "
+                "out to use all"
+            )
         self._sequence = 0
         return islice(self, steps)
 
@@ -147,7 +150,7 @@ class TokenLoader:
         epoch, sequence = state.get("epoch", -1), state.get("sequence", -1)
         if epoch < 0 or not 0 <= sequence <= self.sequences:
             raise DataError(
-                f"TokenLoader: epoch={epoch}, sequence={sequence} is no position in {self.sequences} sequences"
+                f"TokenLoader: epoch={epoch}, sequence={sequence} is not a position in {self.sequences} sequences"
             )
         self.epoch, self._sequence = int(epoch), int(sequence)
 

@@ -172,5 +172,5 @@ def layer_maps(
 
 
 def round_to(value: float) -> float | None:
-    """Round to six significant digits; None for what is no number."""
+    """Round to six significant digits; None if the value is not finite."""
     return rounded(value) if math.isfinite(value) else None

@@ -251,7 +251,9 @@ def _write(
 
 def verdicts(outcome: Outcome) -> page.Table:
     """Return the claims as a table."""
-    rows = [(text, found.verdict, f"{found.chance:.2g}", found.figure) for text, found in outcome.claims.items()]
+    rows = [
+        (text, finding.verdict, f"{finding.chance:.2g}", finding.figure) for text, finding in outcome.claims.items()
+    ]
     caption = (
         f"A verdict is given where the whole {100 * CONFIDENCE:g} % confidence interval (Student's t over seeds) is on one side of the "
         "bound. p: the chance of one as clear as this if the truth were at the bound; 1: not tested."

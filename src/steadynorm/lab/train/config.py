@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from steadynorm.decay.hold import BALANCE_STEPS
 from steadynorm.lab.models import GPTConfig, ViTConfig
+from steadynorm.prediction import LrPlan
 
 OptimizerName = Literal[
     "scionc", "scion", "muonc", "adamc", "adamw", "renormalized-adamw", "lionc", "sgdc", "muon", "muon-corrected"
@@ -29,7 +30,7 @@ class Optim:
     lr: float = 0.01
     """Peak learning rate."""
     output_lr: float | None = None
-    """Peak lr of the output layer, for muonc and muon of all that is no hidden matrix; default: 20 lr (Scion family), lr / 20
+    """Peak lr of the output layer, for muonc and muon of everything but hidden matrices; default: 20 lr (Scion family), lr / 20
     (muonc), else lr."""
     weight_decay: float | None = None
     """Constant (scion, adamw) or peak decay; default: for scion the one that reaches steady_norm_sq at the peak, else 0.1."""
@@ -86,6 +87,10 @@ class Schedule:
     """scionc with a scheduled alpha: keep the momentum factor out of the decay (the paper's third arm)."""
     steady_norm_sq_end: float | None = None
     """Final target, approached along the lr schedule."""
+
+    def plan(self, steps: int) -> LrPlan:
+        """Return the plan of lr / peak over a run of this many steps."""
+        return LrPlan(steps, self.warmup, self.lr, self.final)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Build optimizers and their schedules from a configuration."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -127,7 +128,7 @@ def _muon(model: nn.Module, optim: Optim) -> list[Optimizer]:
 
 def _scheduler(optimizer: Optimizer, optim: Optim, schedule: Schedule, steps: int) -> Scheduler:
     """Schedule lr in every group, alpha and the target in all but the output's."""
-    ratio, values = lr_ratio(schedule, steps), {}
+    ratio, values = schedule.plan(steps).ratio, {}
     if schedule.steady_norm_sq_end is not None:
         if optim.name != "scionc":
             raise ValueError(f"schedule.steady_norm_sq_end needs scionc, not {optim.name}")
@@ -141,27 +142,24 @@ def _scheduler(optimizer: Optimizer, optim: Optim, schedule: Schedule, steps: in
         alpha: StepFunction = schedules.linear_alpha(optim.alpha, schedule.alpha_end, steps)
         lr: StepFunction = ratio
     else:
-        after = lr_ratio(Schedule(schedule.lr, 0, schedule.final), steps - schedule.warmup)
+        after = replace(schedule, warmup=0).plan(steps - schedule.warmup).ratio
         matched = schedules.MatchedMomentum(
             optim.alpha, schedule.alpha_end, after, warmup=schedule.warmup, nesterov=optim.nesterov,
             match="gamma-prime" if schedule.momentum == "matched-gamma-prime" else "gamma-eff",
         )  # fmt: skip
         alpha, lr = matched.alpha, matched.lr
     if schedule.decay_by_lr_alone:
+        if optim.name != "scionc" or values:
+            raise ValueError(
+                f"schedule.decay_by_lr_alone needs scionc without steady_norm_sq_end, not {optim.name} with "
+                f"steady_norm_sq_end={schedule.steady_norm_sq_end}: both set the target"
+            )
         values["steady_norm_sq"] = _hidden(optimizer, _scaled_by_gain(optim, alpha))
     return Scheduler(
         optimizer,
         scale={"lr": _hidden(optimizer, lr, output=ratio)},
         value={"alpha": _hidden(optimizer, alpha), **values},
     )
-
-
-def lr_ratio(schedule: Schedule, steps: int) -> StepFunction:
-    """Return lr / peak as a function of the step."""
-    if schedule.lr == "constant":
-        return schedules.constant(warmup=schedule.warmup)
-    kind = schedules.cosine if schedule.lr == "cosine" else schedules.linear
-    return kind(steps, warmup=schedule.warmup, final=schedule.final)
 
 
 def _scaled_by_gain(optim: Optim, alpha: StepFunction) -> StepFunction:

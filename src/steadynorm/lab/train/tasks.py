@@ -91,6 +91,7 @@ class GptTask(Task):
         }  # fmt: skip
         self.loader = TokenLoader(train, batch=config.batch, shuffle=config.seed if task.shuffle else None, **common)
         self.validation = TokenLoader(validation, batch=self._validation_batch(), repeat=False, **common)
+        self.validation.first(task.eval_tokens)  # if that is too few, raise now and not at the first evaluation
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         return model(*batch)

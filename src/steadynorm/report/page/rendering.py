@@ -35,12 +35,12 @@ def write(page: Page, path: str | Path) -> Path:
     """Write the page as one HTML file, entirely or not at all, and return its path; in a folder, it is `report.html`.
 
     Raises:
-        ValueError: If the file there is no page, such as the records of a run.
+        ValueError: If the file there is not a page but, for example, the records of a run.
     """
     path = Path(path)
     path = path / "report.html" if path.is_dir() else path
     if path.is_file() and not _is_replaceable(path):
-        raise ValueError(f"{path}: is no page, and would be lost; choose another name for the page")
+        raise ValueError(f"{path}: not a page, and would be overwritten; choose another name for the page")
     text = render(page)
     make_folder(path.parent)
     with atomic_write(path) as file:

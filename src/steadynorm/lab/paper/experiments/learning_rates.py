@@ -10,7 +10,7 @@ and the tilt of the slopes by that logarithm is 2 bend (1 - b): with b = 0 the b
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import permutations
 from statistics import fmean
 
@@ -65,18 +65,16 @@ def exponent(outcomes: Outcomes) -> float:
     return 1 - fmean(TILT.by_seed(outcomes)) / (2 * fmean(BEND.by_seed(outcomes)))
 
 
-@dataclass(frozen=True)
-class ExponentAbove:
-    """A test: b > least, given a best lr at all (bend < 0). tilt = 2 bend (1 - b), so tilt - 2 (1 - least) bend > 0."""
+def exponent_above(least: float) -> Test:
+    """Return the test that b > least, that is tilt - 2 (1 - least) bend > 0, given a best lr at all (bend < 0)."""
+    excess = TILT - 2 * (1 - least) * BEND
+    bounds = all_of([BEND.at_most(0.0, "bend"), excess.at_least(0.0, f"tilt - {2 * (1 - least):g} bend")])
 
-    least: float
-
-    def __call__(self, outcomes: Outcomes) -> Finding:
-        """Test both bounds."""
-        excess = TILT - 2 * (1 - self.least) * BEND
-        bounds = all_of([BEND.at_most(0.0, "bend"), excess.at_least(0.0, f"tilt - {2 * (1 - self.least):g} bend")])
+    def test(outcomes: Outcomes) -> Finding:
         note = f"the best lr goes as (lr of equal effective lr)^{exponent(outcomes):.2f}"
         return replace(bounds(outcomes), note=note)
+
+    return test
 
 
 def within_factor_two() -> Test:
@@ -165,8 +163,8 @@ LR_EFF = TrainedExperiment(
     baselines=VIT,
     arms=_arms,
     claims={
-        "The best effective lr moves less across alpha than the best lr (exponent above 1/2)": ExponentAbove(0.5),
-        "The best lr increases with alpha (exponent above 0)": ExponentAbove(0.0),
+        "The best effective lr moves less across alpha than the best lr (exponent above 1/2)": exponent_above(0.5),
+        "The best lr increases with alpha (exponent above 0)": exponent_above(0.0),
         "The best effective lr stays within a factor of 2": within_factor_two(),
     },
     show=_show,

@@ -32,7 +32,6 @@ from steadynorm.lab.paper.plots import Curve, Shown, show
 from steadynorm.lab.paper.runs import Runs
 from steadynorm.lab.paper.statistics import Finding, at_least
 from steadynorm.lab.train.config import Config
-from steadynorm.lab.train.optimizers import lr_ratio
 from steadynorm.records import Run
 from steadynorm.report import page
 
@@ -134,7 +133,7 @@ def forecast_drift(config: Config) -> float | None:
     optim, schedule = config.optim, config.schedule
     if optim.name not in ("scion", "scionc") or schedule.momentum != "constant":
         return None
-    ratio = np.array([lr_ratio(schedule, config.steps)(step) for step in range(config.steps)])
+    ratio = schedule.plan(config.steps).ratios()
     lr, end = optim.lr * ratio, schedule.steady_norm_sq_end
     target = optim.steady_norm_sq if end is None else ratio * optim.steady_norm_sq + (1 - ratio) * end
     gain = theory.momentum_gain(optim.alpha, nesterov=optim.nesterov)

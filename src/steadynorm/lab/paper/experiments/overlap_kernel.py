@@ -10,6 +10,7 @@ from steadynorm.lab import simulate
 from steadynorm.lab.paper import slim_records
 from steadynorm.lab.paper.experiment import Context, Experiment, Outcome
 from steadynorm.lab.paper.experiments.steady_norms import paper_over_exact
+from steadynorm.lab.paper.slim_records import rounded
 from steadynorm.lab.paper.statistics import Estimate, Finding, every, within
 from steadynorm.report import page
 
@@ -58,7 +59,7 @@ def run(context: Context) -> Outcome:
             for r, m in zip(CORRELATIONS, measured, strict=True):
                 off = Estimate(m.mean - kernel(r), m.error, pairs)
                 findings.append(within(off, CLOSE, f"measured - formula, {kind.label}, r {r:g}"))
-                rows.append((kind.label, r, m.mean, m.error, kernel(r)))
+                rows.append((kind.label, r, m.mean, m.error, rounded(kernel(r))))
             ratio = [paper_over_exact(alpha, kernel) for alpha in alphas]
             ratios.append(page.Series("paper / exact", alphas, ratio, toggle=kind.label))
             tell(1)
