@@ -12,7 +12,7 @@ from steadynorm.lmo import LMOS, get
 from steadynorm.optim.batch import Encoding
 from steadynorm.optim.scion_rule import ScionSettings, encode
 from steadynorm.polar import Polar
-from steadynorm.views import BlockLayout
+from steadynorm.views import BlockLayout, Blocks
 
 SHAPES = {
     "spectral": [(6, 12), (12, 6), (3, 8, 10)],
@@ -232,16 +232,21 @@ def test_the_kernel_is_that_of_what_the_lmo_normalises(name, shape, blocks, kern
 def test_the_kernel_agrees_with_the_measured_overlap():
     """Two inputs that correlate by r give updates that overlap by f(r) U^2."""
     r = 0.8
-    for name, shape, blocks in (
+    cases: list[tuple[str, tuple[int, ...], Blocks]] = [
         ("spectral", (48, 48), 1),
         ("spectral", (72, 48), (48, 12, 12)),
         ("spectral", (48, 64), ("inputs", (48, 16))),
+        ("spectral-transposed", (64, 48), 1),
         ("bias", (36,), (32, 1, 1, 2)),
         ("conv", (32, 8, 3, 3), 1),
+        ("conv-tap", (48, 32, 2, 2), 1),
         ("row", (64, 3), 1),
         ("column", (3, 64), 1),
         ("sign", (40, 40), 1),
-    ):
+        ("embedding", (40, 40), 1),
+    ]
+    assert {name for name, _, _ in cases} == set(LMOS)
+    for name, shape, blocks in cases:
         count = 4000 if name == "bias" else 40
         a, b = sample((count, *shape), 1), sample((count, *shape), 2)
         ua, ub = (update(name, x, blocks, batch_ndim=1) for x in (a, r * a + math.sqrt(1 - r * r) * b))
