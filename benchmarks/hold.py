@@ -122,7 +122,7 @@ def table(measured: dict[str, Any]) -> str:
         astray = "" if hold == "decay" else f"{100 * max(row['astray'] for row in own):.2g} %"
         end = f"{least:.3f} to {most:.3f}" if most - least >= 5e-4 else f"{least:.4f}"
         cells.append([TITLES[task], hold, role, own[0]["parameters"], end, astray])
-    columns = ["run", "hold", "role", "parameters", "norm / target at the end", "furthest astray"]
+    columns = ["run", "hold", "role", "parameters", "norm / target at the end", "largest deviation afterwards"]
     seeds = len({row["seed"] for row in measured["rows"]})
     costs = ", ".join(f"{way} {ratio:.3f}" for way, ratio in measured["cost"].items())
     return (

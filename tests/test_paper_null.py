@@ -163,7 +163,7 @@ class Parabola(null.Noise):
     ("exponent", "verdicts"),
     [
         (1.0, ["holds", "holds", "holds"]),
-        (0.0, ["does not hold", "not testable at this scale", "does not hold"]),
+        (0.0, ["does not hold", "open", "does not hold"]),
         (-0.5, ["does not hold", "does not hold", "does not hold"]),
     ],
 )

@@ -122,8 +122,8 @@ def test_every_sentence_is_about_a_declared_claim(answers):
     [
         ("holds", "", "It holds ([fig-x](fig-x.md#claim-2))."),
         ("does not hold", "", "It does not ([fig-x](fig-x.md#claim-2))."),
-        ("not testable at this scale", "open, 9 seeds would settle it", "Open: whether it holds ([fig-x](fig-x.md#claim-2))."),
-        ("not testable at this scale", "3 runs are missing: not run yet", "Not run yet: whether it holds ([fig-x](fig-x.md#claim-2))."),
+        ("open", "open, 9 seeds would settle it", "Open: whether it holds ([fig-x](fig-x.md#claim-2))."),
+        ("open", "3 runs are missing: not run yet", "Not run yet: whether it holds ([fig-x](fig-x.md#claim-2))."),
     ],
 )  # fmt: skip
 def test_a_sentence_follows_the_verdict_of_its_claim(answers, verdict: str, figure: str, words: str):
@@ -138,8 +138,7 @@ def test_the_index_lists_every_refuted_claim(answers):
     text = answers.answers(summaries)
     for name, held in summaries.items():
         for number, claim in enumerate(held["claims"], 1):
-            title = paper.get(held["experiment"]).title
-            listed = f"- {claim['text']}: [{title}]({name}.md#claim-{number})." in text
+            listed = f"- Not so: {claim['text']}. {claim['figure']} ([{name}]({name}.md#claim-{number}))." in text
             assert listed == (claim["verdict"] == "does not hold")
 
 

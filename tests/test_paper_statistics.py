@@ -133,6 +133,32 @@ def test_a_reason_keeps_a_claim_open():
     assert (held_back.holds, held_back.chance, held_back.figure[-9:]) == (None, 1.0, "too short")
 
 
+def test_a_claim_falls_with_its_premise():
+    """Half of nothing is nothing: a bound that is kept does not save a claim whose premise is refuted."""
+    kept, shown, refuted, unclear = (
+        stats.at_least(Estimate(value, 0.1, 3), 0.0, "x").bounds[0] for value in (2.0, 2.0, -2.0, 0.1)
+    )
+    assert [stats.Finding((kept,), premise=premise).holds for premise in (None, shown, refuted, unclear)] == [
+        True, True, False, None,
+    ]  # fmt: skip
+    assert stats.every([stats.Finding((kept,), premise=refuted), stats.Finding((kept,))]).holds is False
+    assert stats.Finding((kept,), premise=refuted).figure.count("x -2") == 1
+
+
+def test_one_bound_that_fails_settles_a_claim_of_several():
+    """The seeds that it takes are those of the bound that fails first, at its share of the error rate."""
+    inside = stats.at_least(Estimate(0.1, 0.1, 3), 0.0, "x")  # 15 seeds would show it
+    outside = stats.at_least(Estimate(-0.3, 0.1, 3), 0.0, "y")
+    assert (inside.seeds_needed, outside.seeds_needed) == (15, 4)
+    both = stats.every([inside, outside])
+    assert both.seeds_needed == 5
+    assert "5 seeds would settle it" in both.figure
+    for seeds, settled in ((4, None), (5, False)):
+        spread = 0.1 * math.sqrt(3 / seeds)
+        several = [stats.at_least(Estimate(value, spread, seeds), 0.0, "x") for value in (0.1, -0.3)]
+        assert stats.every(several).holds is settled
+
+
 def test_holms_correction_agrees_with_its_definition():
     """In the twin, the smallest p is multiplied by n, the next by n - 1, and so on, never below the one before."""
     draw = random.Random(0)
@@ -174,7 +200,7 @@ def test_a_claim_without_its_runs_is_not_testable():
             raise MissingRunsError(f"2 of 3 runs of {arm} at 90 are missing: not trained")
 
     made = judge(value(metrics.LOSS, "Scion").at_least(0.0, "x"), NoRuns())
-    assert (made.verdict, made.figure[:8]) == ("not testable at this scale", "2 of 3 r")
+    assert (made.verdict, made.figure[:8]) == ("open", "2 of 3 r")
 
 
 class Table:

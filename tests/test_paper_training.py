@@ -221,7 +221,7 @@ def made_up(config: Config, norms_at_end: float, accuracy: float) -> records.Run
     return records.Run("r", training_part(plain(config)), "", None, steps, columns, {})
 
 
-@pytest.mark.parametrize(("scion_end", "verdict"), [(4.0, "holds"), (9.9, "not testable at this scale")])
+@pytest.mark.parametrize(("scion_end", "verdict"), [(4.0, "holds"), (9.9, "does not hold")])
 def test_stability_needs_a_baseline_that_moves(scion_end: float, verdict: str):
     experiment = declared("fig-scionc")
     plan = experiment.plan(Context(Path()))
@@ -248,7 +248,7 @@ def test_missing_runs_make_their_claims_untestable_and_leave_the_others():
     missing = {key: "exit code 2" for key in plan.configs if key[0] == "AdamC"}
     outcome = experiment.judge(Runs(plan, found, missing))
     verdicts = {claim[:10]: finding for claim, finding in outcome.claims.items()}
-    assert verdicts["AdamC perf"].verdict == "not testable at this scale"
+    assert verdicts["AdamC perf"].verdict == "open"
     assert "exit code 2" in verdicts["AdamC perf"].figure
     assert verdicts["ScionC (co"].verdict == "holds"
 
@@ -339,7 +339,7 @@ def test_a_finished_folder_is_judged_without_the_pool(trained: tuple[Path, runne
     assert outcome.claims == done.outcome.claims
     assert facts["missing"] == []
     changed = runner.judge(tiny(steps=STEPS + 1), context)  # declared anew: what was kept is of another configuration
-    assert first_verdict(changed[0]) == "not testable at this scale"
+    assert first_verdict(changed[0]) == "open"
 
 
 def test_a_run_that_fails_stops_no_other(
@@ -354,7 +354,7 @@ def test_a_run_that_fails_stops_no_other(
     assert "does not divide" in why
     summary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))
     assert summary["missing"] == ["b-6-s0"]
-    assert first_verdict(done.outcome) == "not testable at this scale"
+    assert first_verdict(done.outcome) == "open"
     assert (tmp_path / "out" / "records" / "a-6-s0" / records.FILE).exists()
 
 

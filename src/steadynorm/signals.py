@@ -11,7 +11,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def exit_code(number: int) -> int:
-    """Return the exit code of a command that a signal stopped, or 0 if no signal did (0).
+    """Return the exit code of a command that a signal stopped, or 0 if no signal did.
 
     >>> exit_code(signal.SIGINT), exit_code(signal.SIGTERM), exit_code(0)
     (130, 143, 0)

@@ -94,7 +94,7 @@ class Rescaler:
 
 
 def scale_(params: Sequence[Tensor], factors: Tensor, moments: Sequence[Tensor] | None = None) -> None:
-    """theta <- factor theta, in place: the one function here that changes weights.
+    """theta <- factor theta, in place: the only function in this module that changes weights.
 
     Given moments, only elements that agree with these in sign are scaled. The factors, (params,), are in at least fp32
     and not rounded to the dtype of the weights.

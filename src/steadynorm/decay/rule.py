@@ -81,7 +81,7 @@ DecayRule: TypeAlias = Constant | Relative | Target
 
 
 def decay_rule(group: Mapping[str, Any], p: Any = None) -> DecayRule:
-    """Return what a group asks of its decay; given a parameter `p` of it, what holds for that one.
+    """Return what a group asks of its decay, or, for one of its parameters `p`, what that parameter gets.
 
     >>> decay_rule({"weight_decay": None, "steady_norm_sq": 1.1875})
     Target(steady_norm_sq=1.1875, overlap='linear', symbol='C^2')
@@ -108,8 +108,8 @@ def weight_decay_now(
 ) -> float:
     """Return lambda_t of one group, which depends only on its keys: this step's lr and momentum among them.
 
-    Of a target, `kernel` is the overlap kernel (None: the paper's linear one), and `length_share` is |u|^2 over the one
-    that it is measured in.
+    For a target, `kernel` is the overlap kernel (None: the paper's linear one), and `length_share` is |u|^2 over that of an
+    exact update.
 
     Raises:
         ValueError: If lr lambda_t exceeds 1, or the lr exceeds a guessed peak.
@@ -212,7 +212,7 @@ def refuse_scion_groups(group: Mapping[str, Any]) -> None:
 
 
 def refuse_idle_target(where: str, groups: Iterable[Mapping[str, Any]]) -> None:
-    """Raise ValueError if there is a target and every group that has it is without decay, which stays so."""
+    """Raise ValueError if every group that has a target is without decay, because it would stay without."""
     aimed = [group for group in groups if group.get("steady_norm_sq") is not None]
     if aimed and not any(group["base_weight_decay"] for group in aimed):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The lmos in jnp: a function of arrays for each row of `steadynorm.theory.updates.UPDATES`.
+"""The lmos in jnp: a function of arrays for each row of `steadynorm.theory.updates.UPDATES` that JAX supports.
 
 A function takes the momentum of one parameter as matrices (..., d_out, d_in) and returns an update of unit norm. The update
 does not depend on the scale of the momentum, and it is zero where the momentum is zero.

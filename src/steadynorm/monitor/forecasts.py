@@ -117,7 +117,7 @@ class Forecasts:
         return keep if float(group["lr"]) > 0 else 1.0, norm_sq / self.update_norms_sq[layer]
 
     def advance(self, records: Sequence[tuple[Mapping[Layer, Mark], Values]], now: Values) -> list[dict[Layer, Mark]]:
-        """Advance all tracks; layers of a track that did not take the same steps part.
+        """Advance all tracks; split a track whose layers did not take the same steps.
 
         Takes the marks and measured values of each record since the last call, and the counters of skipped updates now.
         Returns the marks among the steps taken; `advanced` has their forecasts until the next call.

@@ -104,7 +104,7 @@ class Monitor:
         ]
 
     def log(self, **values: float | Tensor) -> None:
-        """Put numbers or one-element tensors into the record of the coming step, if it is measured.
+        """Put numbers or one-element tensors into the record of the next step, if it is measured.
 
         A tensor stays on its device until records are requested. `grad_norm` replaces the measured norm: pass what
         torch.nn.utils.clip_grad_norm_ returns.

@@ -294,7 +294,7 @@ def stack(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def stack_finite(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """Return a copy of gradients as a stack in this dtype, finite throughout, of which `idle.is_finite` still tells the truth.
+    """Return a copy of gradients as a stack in this dtype, finite throughout, on which `idle.is_finite` still gives the right answer.
 
     A number that it rejects takes the place of NaN and infinities, so that one kernel copies a large gradient and makes it
     finite.

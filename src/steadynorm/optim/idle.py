@@ -41,7 +41,7 @@ WHOLE = Slices()
 
 
 def magnitudes(grad: Tensor, slices: Slices) -> Tensor:
-    """Return the largest |entry| of every slice of a stack (batch, *shape), (batch, slices), in at least fp32; NaN wins."""
+    """Return the largest |entry| of every slice of a stack (batch, *shape), (batch, slices), in at least fp32; NaN propagates."""
     exact = machine.exact_dtype(grad)
     x = grad.unsqueeze(1) if grad.ndim == 1 else grad  # a stack of 0-d parameters
     if slices.waiting_ndim:

@@ -149,7 +149,7 @@ class MuonC(PeakRelativeOptimizer):
     # --- groups
 
     def add_param_group(self, param_group: Group) -> None:
-        """Add a group as torch does. A group of Adam's has `adam_lr` and no target, unless it says otherwise."""
+        """Add a group as torch does. An Adam group gets `adam_lr` as its lr and no target, unless it sets its own."""
         if isinstance(param_group, dict) and not param_group.get("use_muon", self.defaults["use_muon"]):
             param_group = {"lr": self._adam_lr(), "steady_norm_sq": None, **param_group}
         super().add_param_group(with_polar_steps(param_group, self.defaults))

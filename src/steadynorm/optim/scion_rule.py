@@ -67,7 +67,7 @@ def _normalize(x: Tensor, settings: ScionSettings, out: Tensor | None) -> Tensor
 
 
 class Kind(NamedTuple):
-    """What matrices must have in common to go through one polar iteration."""
+    """The properties that matrices must share to go through one polar iteration."""
 
     polar: Polar
     sides: tuple[int, int]  # as they are stored

@@ -1,4 +1,4 @@
-"""Everything that the optimizers refuse, named by optimizer, group and parameter; and how errors name a parameter."""
+"""Checks that the optimizers share, and how errors name a parameter. (Checkpoints: `state`; holds: `decay.hold`; lmos: `lmo`.)"""
 
 import inspect
 import math
@@ -98,8 +98,8 @@ def take_params(params: Any, settings: Mapping[str, Any], optimizer: type[Optimi
 def refuse_unused(optimizer: type[Optimizer], params: Any, given: Mapping[str, Any]) -> None:
     """Raise ValueError for a setting that would change nothing, because the groups all bring their own.
 
-    For Scion's groups in a plain list only the lr is checked, for others nothing: as in torch, an lr for groups to come
-    is common beside layer-wise ones.
+    In a plain list only Scion's groups are checked, and only for lr: as in torch, a default lr for groups added later is
+    common beside layer-wise ones.
     """
     if not is_param_groups(params):
         groups = params if isinstance(params, list | tuple) else []

@@ -50,7 +50,7 @@ def enabled(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def symmetric_product(left: Tensor, right: Tensor) -> Tensor:
-    """Return left @ right, known to be symmetric, from its tiles on and below the diagonal.
+    """Return left @ right, known to be symmetric: the upper half is a copy of the lower.
 
     Args:
         left: (..., side, length) with any strides.

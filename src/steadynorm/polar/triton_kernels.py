@@ -50,7 +50,7 @@ UNALIGNED = Tiling(block=64, depth=32, warps=8, stages=3)  # elements are loaded
 
 
 def choose_tiling(matrices: int, side: int, *, aligned: bool) -> Tiling:
-    """Return large tiles where they fill the device and pad the matrix by little, else small ones."""
+    """Return large tiles if they fill the device and add little padding, else small ones; `UNALIGNED` for unaligned operands."""
     if not aligned:
         return UNALIGNED
     computed = {tiling: _lower_tiles(side, tiling) * tiling.block**2 for tiling in (LARGE, SMALL)}

@@ -44,25 +44,24 @@ QUANTITIES: Mapping[str, Quantity] = {
     "target_norm": Quantity(
         "Target weight norm",
         "l2",
-        "Weight norm at which corrected decay aims, or at which it is held; unknown, in the total as well, where decay is "
-        "constant or a norm is fixed where it was.",
+        "The weight norm that corrected decay aims at, or at which the norm is held. Unknown, as is the total, if a group has "
+        "constant decay, or a fixed norm without a target.",
     ),
     "forecast_norm": Quantity(
         "Forecast weight norm",
         "l2",
-        "Weight norm expected if updates were independent of the weights; unknown, in the total as well, once a step "
-        "leaves some rows of an embedding table unused.",
+        "The weight norm expected if updates were independent of the weights. Unknown, as is the total, once a step leaves "
+        "some rows of an embedding table unused.",
     ),
     "forecast_norm_measured": Quantity(
         "Forecast weight norm, updates measured",
         "l2",
-        "The same forecast given how long updates turned out to be; between two records they are taken to be as long as "
-        "in the last one.",
+        "The same forecast with measured update lengths; between two records the last measured length is used.",
     ),
     "grad_norm": Quantity(
         "Gradient norm",
         "l2",
-        "Norm of all gradients as the optimizer sees them; before clipping where that norm is logged, as "
+        "The norm of all gradients as the optimizer sees them, or the norm before clipping if you log it, as "
         "`steadynorm train` does.",
     ),
     "spectral_norm": Quantity(

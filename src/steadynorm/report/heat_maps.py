@@ -17,7 +17,7 @@ _SCALE = "All runs share a scale, which leaves out the outermost 1 %."
 
 
 def layer_records(run: Run, runs: Sequence[Run]) -> Run:
-    """Return the steps of a run at which layers were recorded, thinned for a heat map beside those of all runs."""
+    """Return a run at the steps that have layer values, thinned so that the heat maps of all `runs` together stay small."""
     count = sum(len(layer) for some in runs for layer in some.layers.values())
     columns = [values for layer in run.layers.values() for values in layer.values()]
     keep = np.any([np.isfinite(values) for values in columns], axis=0) if columns else np.zeros(len(run.steps), bool)
@@ -46,7 +46,7 @@ def layer_blocks(runs: Sequence[Run]) -> list[page.Block]:
 def _section(
     runs: Sequence[Run], heading: page.Text, title: str, label: str, middle: float, *keys: str
 ) -> list[page.Block]:
-    """Return heat maps of a quantity of layers, or of the ratio of two, on one scale; nothing if no layer has it."""
+    """Return heat maps of a quantity of layers, or of the ratio of two, on one scale; none if no layer has it."""
     grids = [_grid(run, *keys) for run in runs]
     distances = np.concatenate([np.abs(z[np.isfinite(z)] - middle) for _, z in grids])
     if not len(distances):

@@ -112,7 +112,7 @@ def coefficient(direction: Sequence[float], contrasts: Iterable[Contrast]) -> Co
 
 
 def all_of(tests: Iterable[Test]) -> Test:
-    """Return the test that all of these hold, corrected for how many there are."""
+    """Return the test that all `tests` hold, corrected for their number."""
     tests = tuple(tests)
     return lambda outcomes: every([test(outcomes) for test in tests])
 

@@ -13,9 +13,10 @@ import numpy as np
 from steadynorm.records import Run
 
 Metric = Callable[[Run], float]
-MIDDLE, END = (0.4, 0.6), (0.95, 1.0)  # parts of a run that are averaged
+MIDDLE, END, WHOLE_RUN = (0.4, 0.6), (0.95, 1.0), (0.0, 1.0)  # parts of a run that are averaged
 NEGLIGIBLE_PERCENT = 5.0  # a smaller change of a norm counts as none
 SMALL_PERCENT = 2 * NEGLIGIBLE_PERCENT  # where a norm is compared with another run's, or with a forecast
+AFTERWARDS = "added after the runs"  # marks a claim that was not declared before its data were seen
 
 
 @functools.cache

@@ -110,7 +110,7 @@ def read_simulated(context: Context, name: str, config: Mapping[str, Any], last_
 def keep_simulated(
     context: Context, name: str, config: Mapping[str, Any], rows: Iterable[tuple[int, Mapping[str, float]]]
 ) -> Run:
-    """Record the steps of a simulation and their values as they come, and return what the records hold."""
+    """Write a simulation's steps to records as they arrive, and return the run read back."""
     folder = context.records / name
     path = folder / records.FILE
     path.unlink(missing_ok=True)  # unfinished, or of another configuration

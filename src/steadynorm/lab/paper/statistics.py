@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 CONFIDENCE = 0.95  # of the interval, both sides together
-VERDICTS = ("holds", "does not hold", "not testable at this scale")
+VERDICTS = ("holds", "does not hold", "open")
 LEAST = 1e-6  # smaller chances are not told apart: their digits are rounding
 MOST_SHOWN = 4  # bounds that a figure spells out
 MOST_SEEDS = 300  # beyond this we do not count how many would settle a claim
@@ -148,23 +148,20 @@ class Bound:
 
     @property
     def figure(self) -> str:
-        """The estimate with its interval, and what is missing where that includes the bound."""
+        """The estimate with its interval, and the bound."""
         word = "tolerance" if self.side == "within" else "bound"
-        text = f"{self.what} {shown(self.estimate)}{self.unit}, {word} {self.bound:.3g}{self.unit}"
-        if math.isnan(self.inside):
-            return f"{text}: one seed, its spread is not known; run at least 3"
-        if min(self.p) <= _TAIL:
-            return text
-        needed = self.seeds_needed
-        return f"{text}: open, {'many more' if needed is None else needed} seeds would settle it"
+        return f"{self.what} {shown(self.estimate)}{self.unit}, {word} {self.bound:.3g}{self.unit}"
 
-    @property
-    def seeds_needed(self) -> int | None:
-        """How many seeds settle it if mean and spread stay as they are; None beyond MOST_SEEDS, or if only one seed is known."""
+    def seeds_needed(self, among: int = 1) -> int | None:
+        """Return how many seeds settle it if mean and spread stay as they are; None beyond MOST_SEEDS, or if only one is known.
+
+        Outside its bound it has to refute a claim of several bounds, at a confidence that is corrected for how many there are.
+        """
         seeds, per_root = self.estimate.seeds, abs(self.inside) / math.sqrt(self.estimate.seeds)
         if seeds == 1:
             return None
-        while seeds <= MOST_SEEDS and per_root * math.sqrt(seeds) < student_quantile(seeds - 1):
+        confidence = CONFIDENCE if self.inside > 0 else 1 - (1 - CONFIDENCE) / among
+        while seeds <= MOST_SEEDS and per_root * math.sqrt(seeds) < student_quantile(seeds - 1, confidence):
             seeds += 1
         return seeds if seeds <= MOST_SEEDS else None
 
@@ -179,11 +176,17 @@ class Finding:
     bounds: tuple[Bound, ...]
     note: str = ""  # what to say before them
     open_because: str = ""  # why nothing is concluded, whatever the bounds say
+    premise: Bound | None = None  # what the claim presupposes: without it the claim is false as well
+
+    @property
+    def tested(self) -> tuple[Bound, ...]:
+        """The premise, if any, and the bounds."""
+        return (*filter(None, [self.premise]), *self.bounds)
 
     @property
     def p(self) -> tuple[float, float]:
         """Chances to hold and to be refuted by accident: all bounds must be kept, and one of k that is not refutes them."""
-        inside, outside = zip(*(bound.p for bound in self.bounds), strict=True)
+        inside, outside = zip(*(bound.p for bound in self.tested), strict=True)
         return max(inside), min(1.0, len(outside) * min(outside))
 
     @property
@@ -191,7 +194,7 @@ class Finding:
         """True, False, or None if the claim stays open."""
         if self.open_because:
             return None
-        if all(bound.kept for bound in self.bounds):
+        if all(bound.kept for bound in self.tested):
             return True
         return False if self.p[1] <= _TAIL else None
 
@@ -208,18 +211,34 @@ class Finding:
     @property
     def figure(self) -> str:
         """The numbers it rests on."""
-        texts = [bound.figure for bound in self.bounds]
+        texts = [bound.figure for bound in self.tested]
         if len(texts) > MOST_SHOWN:
             which = min if self.holds is False else max
-            at = which(range(len(texts)), key=lambda k: (self.bounds[k].p[0], -self.bounds[k].inside))
+            at = which(range(len(texts)), key=lambda k: (self.tested[k].p[0], -self.tested[k].inside))
             texts = [f"{'the worst' if self.holds is False else 'the least certain'} of {len(texts)}: {texts[at]}"]
-        return "; ".join(filter(None, (self.note, *texts, self.open_because)))
+        return "; ".join(filter(None, (self.note, *texts, self.open_because))) + self._what_is_missing()
+
+    def _what_is_missing(self) -> str:
+        """Return what would settle an open claim, as the end of its figure."""
+        if self.holds is not None or self.open_because:
+            return ""
+        if any(math.isnan(bound.inside) for bound in self.tested):
+            return ": one seed, its spread is not known; run at least 3"
+        return f": open, {'many more' if self.seeds_needed is None else self.seeds_needed} seeds would settle it"
 
     @property
     def seeds_needed(self) -> int | None:
-        """How many seeds settle it if means and spreads stay as they are; None where more seeds do not, or far too many."""
-        needed = [bound.seeds_needed for bound in self.bounds]
-        return None if self.open_because or None in needed else max(filter(None, needed))
+        """How many seeds settle it if means and spreads stay as they are; None where more seeds do not, or far too many.
+
+        One bound that is not kept refutes the claim; to support it takes all of them.
+        """
+        if self.open_because:
+            return None
+        outside = [bound.seeds_needed(len(self.tested)) for bound in self.tested if bound.inside < 0]
+        if outside:
+            return min(filter(None, outside), default=None)
+        needed = [bound.seeds_needed() for bound in self.tested]
+        return None if None in needed else max(filter(None, needed))
 
     def plain(self) -> dict[str, Any]:
         """Return what a summary holds of a claim's finding."""
@@ -259,7 +278,7 @@ def every(findings: Sequence[Finding]) -> Finding:
     >>> every([held, held]).holds, every([held, open_]).holds
     (True, None)
     """
-    bounds = tuple(bound for finding in findings for bound in finding.bounds)
+    bounds = tuple(bound for finding in findings for bound in finding.tested)
     notes, reasons = [finding.note for finding in findings], [finding.open_because for finding in findings]
     return Finding(bounds, "; ".join(filter(None, notes)), "; ".join(filter(None, reasons)))
 

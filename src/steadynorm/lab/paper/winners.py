@@ -142,7 +142,7 @@ class Pair:
 
     @property
     def gap(self) -> Estimate:
-        """arm - base, compared seed by seed."""
+        """The difference arm - base, estimated seed by seed."""
         return difference(self.values, self.base_values)
 
     @property
@@ -186,9 +186,9 @@ class Pair:
             return f"A draw: they differ by less than {margin}."
         better = score.sign * self.gap.value
         if better - self.reach > -score.margin:
-            return f"No winner, but {self.arm} is not more than {margin} worse."
+            return f"No winner; {self.arm} is at most {margin} worse."
         if better + self.reach < score.margin:
-            return f"No winner, but {self.arm} is not more than {margin} better."
+            return f"No winner; {self.arm} is at most {margin} better."
         return f"Open: a difference of {margin} either way is not ruled out."
 
     @staticmethod

@@ -75,7 +75,7 @@ class Team:
         return dict(zip(sums, together.tolist(), strict=True))
 
     def largest(self, number: int) -> int:
-        """Return, on every process, the largest number of all of them."""
+        """Return the largest of all processes' numbers, on every process."""
         if self.mesh is None:
             return number
         largest = torch.tensor(number, device=self.device)

@@ -130,7 +130,7 @@ def _localize(step: BucketStep) -> BucketStep:
 
 
 def _count_without_part(step: BucketStep) -> None:
-    """Count a step for parameters of which this rank has no row: checkpoints take what is counted from any rank."""
+    """Count a step for parameters of which this rank has no row, because a checkpoint may take the counters from any rank."""
     if step.finite is None or step.nonzero is None:
         return
     if step.counts is not None:

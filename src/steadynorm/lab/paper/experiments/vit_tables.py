@@ -7,7 +7,7 @@ from functools import partial
 from steadynorm.lab.paper.baselines import VIT
 from steadynorm.lab.paper.claims import Contrast, Test, all_of, coefficient, difference, mean, value
 from steadynorm.lab.paper.experiment import TrainedExperiment
-from steadynorm.lab.paper.metrics import ACCURACY, BY_ACCURACY, LOSS
+from steadynorm.lab.paper.metrics import ACCURACY, AFTERWARDS, BY_ACCURACY, LOSS
 from steadynorm.lab.paper.plots import Curve, PaperValues, Shown, numbers, points_with_errors, table_by_budget
 from steadynorm.lab.paper.runs import RunPlan, Runs
 from steadynorm.report import page
@@ -52,6 +52,7 @@ def _claims(plan: RunPlan) -> dict[str, Test]:
             point, "AdamC - AdamW", " points"
         ),
         "Scion is ahead of AdamW, mean over budgets": scion.at_least(0.0, "Scion - AdamW", " points"),
+        f"AdamC is behind AdamW, mean over budgets; {AFTERWARDS}": adamc.at_most(0.0, "AdamC - AdamW", " points"),
     }
 
 
