@@ -3,10 +3,11 @@
 The step runs without decay and takes |theta|^2 from n to n_v. Afterwards
 
     fixed       theta <- theta R / |theta|
-    balance     theta <- (1 - eta) theta,   eta = gamma^2 D / (2 N*) + (n/N* - 1) / (2 T)
+    balance     theta <- (1 - eta) theta,   eta = gamma D / (2 N*) + (n/N* - 1) / (2 T)
     cautious    theta_i <- (1 - eta) theta_i where m_i theta_i > 0, m being Adam's first moment
 
-D is the mean of (n_v - n) / gamma^2 over T/10 steps: what `hold` has as gamma^2 A - 2 gamma B, measured by norms alone.
+D is the mean of (n_v - n) / gamma over T/10 steps: what `hold` has as gamma A - 2 B, measured by norms alone. B is made of
+past steps: over gamma^2 it would be huge as long as the lr is small, and decay all of the weights once the lr rises.
 Each step reads the weights twice more and writes them once more. No copy of them is kept, and nothing waits for the device.
 """
 
@@ -37,6 +38,7 @@ from steadynorm.lengths import l2_lengths
 from steadynorm.machine import exact_dtype
 
 MOMENT = "exp_avg"  # where the Adam family keeps the sign of its updates
+_MEASURED = 2.0  # beside a mean; 1 in checkpoints whose means are over gamma^2, which are measured again
 
 
 class _Bucket(NamedTuple):
@@ -128,7 +130,7 @@ def _factors(optimizer: Optimizer, bucket: _Bucket) -> Tensor:
         assert bucket.norm_sq is not None
         means = _drift_means(state, before, after, bucket)
         share = _decayed_share(optimizer, bucket, after)
-        drift = gamma * gamma * means.select(1, 0) / (2 * bucket.norm_sq * share)
+        drift = gamma * means.select(1, 0) / (2 * bucket.norm_sq * share)
         lr = torch.full_like(before, gamma)
         factors = 1 - bounded_eta(drift, before.square(), lr, bucket.norm_sq, _balance_steps(group))
     else:
@@ -141,13 +143,13 @@ def _factors(optimizer: Optimizer, bucket: _Bucket) -> Tensor:
 
 
 def _drift_means(state: Tensor, before: Tensor, after: Tensor, bucket: _Bucket) -> Tensor:
-    """Return the mean of (n_v - n) / gamma^2 and a 1 that says there is one, (params, 2); the first step sets them."""
+    """Return the mean of (n_v - n) / gamma, and _MEASURED once there is one, (params, 2); the first step sets them."""
     if bucket.gamma == 0:
         return state
-    now = (after - before) * (after + before) / bucket.gamma**2
-    (mean, started), steps = state.unbind(1), max(1.0, _balance_steps(bucket.group) / 10)
-    mean = torch.where(started > 0, mean + (now - mean) / steps, now)
-    return torch.stack([mean, torch.ones_like(mean)], 1)
+    now = (after - before) * (after + before) / bucket.gamma
+    (mean, measured), steps = state.unbind(1), max(1.0, _balance_steps(bucket.group) / 10)
+    mean = torch.where(measured == _MEASURED, mean + (now - mean) / steps, now)
+    return torch.stack([mean, torch.full_like(mean, _MEASURED)], 1)
 
 
 def _decayed_share(optimizer: Optimizer, bucket: _Bucket, after: Tensor) -> Tensor | float:
