@@ -25,8 +25,10 @@ from steadynorm.decay.rule import (
     KEYS,
     UNCORRECTED,
     Group,
+    check_peak,
     correction_keys,
     group_label,
+    guess_again,
     names_peak,
     weight_decay_now,
 )
@@ -47,6 +49,7 @@ class Correction:
         self.saved_keys: list[Group] = []  # the groups' keys, for checkpoints that lack them
         self.loading: dict[str, Any] | None = None  # the checkpoint that is being loaded
         self.written: list[tuple[Group, Any]] = []  # groups and the decay last seen in them; a loaded group is another
+        self.guesses: list[tuple[Group, float]] = []  # groups and the peak that was guessed for them
         self.warned = False
         self.stand_in = StandIn()
         self.rescaler = Rescaler()
@@ -67,10 +70,10 @@ class Correction:
 
     def fill(self, optimizer: Optimizer) -> None:
         """Write lambda_t of this step into the groups, and to the device where a captured step reads it."""
-        values = []
+        values, guesses = [], {id(group): peak for group, peak in self.guesses}
         for index, group in enumerate(optimizer.param_groups):
             try:
-                values.append(self._value(index, group))
+                values.append(self._value(index, group, guesses.get(id(group))))
             except ValueError as error:
                 raise ValueError(f"{group_label(index, group)}: {error}") from None
         self._warn_of_lost_decay(optimizer.param_groups, values)
@@ -87,8 +90,13 @@ class Correction:
             self.stand_in.take_back()
 
     def record_written(self, groups: Sequence[Group]) -> None:
-        """Note each group's decay: another one found before the next step was written by somebody else."""
+        """Note each group's decay and guessed peak: others found before the next step were written by somebody else."""
         self.written = [(group, group.get("weight_decay")) for group in groups]
+        self.record_guesses(groups)
+
+    def record_guesses(self, groups: Sequence[Group]) -> None:
+        """Note the guessed peaks."""
+        self.guesses = [(group, group["peak_lr"]) for group in groups if not group.get("peak_lr_given", True)]
 
     def _warn_of_lost_decay(self, groups: Sequence[Group], values: Sequence[float | None]) -> None:
         """Warn once about a decay that was written and will not be used.
@@ -108,8 +116,8 @@ class Correction:
                     stacklevel=4,
                 )
 
-    def _value(self, index: int, group: Group) -> float | None:
-        """Return lambda_t, or None if the group's decay is left alone."""
+    def _value(self, index: int, group: Group, guess: float | None) -> float | None:
+        """Return lambda_t, or None if the group's decay is left alone. A peak that is not the guess was given since."""
         lr = check_lr(float(group["lr"]))
         if "base_weight_decay" not in group:  # added after correct()
             if not group.get("weight_decay") or group.get("corrected") is False:
@@ -119,6 +127,9 @@ class Correction:
             return None
         if group["base_weight_decay"] == 0:
             return 0.0
+        if guess is not None and group["peak_lr"] != guess:
+            check_peak(group["peak_lr"])
+            group["peak_lr_given"] = True
         if not group["peak_lr_given"] and group.get("max_lr") is not None:  # OneCycleLR came after correct()
             group["peak_lr"] = float(group["max_lr"])
         value = weight_decay_now(group, self.family, exact_kernel(group, self.family))
@@ -156,12 +167,14 @@ class Correction:
                     own.setdefault("peak_lr_given", True)
                 both = known["corrected"] and own.get("corrected", True)  # what correct() skips stays skipped
                 group.update({**known, "base_weight_decay": float(group["weight_decay"]), **own, "corrected": both})
+                guess_again(group)
             elif known.get(UNCORRECTED) and not group.get(UNCORRECTED):  # nobody had been skipped, or groups were split
                 group.update({UNCORRECTED: known[UNCORRECTED], "corrected": known["corrected"]})
             for key in HOLD_KEYS:  # a checkpoint from before the norm was held
                 if key in known:
                     group.setdefault(key, known[key])
         self._load_held(optimizer)
+        self.record_guesses(optimizer.param_groups)
         self.warn_of_replaced(optimizer)
 
     def _load_held(self, optimizer: Optimizer) -> None:

@@ -177,18 +177,35 @@ def correction_keys(group: Group, family: "Family", *, peak_lr: float | None = N
     if peak_lr is not None:
         keys.update(peak_lr=float(peak_lr), peak_lr_given=True)
     elif "peak_lr" not in keys:
-        guess = next((group[key] for key in (*_SCHEDULED, "lr") if group.get(key) is not None), None)
+        guess = group.get("lr") if (peak := scheduled_peak(group)) is None else peak
         if guess is None:
             raise ValueError("it has no lr that its decay could follow; set one")
         keys.update(peak_lr=float(guess), peak_lr_given=False)
-    if keys.setdefault("peak_lr_given", True) and not (keys["peak_lr"] > 0 and math.isfinite(keys["peak_lr"])):
-        raise ValueError(f"peak_lr={keys['peak_lr']} must be positive and finite")
+    if keys.setdefault("peak_lr_given", True):
+        check_peak(keys["peak_lr"])
     return keys
+
+
+def check_peak(peak_lr: float) -> None:
+    """Raise ValueError for a peak that somebody gave and that decay cannot be relative to."""
+    if not (peak_lr > 0 and math.isfinite(peak_lr)):
+        raise ValueError(f"peak_lr={peak_lr} must be positive and finite")
 
 
 def names_peak(group: Group) -> bool:
     """Return whether a group or its scheduler names its peak; else its lr is all there is to guess from."""
-    return any(group.get(key) is not None for key in ("peak_lr", *_SCHEDULED))
+    return group.get("peak_lr") is not None or scheduled_peak(group) is not None
+
+
+def scheduled_peak(group: Group) -> Any:
+    """Return the peak by what a scheduler wrote into the group, or None if it wrote nothing."""
+    return next((group[key] for key in _SCHEDULED if group.get(key) is not None), None)
+
+
+def guess_again(group: Group) -> None:
+    """Take a guessed peak from the schedule of a group that was loaded: the guess was about another run."""
+    if not group.get("peak_lr_given", True) and (peak := scheduled_peak(group)) is not None:
+        group["peak_lr"] = float(peak)
 
 
 def group_label(index: int, group: Mapping[str, Any]) -> str:
