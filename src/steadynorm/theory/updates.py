@@ -86,15 +86,11 @@ class Update:
     def length_share(self, shape: Sequence[int], blocks: Blocks, method: str, steps: int) -> float:
         """Return |u|^2 over that of an exact lmo, given how polar factors are found; for Gaussian momentum.
 
-        Only Newton-Schulz falls short. A vector is normalised, not iterated on. Of blocks it is the mean of theirs,
-        weighted by their U^2.
+        Only Newton-Schulz falls short. Of blocks it is the mean of theirs, weighted by their U^2.
         """
         if method != "newton-schulz" or not self.is_polar:
             return 1.0
-        shares = [
-            newton_schulz_share(*pair, NEWTON_SCHULZ, steps) if min(pair) > 1 else 1.0
-            for pair in self.sides(shape, blocks)
-        ]
+        shares = [newton_schulz_share(*pair, NEWTON_SCHULZ, steps) for pair in self.sides(shape, blocks)]
         if len(shares) == 1 or not math.prod(shape):
             return shares[0]
         return float(np.average(shares, weights=[self._run_norm_sq(run) for run in self.view.runs(shape, blocks)]))
