@@ -26,7 +26,7 @@ from steadynorm.optim.arithmetic import Arithmetic
 from steadynorm.optim.batch import Descent, Scalars
 from steadynorm.optim.buckets import Bucket, BucketStep, check_finite, unmeasured_products
 from steadynorm.optim.idle import WHOLE, Slices, magnitudes
-from steadynorm.optim.placement import DerivedCache, Local, checked_mesh
+from steadynorm.optim.placement import DerivedCache, Placement, checked_mesh
 from steadynorm.optim.residual import RESIDUAL, check_residual, fresh_residual, is_kept, low_halves
 from steadynorm.optim.state import StateKeeper, no_skips, no_updates
 from steadynorm.optim.validation import (
@@ -132,7 +132,7 @@ class SteadyOptimizer(StateKeeper, ABC):
         return loss
 
     @torch._disable_dynamo
-    def _prepare(self) -> tuple[Local, list[BucketStep]]:
+    def _prepare(self) -> tuple[Placement, list[BucketStep]]:
         """Do the host's part: checks and numbers first, so that an error leaves weights and state as they were."""
         if not machine.is_capturing():
             self.before_step()
@@ -147,7 +147,7 @@ class SteadyOptimizer(StateKeeper, ABC):
         ]
         return placement, placement.localize(steps)
 
-    def _bucket_step(self, bucket: Bucket, placement: Local, observing: bool) -> BucketStep:
+    def _bucket_step(self, bucket: Bucket, placement: Placement, observing: bool) -> BucketStep:
         group = self.param_groups[bucket.group]
         label = f"{type(self).__name__}, {group_label(bucket.group, group)}"
         scalars = self._scalars(group, bucket, label)

@@ -22,7 +22,7 @@ from steadynorm.dtensor import local
 from steadynorm.optim import buckets, idle
 from steadynorm.optim.batch import Batch, Encoding, SplitRule, stack, write_back
 from steadynorm.optim.buckets import Bucket, BucketStep
-from steadynorm.optim.placement import Local
+from steadynorm.optim.placement import Placement
 from steadynorm.optim.sharding.consensus import Consensus, members
 from steadynorm.optim.sharding.layout import Box, Layout, from_owners, layout_of, local_gradient, to_all, to_owners
 from steadynorm.optim.sharding.ownership import ShardedBucket, layout_in, plan_exchange
@@ -30,8 +30,10 @@ from steadynorm.optim.sharding.ownership import ShardedBucket, layout_in, plan_e
 IN_FLIGHT = 4  # chunks under way at the same time
 
 
-class Sharded(Local):
+class Sharded(Placement):
     """Parameters or state are DTensors: ranks agree before a step, and exchange what has to be whole."""
+
+    is_collective = True
 
     def __init__(self) -> None:
         self._consensus = Consensus()
@@ -101,10 +103,6 @@ class Sharded(Local):
         if self._consensus.members is None:
             self._consensus.set_members(list(members(optimizer, lambda group: ())))
         return {**flags, **self._consensus.min_over_shards(flags)}
-
-    @property
-    def is_collective(self) -> bool:
-        return True
 
 
 # --- this rank's part
