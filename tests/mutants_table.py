@@ -229,7 +229,7 @@ MUTANTS = (
     Mutant("optim.state:pack", "state of one parameter goes to another", "torch.stack([state[key] for state in owners]).unbind(0)", "torch.stack([state[key] for state in owners]).flip(0).unbind(0)", ("test_accelerator.py",)),
     batch("decay_and_step_", "weights in place are not decayed", "torch.addcmul(moved, p, kept, out=p)", "torch.add(moved, p, out=p)", "test_accelerator.py"),
     batch("lie_side_by_side", "tensors further apart are taken for neighbours", "start + k * size", "x.storage_offset()", "test_accelerator.py"),
-    batch("Batch.grad", "gradients of the model are overwritten", "self.owns_gradient", "True", "test_accelerator.py"),
+    batch("Batch.take_grad", "gradients of the model are overwritten", "self.owns_gradient", "True", "test_accelerator.py"),
     batch("stack_finite", "a gradient that is not finite is taken for zero", "0.75 * torch.finfo(dtype).max", "0.0", "test_accelerator.py"),
     Mutant("optim.companions:find_companions", "matrices of several buckets share without regard to the budget", "sum(map(_budget_share, (*group, chunk))) <= 1", "True", ("test_accelerator.py::test_other_settings_and_a_small_budget_keep_iterations_apart",)),
     Mutant("optim.companions:find_companions", "blocks and whole matrices are not iterated together", "common & kinds", "False", ("test_accelerator.py::test_blocks_and_whole_matrices_of_one_size_share_an_iteration",)),

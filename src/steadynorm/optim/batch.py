@@ -72,14 +72,14 @@ class Batch(NamedTuple):
 
     Attributes:
         params: The parameters, or the parts of them that this chunk writes.
-        gradient: The gradient as it came, (batch, *shape), in a list from which `grad` takes it.
+        gradient: The gradient as it came, (batch, *shape), in a list from which `take_grad` takes it.
         owns_gradient: Whether the gradient is a copy from `stack_finite`, which may be overwritten.
         state: The optimizer state, in the dtype it is kept in.
         active: 1 where the step is taken, 0 where weights and state must stay as they are, because the gradient was not
             finite or a slice had none: (batch, 1, ...), or finer where slices wait (see `idle`). Its dtype is the one
             that is computed in, at least fp32.
         maximize: Whether to ascend.
-        scratch: Memory of the gradient's shape, of no value, for `grad` and what comes of it; None on an accelerator.
+        scratch: Memory of the gradient's shape, of no value, for `take_grad` and what comes of it; None on an accelerator.
         fade: The factor of the update, (batch, ...); None stands for 1.
         shard: How the parameters are sharded; None if they are whole.
         counts: How many updates each parameter has had, this one included, (batch,); None where nobody counts.
@@ -98,8 +98,8 @@ class Batch(NamedTuple):
     counts: Tensor | None = None
     descent: Descent = Descent()
 
-    def grad(self) -> Tensor:
-        """Return the gradient to descend along, finite throughout. It can be had once: its memory is the caller's."""
+    def take_grad(self) -> Tensor:
+        """Take the gradient to descend along, finite throughout. It can be taken once: its memory is the caller's."""
         raw = self.gradient.pop()
         if self.scratch is not None:
             grad = torch.nan_to_num(raw.to(self.active.dtype), 0.0, 0.0, 0.0, out=self.scratch)

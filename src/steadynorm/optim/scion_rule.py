@@ -44,7 +44,7 @@ class ScionSettings:
 def _accumulate(batch: Batch, scalars: Scalars, settings: ScionSettings) -> Tensor:
     """m_t = (1-a) m + a g;  x = m_t, Nesterov (1-a) m_t + a g."""
     alpha, m = scalars["alpha"] * batch.active, batch.state["momentum_buffer"]
-    grad = batch.grad()
+    grad = batch.take_grad()
     if m.dtype != grad.dtype:
         return _from_kept(m, grad, alpha, settings.nesterov)
     m.lerp_(grad, alpha)
