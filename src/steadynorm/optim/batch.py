@@ -79,7 +79,7 @@ class Batch(NamedTuple):
             finite or a slice had none: (batch, 1, ...), or finer where slices wait (see `idle`). Its dtype is the one
             that is computed in, at least fp32.
         maximize: Whether to ascend.
-        scratch: Memory of the gradient's shape, of no value, for `take_grad` and what comes of it; None on an accelerator.
+        scratch: Memory of the gradient's shape, of no value, for `take_grad` and what follows; None on an accelerator.
         fade: The factor of the update, (batch, ...); None stands for 1.
         shard: How the parameters are sharded; None if they are whole.
         counts: How many updates each parameter has had, this one included, (batch,); None where nobody counts.
@@ -111,8 +111,8 @@ class Batch(NamedTuple):
             grad = raw.nan_to_num(0.0, 0.0, 0.0)
         return grad.neg_() if self.maximize else grad
 
-    def wide_state(self) -> State:
-        """Return the state in the dtype that is computed in; written back, it is rounded to what it is kept in."""
+    def widen_state(self) -> State:
+        """Widen the state to the dtype that is computed in, and return it; writing it back rounds it again."""
         self.state.update({key: value.to(self.active.dtype) for key, value in self.state.items()})
         return self.state
 
