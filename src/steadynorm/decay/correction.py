@@ -62,7 +62,7 @@ class Correction:
             return None
         self.live.apply(optimizer)
         self.rescaler.measure(optimizer, self.family)
-        stepper = self.stand_in.of(optimizer)
+        stepper = self.stand_in.prepare(optimizer)
         return None if stepper is optimizer else ((stepper, *args[1:]), kwargs)
 
     def fill(self, optimizer: Optimizer) -> None:

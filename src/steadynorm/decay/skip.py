@@ -31,8 +31,8 @@ class StandIn:
         self.groups: list[Group] = []
         self.parts: list[tuple[Group, Group, Group]] = []  # a group, a part of it, that part before the step
 
-    def of(self, optimizer: Optimizer) -> Optimizer:
-        """Return who is to take the next step: the optimizer itself if no group has to be in parts."""
+    def prepare(self, optimizer: Optimizer) -> Optimizer:
+        """Prepare the next step and return who is to take it: the optimizer itself if no group has to be in parts."""
         parts = [(group, part) for group in optimizer.param_groups for part in _parts(group)]
         if all(part is group for group, part in parts):
             return optimizer

@@ -169,7 +169,7 @@ class AdamC(NonFiniteSkipper, torch.optim.AdamW):
         correction = own_correction(self, ADAM)
         correction.live.apply(self)
         try:
-            _adamw_step()(correction.stand_in.of(self))  # pyright: ignore[reportArgumentType]
+            _adamw_step()(correction.stand_in.prepare(self))  # pyright: ignore[reportArgumentType]
             if correction.rescaler.pending:
                 correction.rescaler.apply(self)
         finally:
