@@ -199,7 +199,7 @@ MUTANTS = (
     # gradients that are zero
     idle("block_of", "unequal blocks begin a row early", "at >= end", "at > end - 2"),
     idle("fade_", "stale updates do not fade", "(left / FADES_BELOW).clamp_(max=1.0)", "torch.ones_like(left)"),
-    idle("fade_", "what is left of the momentum never comes back", "(left * keep.to(left.dtype)).masked_fill_(nonzero, 1.0)", "(left * keep.to(left.dtype)).masked_fill_(nonzero, 0.0)"),
+    idle("fade_", "what is left of the momentum never comes back", "(left * momentum_keep.to(left.dtype)).masked_fill_(nonzero, 1.0)", "(left * momentum_keep.to(left.dtype)).masked_fill_(nonzero, 0.0)"),
     buckets("split", "a stack of experts is never cut, whatever the budget", "bucket.slices.blocks > 1 and not bucket.slices.waiting_ndim", "bucket.slices.blocks > 1", "test_accelerator.py::test_a_stack_of_experts_is_cut_to_the_budget_and_takes_the_same_steps"),
     buckets("split", "a stack that fades is cut", "not fades_in_blocks", "True", "test_accelerator.py::test_a_stack_of_experts_is_cut_to_the_budget_and_takes_the_same_steps"),
     buckets("_batches", "slices without a gradient move on", "largest[k] != 0", "largest[k] >= 0", "test_idle.py"),
@@ -315,7 +315,7 @@ MUTANTS = (
     scion("Scion._weight_decay", "C^2 of construction, not the scheduled one", 'weight_decay_now(group, SCION)', 'weight_decay_now({**group, "steady_norm_sq": group["steady_norm_sq"] and self.defaults["steady_norm_sq"]} if "steady_norm_sq" in group else group, SCION)'),
     scion("Scion._weight_decay", "lr of construction in the decay", 'weight_decay_now(group, SCION)', 'weight_decay_now({**group, "lr": self.defaults["lr"]}, SCION)'),
     scion("Scion._weight_decay", "linear decay where exact is asked for", 'group.get("overlap") != "exact"', "True"),
-    lion("LionC.scalars", "betas swapped", '{"gamma": lr, "eta": eta, "beta1": float(beta1), "beta2": float(beta2), "keep": float(beta2)}', '{"gamma": lr, "eta": eta, "beta1": float(beta2), "beta2": float(beta1), "keep": float(beta2)}'),
+    lion("LionC.scalars", "betas swapped", '{"gamma": lr, "eta": eta, "beta1": float(beta1), "beta2": float(beta2), "momentum_keep": float(beta2)}', '{"gamma": lr, "eta": eta, "beta1": float(beta2), "beta2": float(beta1), "momentum_keep": float(beta2)}'),
     lion("_accumulate", "the update sees the new momentum", 'x = torch.lerp(grad, m, scalars["beta1"] * ones); m.lerp_(grad, (1 - scalars["beta2"]) * batch.active)', 'm.lerp_(grad, (1 - scalars["beta2"]) * batch.active); x = torch.lerp(grad, m, scalars["beta1"] * ones)'),
     adam_rule("adam_update", "Adam's betas swapped", '(scalars["beta1"], scalars["beta2"], batch.counts.to(grad.dtype))', '(scalars["beta2"], scalars["beta1"], batch.counts.to(grad.dtype))', MUONC),
     muon("muon_lmo", "Muon's factor of the other side ratio", "muon_factor(adjust, (d_out, d_in))", "muon_factor(adjust, (d_in, d_out))"),

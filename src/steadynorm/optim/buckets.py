@@ -166,7 +166,7 @@ def _batches(chunk: Chunk, scratch: "Scratch") -> Iterator[Batch]:
         finite, nonzero = idle.is_finite(joined), joined != 0
     factors = None
     if step.momentum_left is not None and not slices.waiting_ndim:
-        factors = update_momentum_left(step.momentum_left[which], nonzero, finite, step.scalars["keep"])
+        factors = update_momentum_left(step.momentum_left[which], nonzero, finite, step.scalars["momentum_keep"])
     counts = None if step.counts is None else count_updates(step.counts[which], finite)
     if products is not None:
         products.zero_()
@@ -204,10 +204,10 @@ def gather(grads: list[Tensor], exact: torch.dtype) -> Tensor:
     return stack_finite(grads, exact) if len(grads) > 1 and machine.is_accelerator(grads[0].device) else stack(grads)
 
 
-def update_momentum_left(left: list[Tensor], nonzero: Tensor, finite: Tensor, keep: Tensor) -> Tensor:
+def update_momentum_left(left: list[Tensor], nonzero: Tensor, finite: Tensor, momentum_keep: Tensor) -> Tensor:
     """Record what is left of these parameters' momentum after this step; return the factors of their updates."""
     stacked = stack(left)
-    factors = idle.fade_(stacked, nonzero, finite, keep)
+    factors = idle.fade_(stacked, nonzero, finite, momentum_keep)
     write_back(left, stacked)
     return factors
 

@@ -108,4 +108,4 @@ class LionC(PeakRelativeOptimizer):
         lr, (beta1, beta2) = float(group["lr"]), group["betas"]
         check_betas(group["betas"])
         eta = eta_of(lr, group["weight_decay"])
-        return {"gamma": lr, "eta": eta, "beta1": float(beta1), "beta2": float(beta2), "keep": float(beta2)}
+        return {"gamma": lr, "eta": eta, "beta1": float(beta1), "beta2": float(beta2), "momentum_keep": float(beta2)}

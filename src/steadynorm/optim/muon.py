@@ -144,7 +144,7 @@ class MuonC(PeakRelativeOptimizer):
         if not group["use_muon"]:
             return adam_scalars(group)
         lr, momentum = float(group["lr"]), _check_momentum(group["momentum"])
-        return {"gamma": lr, "eta": eta_of(lr, group["weight_decay"]), "alpha": 1 - momentum, "keep": momentum}
+        return {"gamma": lr, "eta": eta_of(lr, group["weight_decay"]), "alpha": 1 - momentum, "momentum_keep": momentum}
 
     # --- groups
 

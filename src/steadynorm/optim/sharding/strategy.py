@@ -134,7 +134,7 @@ def _count_without_part(step: BucketStep) -> None:
     if step.counts is not None:
         buckets.count_updates(step.counts, step.finite)
     if step.momentum_left is not None and not step.bucket.slices.waiting_ndim:
-        buckets.update_momentum_left(step.momentum_left, step.nonzero, step.finite, step.scalars["keep"])
+        buckets.update_momentum_left(step.momentum_left, step.nonzero, step.finite, step.scalars["momentum_keep"])
 
 
 def shard_flags(grads: Sequence[Tensor], bucket: Bucket) -> list[Tensor]:
@@ -271,8 +271,8 @@ def _fade(step: BucketStep, which: slice, exact: torch.dtype) -> Tensor | None:
     slices, layout = step.bucket.slices, layout_in(step.bucket)
     if step.momentum_left is None or step.nonzero is None or step.finite is None or slices.waiting_ndim:
         return None
-    left, keep = step.momentum_left[which], step.scalars["keep"]
-    factors = buckets.update_momentum_left(left, step.nonzero[which], step.finite[which], keep).to(exact)
+    left, momentum_keep = step.momentum_left[which], step.scalars["momentum_keep"]
+    factors = buckets.update_momentum_left(left, step.nonzero[which], step.finite[which], momentum_keep).to(exact)
     if layout.replicated:
         return idle.spread(factors, layout.whole.size, slices)
     return buckets.spread_fade(factors, step.bucket, layout.mine.size)
