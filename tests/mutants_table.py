@@ -307,7 +307,7 @@ MUTANTS = (
     residual("is_kept", "weight_residual=False is not heard", "group.get(RESIDUAL) is not False", "True"),
     residual("check_residual", "True is taken for other dtypes", "wanted and p.dtype != torch.bfloat16", "False"),
     buckets("_batches", "non-finite gradients not skipped", "finite.to(exact)", "torch.ones_like(finite).to(exact)", "test_buckets.py"),
-    batch("Batch.descend", "alignment with the weights after the step", "inner_products(theta, u, step)", "inner_products(theta - gamma * u, u, step)", "test_monitor_alignment.py::test_the_alignment_equals_that_of_copies_of_the_weights"),
+    batch("Batch.descend", "alignment with the weights after the step", "inner_products(theta, u, update_share)", "inner_products(theta - gamma * u, u, update_share)", "test_monitor_alignment.py::test_the_alignment_equals_that_of_copies_of_the_weights"),
     scion_rule("_accumulate", "Nesterov missing", "grad.lerp_(m, 1 - alpha) if settings.nesterov else m", "m"),
     scion_rule("_accumulate", "momentum keeps alpha instead of 1 - alpha", "m.lerp_(grad, alpha)", "m.lerp_(grad, 1 - alpha)"),
     scion_rule("_from_kept", "Nesterov missing where momentum is kept in bf16", "torch.lerp(x, wide, 1 - a) if nesterov else wide", "wide", "test_buckets.py::test_bf16_momentum_is_the_rounded_momentum_of_its_formula"),

@@ -132,24 +132,24 @@ class Batch(NamedTuple):
 
     def descend(self, u: Tensor, scalars: Scalars) -> None:
         """Write the weights: decay and step with this update."""
-        step = self.active if self.fade is None else self.active * self.fade
+        update_share = self.active if self.fade is None else self.active * self.fade
         eta, gamma = scalars["eta"], scalars["gamma"]
         if self._needs_no_stack():
-            decay_and_step_(self.params, u, kept_share(eta, self.active), gamma, step)
+            decay_and_step_(self.params, u, kept_share(eta, self.active), gamma, update_share)
             return
         theta, hold, products = self.weights(), self.descent.hold, self.descent.products
         if products is not None or hold is not None:
-            sums = inner_products(theta, u, step)
+            sums = inner_products(theta, u, update_share)
             if products is not None:
                 products.add_(sums)
             if hold is not None:
                 eta, gamma = self._held_rates(hold, theta, u, sums, eta, gamma)
         if self.descent.is_cautious:
-            for weights, update, active, taken in pieces(theta, u, self.active, step):
+            for weights, update, active, share in pieces(theta, u, self.active, update_share):
                 keep = kept_share(eta, agreement(weights, update).mul_(active))
-                decay_and_step_(weights, update, keep, gamma, taken)
+                decay_and_step_(weights, update, keep, gamma, share)
         else:
-            decay_and_step_(theta, u, kept_share(eta, self.active), gamma, step)
+            decay_and_step_(theta, u, kept_share(eta, self.active), gamma, update_share)
         self.write(theta)
 
     def _needs_no_stack(self) -> bool:
@@ -245,17 +245,19 @@ def pieces(*stacks: Tensor) -> Iterator[tuple[Tensor, ...]]:
     yield from zip(*(x.split(rows, along) for x in whole), strict=True)
 
 
-def decay_and_step_(theta: Tensor | Sequence[Tensor], u: Tensor, keep: Tensor, gamma: Tensor, step: Tensor) -> None:
-    """theta <- keep theta - gamma step u, in place: the decay and the step of every optimizer but RenormalizedAdamW.
+def decay_and_step_(
+    theta: Tensor | Sequence[Tensor], u: Tensor, keep: Tensor, gamma: Tensor, update_share: Tensor
+) -> None:
+    """theta <- keep theta - gamma update_share u, in place: decay and step of every optimizer but RenormalizedAdamW.
 
     Args:
         theta: The weights, stacked, or as a list of parameters.
         u: The update, (batch, *shape).
         keep: What decay leaves of the weights (see `kept_share`).
         gamma: The lr.
-        step: How much of the update is taken, 0 to 1.
+        update_share: How much of the update is taken, 0 to 1.
     """
-    move = -gamma * step
+    move = -gamma * update_share
     if isinstance(theta, Tensor):
         theta.mul_(keep).addcmul_(u, move)
         return
@@ -263,19 +265,19 @@ def decay_and_step_(theta: Tensor | Sequence[Tensor], u: Tensor, keep: Tensor, g
         torch.addcmul(moved, p, kept, out=p)  # one kernel
 
 
-def inner_products(theta: Tensor, u: Tensor, step: Tensor) -> Tensor:
-    """Return <theta, step u>, |step u|^2 and |theta|^2 of every parameter of a stack, (3, batch).
+def inner_products(theta: Tensor, u: Tensor, update_share: Tensor) -> Tensor:
+    """Return <theta, v>, |v|^2 and |theta|^2, v = update_share u, of every parameter of a stack, (3, batch).
 
     Only at the moment of the step are both factors at hand.
     """
-    if step.numel() != len(step):  # it differs within a parameter, or a shard has no rows
-        u, step = u * step, step.new_ones(len(step))
+    if update_share.numel() != len(update_share):  # it differs within a parameter, or a shard has no rows
+        u, update_share = u * update_share, update_share.new_ones(len(update_share))
     sums = theta.new_zeros(3, len(theta))
     for weights, update in pieces(theta, u.to(theta.dtype)):
         pairs = (weights, update), (update, update), (weights, weights)
         sums += torch.stack([inner_product(x, y) for x, y in pairs])
-    factor = step.flatten()
-    return sums * torch.stack([factor, factor * factor, torch.ones_like(factor)])
+    share = update_share.flatten()
+    return sums * torch.stack([share, share * share, torch.ones_like(share)])
 
 
 def cut(tensors: Sequence[Tensor], rows: slice | None) -> list[Tensor]:
