@@ -149,7 +149,7 @@ MUTANTS = (
     skip("_parts", "skipped parameters have the corrected decay", 'group["base_weight_decay"]', 'group["weight_decay"]'),
     skip("_parts", "a part of Scion's group still looks corrected", '{**group, "weight_decay": decay, "corrected": False}', '{**group, "weight_decay": decay}', "test_decay_skip.py::test_skipping_a_parameter_of_scion_leaves_its_decay_constant"),
     skip("StandIn.take_back", "what a step writes into a part is lost", "key not in _OF_A_PART", "False"),
-    skip("unsplit", "split checkpoints are put together in the wrong order", "position in skipped", "position >= sizes[0]"),
+    skip("unsplit", "split checkpoints are put together in the wrong order", "position in uncorrected", "position >= sizes[0]"),
     skip("_is_decayed_elsewhere", "held weights decay in the step as well", "is_rescaled(group)", "False", TWIN_HELD),
     skip("_is_decayed_elsewhere", "a captured step decays twice", "is_live(group)", "False", "test_capture.py"),
     rescale("_factors", "factor 2 in balanced decay after a step", "2 * bucket.norm_sq * share", "bucket.norm_sq * share", TWIN_HELD),

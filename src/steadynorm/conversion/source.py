@@ -13,7 +13,7 @@ from steadynorm.conversion.equivalents import from_adamw
 from steadynorm.conversion.official_scion import Rule, rule_of
 from steadynorm.decay.families import ADAM, MUON, OWN_MUON, Family
 from steadynorm.decay.hold import BALANCE_STEPS
-from steadynorm.decay.rule import DecayRule, Target, decay_rule, group_label, is_skipped, weight_decay_now
+from steadynorm.decay.rule import DecayRule, Target, decay_rule, group_label, is_uncorrected, weight_decay_now
 from steadynorm.groups.builder import from_radius
 from steadynorm.prediction import ParamSetting
 
@@ -78,11 +78,11 @@ class Source:
 
     def choices(self, settings: Mapping[str, Any]) -> Group:
         """Return how its norm is held and whether it ascends, where that is not the default and `settings` does not say it."""
-        skipped = is_skipped(self.group, self.parameter)  # then it is not held
+        uncorrected = is_uncorrected(self.group, self.parameter)  # then it is not held
         chosen = {
             key: self.group[key]
             for key, default in CHOICES.items()
-            if self.group.get(key, default) != default and (key == "maximize" or not skipped)
+            if self.group.get(key, default) != default and (key == "maximize" or not uncorrected)
         }
         if "hold" in chosen:
             chosen["balance_steps"] = self.group.get("balance_steps", BALANCE_STEPS)

@@ -30,7 +30,7 @@ from steadynorm.decay.rule import (
     names_peak,
     weight_decay_now,
 )
-from steadynorm.decay.skip import StandIn, skipped_positions, unsplit
+from steadynorm.decay.skip import StandIn, uncorrected_positions, unsplit
 from steadynorm.machine import exact_dtype
 from steadynorm.theory.equilibrium import check_lr
 
@@ -208,7 +208,7 @@ def check_held(group: Group, family: Family) -> None:
             f"cautious=True needs the sign of each update, and only the Adam family keeps it in its state, not "
             f"{family.name}; leave it out, or use ScionC or LionC, which do it inside their step"
         )
-    held = (k for k in range(len(group["params"])) if is_rescaled(group) and k not in skipped_positions(group))
+    held = (k for k in range(len(group["params"])) if is_rescaled(group) and k not in uncorrected_positions(group))
     if (k := next((k for k in held if group["params"][k].is_complex()), None)) is not None:
         raise ValueError(f"hold and cautious are for real weights, and parameter {k} is complex; name it in skip=")
     if group.get("capturable") and is_rescaled(group):

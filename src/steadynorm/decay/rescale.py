@@ -31,7 +31,7 @@ from steadynorm.decay.hold import (
     is_rescaled,
 )
 from steadynorm.decay.rule import Group, group_label
-from steadynorm.decay.skip import skipped_positions
+from steadynorm.decay.skip import uncorrected_positions
 from steadynorm.dtensor import is_dtensor, local
 from steadynorm.lengths import l2_lengths
 from steadynorm.machine import exact_dtype
@@ -200,9 +200,9 @@ def _balance_steps(group: Group) -> float:
 
 def _alike(group: Group) -> Iterator[list[Tensor]]:
     """Yield the parameters of a group that it holds, those of one shape, dtype, device and placement together."""
-    skipped, buckets = skipped_positions(group), {}
+    uncorrected, buckets = uncorrected_positions(group), {}
     for k, p in enumerate(group["params"]):
-        if p.requires_grad and p.numel() and k not in skipped:
+        if p.requires_grad and p.numel() and k not in uncorrected:
             placed = getattr(p, "device_mesh", None), getattr(p, "placements", None)
             buckets.setdefault((p.shape, p.dtype, p.device, placed), []).append(p)
     yield from buckets.values()
