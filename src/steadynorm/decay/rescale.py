@@ -103,7 +103,7 @@ def scale_(params: Sequence[Tensor], factors: Tensor, moments: Sequence[Tensor] 
     wide = [factor.view([1] * part.ndim) for factor, part in zip(factors.unbind(0), parts, strict=True)]
     if moments is not None:
         for part, factor, moment in zip(parts, wide, moments, strict=True):
-            part.mul_(torch.where(_agree(part, moment), factor, 1.0))
+            part.mul_(torch.where(_same_sign_mask(part, moment), factor, 1.0))
     else:
         torch._foreach_mul_(parts, wide)
 
@@ -156,7 +156,7 @@ def _decayed_share(optimizer: Optimizer, bucket: _Bucket, after: Tensor) -> Tens
     if moments is None:
         return 1.0
     pairs = zip(map(local, bucket.params), moments, strict=True)
-    lengths = [l2_lengths([part * _agree(part, moment)], after.dtype)[0] for part, moment in pairs]
+    lengths = [l2_lengths([part * _same_sign_mask(part, moment)], after.dtype)[0] for part, moment in pairs]
     share = (torch.stack(_over_shards(lengths, bucket.params[0])) / after).square()
     return torch.where(share > 0, share, 1.0)
 
@@ -173,7 +173,7 @@ def _moments(optimizer: Optimizer, bucket: _Bucket) -> list[Tensor] | None:
     return [local(optimizer.state[p][MOMENT]) for p in bucket.params]
 
 
-def _agree(theta: Tensor, moment: Tensor) -> Tensor:
+def _same_sign_mask(theta: Tensor, moment: Tensor) -> Tensor:
     """Return where weights and updates agree in sign; by signs, because the product of small numbers would be 0."""
     return theta * moment.sign() > 0
 

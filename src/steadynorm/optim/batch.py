@@ -146,7 +146,7 @@ class Batch(NamedTuple):
                 eta, gamma = self._held_rates(hold, theta, u, sums, eta, gamma)
         if self.descent.is_cautious:
             for weights, update, active, share in pieces(theta, u, self.active, update_share):
-                keep = kept_share(eta, agreement(weights, update).mul_(active))
+                keep = kept_share(eta, same_sign_mask(weights, update).mul_(active))
                 decay_and_step_(weights, update, keep, gamma, share)
         else:
             decay_and_step_(theta, u, kept_share(eta, self.active), gamma, update_share)
@@ -174,7 +174,7 @@ class Batch(NamedTuple):
             return norm_sq * self.active.flatten()
         total = torch.zeros_like(norm_sq)
         for weights, update, active in pieces(theta, u, self.active):
-            decayed = agreement(weights, update).mul_(active) if self.descent.is_cautious else active
+            decayed = same_sign_mask(weights, update).mul_(active) if self.descent.is_cautious else active
             total += inner_product(weights * decayed, weights)
         return total
 
@@ -222,7 +222,7 @@ def kept_share(eta: Tensor, decayed: Tensor) -> Tensor:
     return 1 - eta * decayed
 
 
-def agreement(theta: Tensor, u: Tensor) -> Tensor:
+def same_sign_mask(theta: Tensor, u: Tensor) -> Tensor:
     """Return 1 where weight and update agree in sign, so that a step makes the weight smaller, and 0 elsewhere."""
     return (u * theta).gt_(0)
 
