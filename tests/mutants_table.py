@@ -373,7 +373,7 @@ MUTANTS = (
     spectral("products_per_record", "one power iteration per record, however long ago the last one was", "min(16, 8 * every)", "1", "test_monitor_norms.py::test_the_spectral_norm_while_training_is_within_a_percent_of_the_svd"),
     spectral("_orthonormal", "directions that are in the Krylov space already", "torch.bmm(torch.bmm(r.unsqueeze(1), basis.mT), basis).squeeze(1)", "0 * torch.bmm(torch.bmm(r.unsqueeze(1), basis.mT), basis).squeeze(1)", "test_monitor_norms.py::test_the_spectral_norm_while_training_is_within_a_percent_of_the_svd"),
     spectral("SpectralNorms.__init__", "spectral norm over d_in/d_out", "self.columns / self.rows", "self.rows / self.columns"),
-    norms("peak", "sign norm without d_in", "largest * layer.shape[-1]", "largest", "test_monitor_norms.py::test_role_norms_are_means_of_table_1"),
+    norms("max_entry_norm", "sign norm without d_in", "largest * layer.shape[-1]", "largest", "test_monitor_norms.py::test_role_norms_are_means_of_table_1"),
     record("compose", "sign of the excess alignment", "cosine - expected", "expected - cosine"),
     record("_motion", "cosine over the squared norm", "math.sqrt(update * before)", "update * before", "test_monitor_forecast.py::test_random_gradients_have_no_excess_alignment"),
     record("_update_norm", "length of an update squared", "math.sqrt(values.get((UPDATE, layer), math.nan) / forecasts.nominal_norms_sq[layer])", "values.get((UPDATE, layer), math.nan) / forecasts.nominal_norms_sq[layer]", UPDATES),

@@ -20,7 +20,7 @@ from steadynorm.optim.base import SteadyOptimizer
 from steadynorm.optim.sharding.layout import Layout, layout_of
 from steadynorm.views import BlockLayout
 
-PEAK_LMOS = ("sign", "embedding")  # their norm is a multiple of the largest entry
+MAX_ENTRY_LMOS = ("sign", "embedding")  # their norm is a multiple of the largest entry
 # What records call the roles of `role_table.ROLES`, and those of an lmo where neither group nor model says more.
 _MATRIX_ROLES = ("hidden", "hidden-transposed", "stacked", "stacked-transposed", "conv")
 _RECORD_ROLES: dict[str, str] = dict.fromkeys(_MATRIX_ROLES, "hidden")

@@ -6,7 +6,7 @@ from statistics import fmean, geometric_mean
 from typing import NamedTuple
 
 from steadynorm.monitor.forecasts import Forecasts, Mark
-from steadynorm.monitor.layers import PEAK_LMOS, Layer
+from steadynorm.monitor.layers import MAX_ENTRY_LMOS, Layer
 from steadynorm.monitor.transfer import ALONG, BEFORE, UPDATE, WAITED, Row, Values
 from steadynorm.records.role_norms import ROLE_LABELS, SPLIT
 from steadynorm.records.schema import LAYER_QUANTITIES, Record, finite
@@ -119,7 +119,7 @@ def _motion(
 
 
 def _lmo_norms(layers: Sequence[Layer], values: Values, matrices: Mapping[Layer, list[float]]) -> Record:
-    peaks = {lmo: [value for (kind, _), value in values.items() if kind == lmo] for lmo in PEAK_LMOS}
+    max_entry_norms = {lmo: [value for (kind, _), value in values.items() if kind == lmo] for lmo in MAX_ENTRY_LMOS}
     biases = [
         values[("norm", layer)] / math.sqrt(layer.parameter.numel())
         for layer in layers
@@ -127,9 +127,9 @@ def _lmo_norms(layers: Sequence[Layer], values: Values, matrices: Mapping[Layer,
     ]
     return {
         "spectral_norm": _geometric([value for norms in matrices.values() for value in norms]),
-        "sign_norm": _mean(peaks["sign"]),
+        "sign_norm": _mean(max_entry_norms["sign"]),
         "bias_norm": _mean(biases),
-        "embedding_norm": _mean(peaks["embedding"]),
+        "embedding_norm": _mean(max_entry_norms["embedding"]),
     }
 
 
