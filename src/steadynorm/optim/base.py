@@ -176,15 +176,15 @@ class SteadyOptimizer(StateKeeper, ABC):
 
     def _scalars(self, group: Group, bucket: Bucket, label: str) -> Scalars:
         """Return this step's numbers, 0-d: on the CPU, where kernels take them by value, or live on the device."""
-        is_live = group.get("capturable")
+        is_capturable = group.get("capturable")
         if machine.is_capturing():
-            if not is_live:
+            if not is_capturable:
                 raise RuntimeError(f"{label}: a captured step would keep this step's numbers; pass capturable=True")
             if not bucket.live:
                 raise RuntimeError(f"{label}: take one step with the same gradients before you capture one")
             return bucket.live
         numbers = self._numbers(group, bucket, label)
-        if is_live:
+        if is_capturable:
             return bucket.fill(numbers)
         return {key: torch.tensor(value, dtype=torch.float64, device="cpu") for key, value in numbers.items()}
 
