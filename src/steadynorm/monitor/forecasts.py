@@ -52,9 +52,9 @@ class Forecasts:
                 self.nominal_norms_sq[layer] = nominal
             if hold_of(group) == "decay" and group.get("cautious"):
                 continue  # the share that decays depends on the norm, so layers could not share a forecast from zero
-            if (unit := own.update_norm_sq(layer.shape, group)) is not None:
-                self.update_norms_sq[layer] = unit
-                share = 1.0 if nominal is None or hold_of(group) == "decay" else nominal / unit
+            if (update_norm_sq := own.update_norm_sq(layer.shape, group)) is not None:
+                self.update_norms_sq[layer] = update_norm_sq
+                share = 1.0 if nominal is None or hold_of(group) == "decay" else nominal / update_norm_sq
                 key = (layer.group, own.kernel(layer.shape, group).name, is_uncorrected(group, layer.parameter), share)
                 alike.setdefault(key, []).append(layer)
         for members in alike.values():

@@ -76,12 +76,12 @@ def _forecast(
     if mark is None:
         return None, None, None
     track, at = forecasts.advanced[layer], mark.at
-    unit, start = forecasts.update_norms_sq[layer], forecasts.starts[layer]
-    norm, measured = (finite(track.norm(at, unit, start, known)) for known in (None, layer))
+    update_norm_sq, start = forecasts.update_norms_sq[layer], forecasts.starts[layer]
+    norm, measured = (finite(track.norm(at, update_norm_sq, start, known)) for known in (None, layer))
     if not mark.moved:
         return norm, measured, None
     grad, theta_sq, u_sq = (values.get((kind, layer), math.nan) for kind in ("grad", BEFORE, UPDATE))
-    return norm, measured, finite(track.cosine(at, unit, start, grad, math.sqrt(theta_sq), math.sqrt(u_sq)))
+    return norm, measured, finite(track.cosine(at, update_norm_sq, start, grad, math.sqrt(theta_sq), math.sqrt(u_sq)))
 
 
 def _update_norm(layer: Layer, values: Values, mark: Mark | None, forecasts: Forecasts) -> float | None:
