@@ -136,7 +136,7 @@ def _rule(source: Source, rules: Mapping[int, Group], alpha: float | None, neste
         )
     rule = dict(rules[id(source.parameter)])
     if source.kind == "Scion":
-        rule |= {"lmo": source.rule.lmo, "blocks": 1}
+        rule |= {"lmo": source.lmo_scale.lmo, "blocks": 1}
     rule["alpha"] = source.alpha if alpha is None else float(alpha)
     rule["nesterov"] = source.nesterov if nesterov is None else bool(nesterov)
     return rule
