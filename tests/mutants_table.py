@@ -280,7 +280,7 @@ MUTANTS = (
     hold("bounded_eta", "lr = 0 moves the weights", "gamma > 0", "gamma >= 0"),
     hold("Hold.rates", "the lr of each parameter is on the CPU", "gamma * ones", "gamma.expand(len(ones))", "test_no_sync.py"),
     hold("held_norms", "the norm of every step is held", "held == 0", "held < torch.inf"),
-    hold("fixed_scale", "the update is not part of the norm", "measured.update_sq", "0 * measured.update_sq"),
+    hold("fixed_scale", "the update is not part of the norm", "sums.update_sq", "0 * sums.update_sq"),
     hold("fixed_scale", "waiting rows are scaled as well", "norm_sq * share", "norm_sq"),
     lengths("l2_lengths", "squares of a large tensor are added one after another", "_adds_one_by_one(x)", "False"),
     batch("same_sign_mask", "cautious decay acts where weight and update differ in sign", "(u * theta).gt_(0)", "(u * theta).lt_(0)", "test_hold.py"),

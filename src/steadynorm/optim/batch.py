@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from steadynorm import machine
-from steadynorm.decay.hold import Hold, Measured
+from steadynorm.decay.hold import Hold, StepSums
 from steadynorm.lengths import inner_product
 from steadynorm.optim import halves
 
@@ -164,7 +164,7 @@ class Batch(NamedTuple):
         """Return eta and gamma as `hold` wants them, (batch, 1, ...), given `inner_products`."""
         sums = torch.stack([*sums.unbind(0), self._decayed_sq(theta, u, sums.select(0, 2))])
         sums = sums if self.shard is None else self.shard.sum_over_shards(sums)
-        rates = hold.rates(Measured(*sums.unbind(0)), eta.to(sums.dtype), gamma.to(sums.dtype))
+        rates = hold.rates(StepSums(*sums.unbind(0)), eta.to(sums.dtype), gamma.to(sums.dtype))
         eta, gamma = (rate.view(-1, *[1] * (theta.ndim - 1)) for rate in rates)
         return eta, gamma
 
