@@ -76,7 +76,7 @@ def run(context: Context) -> Outcome:
     return Outcome(blocks, {text: every(findings)}, numbers)
 
 
-def _measure(context: Context, kind: Kind, shape: tuple[int, ...], pairs: int) -> list[simulate.Measured]:
+def _measure(context: Context, kind: Kind, shape: tuple[int, ...], pairs: int) -> list[simulate.MeanWithError]:
     """Return f(r) at every correlation, from the records if they are there."""
     config = {"lmo": kind.lmo, "shape": list(shape), "pairs": pairs, "seed": context.seed, "r": list(CORRELATIONS)}
     name = re.sub(r"[^a-z0-9]+", "-", kind.label)
@@ -88,7 +88,7 @@ def _measure(context: Context, kind: Kind, shape: tuple[int, ...], pairs: int) -
     run = slim_records.read_simulated(context, name, config, len(CORRELATIONS) - 1)
     run = run or slim_records.keep_simulated(context, name, config, enumerate(map(measure, CORRELATIONS)))
     columns = (run.columns[key].tolist() for key in ("overlap", "error"))
-    return list(map(simulate.Measured, *columns))
+    return list(map(simulate.MeanWithError, *columns))
 
 
 OVERLAP = Experiment(
