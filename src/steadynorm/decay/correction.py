@@ -40,9 +40,9 @@ _SAVED = (*KEYS, *HOLD_KEYS, "capturable")  # what a checkpoint may lack, or mus
 class Correction:
     """Writes lambda_t into each corrected group before a step: a step pre-hook, or called by our own classes."""
 
-    def __init__(self, family: Family, given: Sequence[str] = ()):
+    def __init__(self, family: Family, chosen_keys: Sequence[str] = ()):
         self.family = family
-        self.given = given  # keys that the caller chose: a checkpoint that replaces one is reported
+        self.chosen_keys = chosen_keys  # by the caller: a checkpoint that replaces one is reported
         self.handles: list[RemovableHandle] = []  # of the hooks that `correct` registers
         self.saved_keys: list[Group] = []  # the groups' keys, for checkpoints that lack them
         self.loading: dict[str, Any] | None = None  # the checkpoint that is being loaded
@@ -97,13 +97,13 @@ class Correction:
         """
         noted = {id(group): value for group, value in self.written}
         for index, (group, value) in enumerate(zip(groups, values, strict=True)):
-            found, usual = group.get("weight_decay"), (noted.get(id(group)), group.get("base_weight_decay"))
+            decay, usual = group.get("weight_decay"), (noted.get(id(group)), group.get("base_weight_decay"))
             if self.warned or value is None or id(group) not in noted:
                 continue
-            if found is not usual[0] and (isinstance(found, torch.Tensor) or found not in usual):
+            if decay is not usual[0] and (isinstance(decay, torch.Tensor) or decay not in usual):
                 self.warned = True
                 warnings.warn(
-                    f"{group_label(index, group)}: weight_decay={found} is not used, because it is computed at every step; "
+                    f"{group_label(index, group)}: weight_decay={decay} is not used, because it is computed at every step; "
                     "set or schedule base_weight_decay, or set corrected=False in the group",
                     stacklevel=4,
                 )
@@ -179,9 +179,9 @@ class Correction:
         for index, (group, known) in enumerate(zip(optimizer.param_groups, self.saved_keys, strict=True)):
             if not (group.get("corrected") and group.get("base_weight_decay")):
                 continue
-            for key in self.given:
-                given = known.get(key) is not None and known.get(f"{key}_given", True)
-                if given and group.get(key) != known[key]:
+            for key in self.chosen_keys:
+                is_chosen = known.get(key) is not None and known.get(f"{key}_given", True)
+                if is_chosen and group.get(key) != known[key]:
                     warnings.warn(
                         f"{group_label(index, group)}: the checkpoint's {key}={group.get(key)} replaces the "
                         f"{known[key]} given to {where}. To use yours, set group[{key!r}] = {known[key]} after "

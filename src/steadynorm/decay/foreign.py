@@ -81,7 +81,7 @@ def correct(
         >>> p.grad = torch.zeros(2); optimizer.step(); optimizer.param_groups[0]["weight_decay"]
         0.05
     """
-    given, optimizer = optimizer, unwrap(optimizer)
+    wrapped, optimizer = optimizer, unwrap(optimizer)
     if getattr(optimizer, "corrects_itself", False):
         raise ValueError(f"correct: {type(optimizer).__name__} corrects its own decay; leave correct() out")
     if correction_of(optimizer) is not None:
@@ -133,7 +133,7 @@ def correct(
     correction = Correction(family, [key for key, choice in choices.items() if choice is not None])
     correction.record_written(optimizer.param_groups)
     _attach(optimizer, correction)
-    return given
+    return wrapped
 
 
 def uncorrect(optimizer: Optimizer) -> Optimizer:
@@ -149,7 +149,7 @@ def uncorrect(optimizer: Optimizer) -> Optimizer:
         >>> p.grad = torch.zeros(2); optimizer.step(); uncorrect(optimizer).param_groups[0]["weight_decay"]
         0.1
     """
-    given, optimizer = optimizer, unwrap(optimizer, "uncorrect")
+    wrapped, optimizer = optimizer, unwrap(optimizer, "uncorrect")
     if getattr(optimizer, "corrects_itself", False):
         raise ValueError(
             f"uncorrect: {type(optimizer).__name__} corrects its own decay; set corrected=False in its groups"
@@ -172,7 +172,7 @@ def uncorrect(optimizer: Optimizer) -> Optimizer:
             for state in (optimizer.state.get(p, {}) for p in group["params"]):
                 for key in HOLD_STATE.values():
                     state.pop(key, None)
-    return given
+    return wrapped
 
 
 def fill_scalars(optimizer: Optimizer) -> None:

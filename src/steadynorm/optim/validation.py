@@ -95,7 +95,7 @@ def take_params(params: Any, settings: Mapping[str, Any], optimizer: type[Optimi
     return params
 
 
-def refuse_unused(optimizer: type[Optimizer], params: Any, given: Mapping[str, Any]) -> None:
+def refuse_unused(optimizer: type[Optimizer], params: Any, settings: Mapping[str, Any]) -> None:
     """Raise ValueError for a setting that would change nothing, because the groups all bring their own.
 
     For Scion's groups in a plain list only the lr is checked, for others nothing: as in torch, an lr for groups to come
@@ -103,12 +103,13 @@ def refuse_unused(optimizer: type[Optimizer], params: Any, given: Mapping[str, A
     """
     if not is_param_groups(params):
         groups = params if isinstance(params, list | tuple) else []
-        if not all(isinstance(group, dict) and {"lr", "lmo"} <= group.keys() for group in groups) or "lr" not in given:
+        are_scions = all(isinstance(group, dict) and {"lr", "lmo"} <= group.keys() for group in groups)
+        if not are_scions or "lr" not in settings:
             return
-        check_one(given["lr"])
-        params, given = groups, {"lr": given["lr"]}
+        check_one(settings["lr"])
+        params, settings = groups, {"lr": settings["lr"]}
     usual = inspect.signature(optimizer).parameters
-    for key, value in given.items():
+    for key, value in settings.items():
         own = [group[key] for group in params if key in group]
         if own and key in usual and value not in (usual[key].default, *own):
             raise ValueError(
