@@ -54,19 +54,19 @@ def compose(snapshot: Snapshot, values: Values, marks: Mapping[Layer, Mark], for
             "excess": None if cosine is None or expected is None else cosine - expected,
             "spectral": _geometric(matrices.get(layer, [])),
         }
-    nonempty = {layer: own for layer, own in layers.items() if layer.parameter.numel()}
+    nonempty = {layer: record for layer, record in layers.items() if layer.parameter.numel()}
     record: Record = {
         "step": snapshot.host_values["step"],
         "weight_norm": _total([value for (kind, _), value in values.items() if kind == "norm"]),
         "grad_norm": _total([value for (kind, _), value in values.items() if kind == "grad"]),
         **_lmo_norms(snapshot.layers, values, matrices),
-        **{key: _total([own[SPLIT[key]] for own in nonempty.values()]) for key in SPLIT if key != "weight_norm"},
+        **{key: _total([record[SPLIT[key]] for record in nonempty.values()]) for key in SPLIT if key != "weight_norm"},
         **_by_role(nonempty),
         **_means(layers, snapshot.labels),
         **{key: finite(value) for key, value in snapshot.host_values.items()},
         **{what: finite(value) for (kind, what), value in values.items() if kind == "log"},
     }
-    return record | {"layers": {layer.name: own for layer, own in layers.items()}}
+    return record | {"layers": {layer.name: record for layer, record in layers.items()}}
 
 
 def _forecast(
@@ -138,10 +138,10 @@ def _by_role(layers: Mapping[Layer, Record]) -> Record:
     present = {layer.role for layer in layers}
     values: Record = {}
     for role in (role for role in ROLE_LABELS if role in present and len(present) > 1):
-        own = [record for layer, record in layers.items() if layer.role == role]
-        values |= {f"{key}/{role}": _total([record[quantity] for record in own]) for key, quantity in SPLIT.items()}
+        records = [record for layer, record in layers.items() if layer.role == role]
+        values |= {f"{key}/{role}": _total([record[quantity] for record in records]) for key, quantity in SPLIT.items()}
         for quantity in ("update_norm", "excess"):
-            values[f"{LAYER_QUANTITIES[quantity]}/{role}"] = _mean([record[quantity] for record in own])
+            values[f"{LAYER_QUANTITIES[quantity]}/{role}"] = _mean([record[quantity] for record in records])
     return values
 
 
@@ -150,14 +150,14 @@ def _means(layers: Mapping[Layer, Record], labels: Sequence[str]) -> Record:
 
     A group named like a role replaces that role's excess.
     """
-    chosen = [own for layer, own in layers.items() if layer.is_spectral] or list(layers.values())
+    chosen = [record for layer, record in layers.items() if layer.is_spectral] or list(layers.values())
     means: Record = {
-        LAYER_QUANTITIES[quantity]: _mean([own[quantity] for own in chosen])
+        LAYER_QUANTITIES[quantity]: _mean([record[quantity] for record in chosen])
         for quantity in ("update_norm", "relative_update", "angle", "alignment", "expected", "excess")
     }
     for index, label in enumerate(labels if len(labels) > 1 else ()):
         means[f"excess_alignment/{label}"] = _mean(
-            [own["excess"] for layer, own in layers.items() if layer.group == index]
+            [record["excess"] for layer, record in layers.items() if layer.group == index]
         )
     return means
 

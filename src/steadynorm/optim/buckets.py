@@ -142,8 +142,8 @@ def _run_together(chunks: Sequence[Chunk], scratch: "Scratch") -> None:
     settings, running = [chunk.step.bucket.settings for chunk in chunks], [_batches(chunk, scratch) for chunk in chunks]
     assert rule is not None and rule.normalize_all is not None
     batches, xs = list[Batch](), list[Tensor]()
-    for k, own in enumerate(running):
-        batches.append(next(own))
+    for k, chunk_batches in enumerate(running):
+        batches.append(next(chunk_batches))
         xs.append(rule.accumulate(batches[k], scalars[k], settings[k]))
     for k, u in enumerate(rule.normalize_all(xs, settings)):
         batches[k].descend(u, scalars[k])

@@ -63,8 +63,8 @@ class Sharded(Placement):
         flags: dict[int, Tensor] = {}
         for step in steps:
             if step.bucket.shard is not None and layout_in(step.bucket).group is not None:
-                own = shard_flags(step.grads, step.bucket)
-                flags |= {id(p): flag for p, flag in zip(step.bucket.params, own, strict=True)}
+                flags_here = shard_flags(step.grads, step.bucket)
+                flags |= {id(p): flag for p, flag in zip(step.bucket.params, flags_here, strict=True)}
         agreed = self._consensus.min_over_shards(flags)
         return [self._with_flags(step, agreed) for step in steps]
 
@@ -85,10 +85,10 @@ class Sharded(Placement):
     def run(self, steps: Sequence[BucketStep]) -> None:
         exchanged = [step for step in steps if isinstance(step.bucket, ShardedBucket)]
         # Of row-separable buckets a rank may have no row; all others take part in sums over shards.
-        own = [step for step in steps if not isinstance(step.bucket, ShardedBucket)]
-        has_part = [bool(math.prod(step.bucket.shape)) or not step.bucket.row_separable for step in own]
-        buckets.run([step for step, runs in zip(own, has_part, strict=True) if runs])
-        for step, runs in zip(own, has_part, strict=True):
+        local_steps = [step for step in steps if not isinstance(step.bucket, ShardedBucket)]
+        has_part = [bool(math.prod(step.bucket.shape)) or not step.bucket.row_separable for step in local_steps]
+        buckets.run([step for step, runs in zip(local_steps, has_part, strict=True) if runs])
+        for step, runs in zip(local_steps, has_part, strict=True):
             if not runs:
                 _count_without_part(step)
         if exchanged:
