@@ -98,7 +98,7 @@ def test_one_seed_gets_no_verdict():
     assert (one.holds, one.chance) == (None, 1.0)
     assert "one seed" in one.figure
     several = stats.at_least(Estimate(5.0, 0.1, 3), 0.0, "y")
-    assert stats.every([one, several]).holds is None
+    assert stats.combine_findings([one, several]).holds is None
 
 
 def test_numbers_without_spread_are_judged_directly():
@@ -110,21 +110,21 @@ def test_numbers_without_spread_are_judged_directly():
 
 def test_a_joint_claim_is_false_before_it_is_open():
     held, open_, refuted = (stats.at_least(Estimate(value, 0.1, 3), 0.0, "x") for value in (2.0, 0.1, -2.0))
-    assert stats.every([held, held]).holds is True
-    assert stats.every([held, open_]).holds is None
-    assert stats.every([open_, refuted]).holds is False
+    assert stats.combine_findings([held, held]).holds is True
+    assert stats.combine_findings([held, open_]).holds is None
+    assert stats.combine_findings([open_, refuted]).holds is False
 
 
 def test_one_of_many_bounds_refutes_by_its_share_of_the_chance():
     """A bound missed by 4.4 standard errors refutes by itself, but not as the worst of twenty."""
     missed, held = stats.at_least(Estimate(-4.4, 1.0, 3), 0.0, "x"), stats.at_least(Estimate(90.0, 1.0, 3), 0.0, "y")
     assert missed.holds is False
-    assert stats.every([missed, *[held] * 19]).holds is None
+    assert stats.combine_findings([missed, *[held] * 19]).holds is None
 
 
 def test_of_many_bounds_the_least_certain_is_shown():
     bounds = [stats.at_least(Estimate(value, 0.1, 3), 0.0, f"number {value:g}") for value in (9.0, 1.0, 8.0, 7.0, 6.0)]
-    assert stats.every(bounds).figure.startswith("the least certain of 5: number 1 +1 (95 %")
+    assert stats.combine_findings(bounds).figure.startswith("the least certain of 5: number 1 +1 (95 %")
 
 
 def test_a_reason_keeps_a_claim_open():

@@ -11,7 +11,7 @@ from steadynorm.lab.paper import slim_records
 from steadynorm.lab.paper.experiment import Context, Experiment, Outcome
 from steadynorm.lab.paper.experiments.steady_norms import paper_over_exact
 from steadynorm.lab.paper.slim_records import rounded
-from steadynorm.lab.paper.statistics import Estimate, Finding, every, within
+from steadynorm.lab.paper.statistics import Estimate, Finding, combine_findings, within
 from steadynorm.report import page
 
 CLOSE = 0.02  # measured and computed overlaps within which we call them equal
@@ -73,7 +73,7 @@ def run(context: Context) -> Outcome:
         page.Table("Measured overlaps", ("lmo", "r", "measured", "± SE", "formula"), rows),
     ]  # fmt: skip
     numbers = {"pairs": seeds, "points": [list(row) for row in rows]}
-    return Outcome(blocks, {text: every(findings)}, numbers)
+    return Outcome(blocks, {text: combine_findings(findings)}, numbers)
 
 
 def _measure(context: Context, kind: Kind, shape: tuple[int, ...], pairs: int) -> list[simulate.MeanWithError]:
