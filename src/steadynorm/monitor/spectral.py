@@ -40,14 +40,14 @@ def products_per_record(every: int) -> int:
     return min(16, 8 * every)
 
 
-def leading(product: Product, v: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def estimate_spectral_norm(product: Product, v: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return |A|_2, (n,), and the vectors to continue from, (n, d_in), after `count` products with A^T A.
 
     >>> a = torch.diag(torch.tensor([3.0, 2.0, 1.0]))
     >>> def product(v):
     ...     w = v @ a.T
     ...     return w @ a / _length(w), _length(w)
-    >>> norm, _ = leading(product, torch.ones(1, 3) / 3**0.5, 3)
+    >>> norm, _ = estimate_spectral_norm(product, torch.ones(1, 3) / 3**0.5, 3)
     >>> round(norm.item(), 4)
     3.0
     """
@@ -147,14 +147,14 @@ class SpectralNorms:
     def __call__(self, count: int) -> Tensor:
         """Return the norms, (layers * matrices,), after `count` products with each A^T A."""
         if self.by_rows:
-            norms, self.vectors = leading(self._rows_product, self.vectors, count)
+            norms, self.vectors = estimate_spectral_norm(self._rows_product, self.vectors, count)
             return norms * self.scale
         norms, vectors = [], []
         together = max(1, _STACK_ELEMENTS // self.layers[0].parameter.numel())  # layers, so that stacks are bounded
         for low in range(0, len(self.layers), together):
             layers = self.layers[low : low + together]
             before = self.vectors.narrow(0, low * self.matrices, len(layers) * self.matrices)
-            norm, after = leading(self._product(layers), before, count)
+            norm, after = estimate_spectral_norm(self._product(layers), before, count)
             norms.append(norm)
             vectors.append(after)
         self.vectors = torch.cat(vectors)
