@@ -154,7 +154,7 @@ class Trainer:
         """Return the signal that told any process to stop, or 0; several processes ask only where they synchronize anyway."""
         if self.team.world == 1:
             return self.stopping
-        return self.team.largest(self.stopping) if self.step % _FLUSH == 0 else 0
+        return self.team.max_over_processes(self.stopping) if self.step % _FLUSH == 0 else 0
 
     def _update(self, batch: tasks.Batch) -> Tensor:
         """Take one step on one batch, in micro-batches, and return the mean loss on the device."""
