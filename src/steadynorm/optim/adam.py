@@ -18,7 +18,7 @@ from steadynorm.optim.peak_relative import loading
 from steadynorm.optim.state import no_skips
 from steadynorm.optim.validation import (
     check_group_numbers,
-    check_one,
+    check_lr_type,
     check_range,
     is_known,
     refuse_momentum,
@@ -117,7 +117,7 @@ class AdamC(NonFiniteSkipper, torch.optim.AdamW):
 
     def _check_settings(self, group: Group) -> None:
         refuse_scion_groups(group)
-        check_one(group["lr"])
+        check_lr_type(group["lr"])
         check_lr(float(group["lr"]))
         check_group_numbers(group, *_NUMBERS)
         if group["steady_norm_sq"] is not None:

@@ -32,7 +32,7 @@ from steadynorm.optim.state import StateKeeper, no_skips, no_updates
 from steadynorm.optim.validation import (
     check_capturable,
     check_dense_gradients,
-    check_one,
+    check_lr_type,
     check_unchanged,
     name_of,
     take_params,
@@ -107,7 +107,7 @@ class SteadyOptimizer(StateKeeper, ABC):
     # --- torch's interface
 
     def _check_settings(self, group: Group) -> None:
-        check_one(group["lr"])
+        check_lr_type(group["lr"])
         check_lr(float(group["lr"]))
         check_hold(group)
         check_capturable(group)

@@ -106,7 +106,7 @@ def refuse_unused(optimizer: type[Optimizer], params: Any, settings: Mapping[str
         are_scions = all(isinstance(group, dict) and {"lr", "lmo"} <= group.keys() for group in groups)
         if not are_scions or "lr" not in settings:
             return
-        check_one(settings["lr"])
+        check_lr_type(settings["lr"])
         params, settings = groups, {"lr": settings["lr"]}
     usual = inspect.signature(optimizer).parameters
     for key, value in settings.items():
@@ -118,7 +118,7 @@ def refuse_unused(optimizer: type[Optimizer], params: Any, settings: Mapping[str
             )
 
 
-def check_one(lr: float | Tensor) -> None:
+def check_lr_type(lr: float | Tensor) -> None:
     """Raise ValueError unless an lr is a number, or a tensor of one element."""
     if isinstance(lr, Tensor) and lr.numel() != 1:
         raise ValueError("Tensor lr must be 1-element")  # in torch's words
