@@ -20,7 +20,7 @@ from steadynorm.optim.validation import (
     check_group_numbers,
     check_lr_type,
     check_range,
-    is_known,
+    is_on_host,
     refuse_momentum,
     take_params,
 )
@@ -184,7 +184,7 @@ class AdamC(NonFiniteSkipper, torch.optim.AdamW):
         for index, group in enumerate(self.param_groups):
             try:
                 check_group_numbers(group, *_NUMBERS)
-                if is_known(group["lr"]):  # groups with corrected=False: the correction has seen the others
+                if is_on_host(group["lr"]):  # groups with corrected=False: the correction has seen the others
                     eta_of(float(group["lr"]), group["weight_decay"])
             except ValueError as error:
                 raise ValueError(f"AdamC, {group_label(index, group)}: {error}") from None

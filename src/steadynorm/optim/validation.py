@@ -141,7 +141,7 @@ def check_capturable(group: Group) -> None:
         raise ValueError("check_finite=True reads gradients on the host, which a captured step cannot; leave one out")
 
 
-def is_known(value: float | Tensor) -> bool:
+def is_on_host(value: float | Tensor) -> bool:
     """Return whether a number can be read without a device sync."""
     return not isinstance(value, Tensor) or value.device.type == "cpu"
 
@@ -151,7 +151,7 @@ def check_betas(betas: tuple[float | Tensor, float | Tensor]) -> None:
     if not isinstance(betas, Sequence) or len(betas) != 2:
         raise ValueError(f"betas={betas} must be two numbers")
     for k, beta in enumerate(betas):
-        if is_known(beta) and not 0 <= beta < 1:
+        if is_on_host(beta) and not 0 <= beta < 1:
             raise ValueError(f"betas[{k}]={float(beta)} is outside [0, 1)")
 
 
