@@ -358,14 +358,14 @@ def test_group_shows_the_open_loop_decay_and_the_step_has_none(
     make: Callable[..., Any], settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
     params = parameters(SHAPES)
-    optimizer, seen, of = make(list(params.values()), **settings), [], StandIn.of
+    optimizer, seen, prepare = make(list(params.values()), **settings), [], StandIn.prepare
 
     def spy(self: StandIn, stepper: Optimizer) -> Optimizer:
-        chosen = of(self, stepper)
+        chosen = prepare(self, stepper)
         seen.append([group["weight_decay"] for group in chosen.param_groups])
         return chosen
 
-    monkeypatch.setattr(StandIn, "of", spy)
+    monkeypatch.setattr(StandIn, "prepare", spy)
     run(optimizer, params, range(2))
     assert seen == [[0.0], [0.0]]
     group = optimizer.param_groups[0]

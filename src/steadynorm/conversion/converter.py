@@ -136,7 +136,7 @@ def _rule(source: Source, rules: Mapping[int, Group], alpha: float | None, neste
         )
     rule = dict(rules[id(source.parameter)])
     if source.kind == "Scion":
-        rule |= {"lmo": source.rule.lmo, "blocks": 1}
+        rule |= {"lmo": source.lmo_scale.lmo, "blocks": 1}
     rule["alpha"] = source.alpha if alpha is None else float(alpha)
     rule["nesterov"] = source.nesterov if nesterov is None else bool(nesterov)
     return rule
@@ -155,9 +155,9 @@ def _to_scion(source: Source, rule: Group, options: ConvertOptions) -> Change:
     values |= {
         key: float(source.group[key]) * peak / source.peak for key in SCHEDULED if source.group.get(key) is not None
     }
-    unit = setting.update_norm_sq / source.parameter.numel() if source.parameter.numel() else 0.0
+    element_update_sq = setting.update_norm_sq / source.parameter.numel() if source.parameter.numel() else 0.0
     if source.eta == 0:
-        return Change(source, options.to, {**values, "weight_decay": 0.0}, unit)
+        return Change(source, options.to, {**values, "weight_decay": 0.0}, element_update_sq)
     exact = options.settings.get("overlap") == "exact"
     overlap = setting.kernel if exact else "linear"
     was = theory.steady_norm_sq(same, source.eta / same, **momentum, overlap=overlap, limit=not exact)
@@ -174,7 +174,7 @@ def _to_scion(source: Source, rule: Group, options: ConvertOptions) -> Change:
         values |= {"weight_decay": None, "steady_norm_sq": now}
     else:
         values |= {"weight_decay": decay}
-    return Change(source, options.to, values, unit, was, now)
+    return Change(source, options.to, values, element_update_sq, was, now)
 
 
 def _gathered(changes: Sequence[Change]) -> list[Group]:

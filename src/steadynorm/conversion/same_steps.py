@@ -10,7 +10,7 @@ from steadynorm import theory
 from steadynorm.conversion.changes import Change, Converted, format_changes, take_over
 from steadynorm.conversion.source import CHOICES, SCHEDULED, Group, Source
 from steadynorm.decay.hold import HOLD_STATE
-from steadynorm.decay.rule import KEYS, UNCORRECTED, is_skipped
+from steadynorm.decay.rule import KEYS, UNCORRECTED, is_uncorrected
 from steadynorm.dtensor import is_dtensor
 from steadynorm.groups.roles import find_outputs, param_sites
 from steadynorm.optim import AdamC, MuonC
@@ -48,7 +48,7 @@ def to_ours(
         if to is MuonC:
             known |= {"use_muon": is_muon} | ({"lmo": "spectral"} if is_muon and p.ndim == 2 else {})
         known |= _kept(source, *_OWN_KEYS[to], *KEYS) | source.choices(settings)
-        constant = (id(p) in outputs and p.ndim > 1) or is_skipped(source.group, p)
+        constant = (id(p) in outputs and p.ndim > 1) or is_uncorrected(source.group, p)
         return known | ({"corrected": False, "weight_decay": source.weight_decay} if constant else {})
 
     groups, changes = _gather(sources, values, to)

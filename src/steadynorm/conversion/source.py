@@ -10,10 +10,10 @@ from torch.optim import Optimizer
 
 from steadynorm import theory
 from steadynorm.conversion.equivalents import from_adamw
-from steadynorm.conversion.official_scion import Rule, rule_of
+from steadynorm.conversion.official_scion import LmoScale, lmo_scale_of
 from steadynorm.decay.families import ADAM, MUON, OWN_MUON, Family
 from steadynorm.decay.hold import BALANCE_STEPS
-from steadynorm.decay.rule import DecayRule, Target, decay_rule, group_label, is_skipped, weight_decay_now
+from steadynorm.decay.rule import DecayRule, Target, decay_rule, group_label, is_uncorrected, weight_decay_now
 from steadynorm.groups.builder import from_radius
 from steadynorm.prediction import ParamSetting
 
@@ -78,11 +78,11 @@ class Source:
 
     def choices(self, settings: Mapping[str, Any]) -> Group:
         """Return how its norm is held and whether it ascends, where that is not the default and `settings` does not say it."""
-        skipped = is_skipped(self.group, self.parameter)  # then it is not held
+        uncorrected = is_uncorrected(self.group, self.parameter)  # then it is not held
         chosen = {
             key: self.group[key]
             for key, default in CHOICES.items()
-            if self.group.get(key, default) != default and (key == "maximize" or not skipped)
+            if self.group.get(key, default) != default and (key == "maximize" or not uncorrected)
         }
         if "hold" in chosen:
             chosen["balance_steps"] = self.group.get("balance_steps", BALANCE_STEPS)
@@ -100,10 +100,10 @@ class Source:
         return self.kind != "AdamW" and bool(self.group.get("nesterov", False))
 
     @property
-    def rule(self) -> Rule:
+    def lmo_scale(self) -> LmoScale:
         """For the published Scion, our lmo and the size of its update relative to ours."""
         try:
-            return rule_of(self.group["norm"], self.group["norm_kwargs"], self.parameter.shape)
+            return lmo_scale_of(self.group["norm"], self.group["norm_kwargs"], self.parameter.shape)
         except ValueError as error:
             raise ValueError(f"convert: {self.name}: {error}") from None
 
@@ -123,7 +123,7 @@ class Source:
         ours = theory.effective_lr(1.0, setting.alpha, nesterov=setting.nesterov)
         if self.kind == "Muon":
             return math.sqrt(self.update_norm_sq / setting.update_norm_sq) * theirs / ours
-        return from_radius(1.0, float(self.group["scale"]) * self.rule.size)["lr"] * theirs / ours
+        return from_radius(1.0, float(self.group["scale"]) * self.lmo_scale.size)["lr"] * theirs / ours
 
 
 def sources_of(optimizer: Optimizer, names: Mapping[int, str]) -> list[Source]:

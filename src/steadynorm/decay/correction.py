@@ -32,7 +32,7 @@ from steadynorm.decay.rule import (
     names_peak,
     weight_decay_now,
 )
-from steadynorm.decay.skip import StandIn, skipped_positions, unsplit
+from steadynorm.decay.skip import StandIn, uncorrected_positions, unsplit
 from steadynorm.machine import exact_dtype
 from steadynorm.theory.equilibrium import check_lr
 
@@ -42,9 +42,9 @@ _SAVED = (*KEYS, *HOLD_KEYS, "capturable")  # what a checkpoint may lack, or mus
 class Correction:
     """Writes lambda_t into each corrected group before a step: a step pre-hook, or called by our own classes."""
 
-    def __init__(self, family: Family, given: Sequence[str] = ()):
+    def __init__(self, family: Family, chosen_keys: Sequence[str] = ()):
         self.family = family
-        self.given = given  # keys that the caller chose: a checkpoint that replaces one is reported
+        self.chosen_keys = chosen_keys  # by the caller: a checkpoint that replaces one is reported
         self.handles: list[RemovableHandle] = []  # of the hooks that `correct` registers
         self.saved_keys: list[Group] = []  # the groups' keys, for checkpoints that lack them
         self.loading: dict[str, Any] | None = None  # the checkpoint that is being loaded
@@ -65,7 +65,7 @@ class Correction:
             return None
         self.live.apply(optimizer)
         self.rescaler.measure(optimizer, self.family)
-        stepper = self.stand_in.of(optimizer)
+        stepper = self.stand_in.prepare(optimizer)
         return None if stepper is optimizer else ((stepper, *args[1:]), kwargs)
 
     def fill(self, optimizer: Optimizer) -> None:
@@ -105,13 +105,13 @@ class Correction:
         """
         noted = {id(group): value for group, value in self.written}
         for index, (group, value) in enumerate(zip(groups, values, strict=True)):
-            found, usual = group.get("weight_decay"), (noted.get(id(group)), group.get("base_weight_decay"))
+            decay, usual = group.get("weight_decay"), (noted.get(id(group)), group.get("base_weight_decay"))
             if self.warned or value is None or id(group) not in noted:
                 continue
-            if found is not usual[0] and (isinstance(found, torch.Tensor) or found not in usual):
+            if decay is not usual[0] and (isinstance(decay, torch.Tensor) or decay not in usual):
                 self.warned = True
                 warnings.warn(
-                    f"{group_label(index, group)}: weight_decay={found} is not used, because it is computed at every step; "
+                    f"{group_label(index, group)}: weight_decay={decay} is not used, because it is computed at every step; "
                     "set or schedule base_weight_decay, or set corrected=False in the group",
                     stacklevel=4,
                 )
@@ -192,9 +192,9 @@ class Correction:
         for index, (group, known) in enumerate(zip(optimizer.param_groups, self.saved_keys, strict=True)):
             if not (group.get("corrected") and group.get("base_weight_decay")):
                 continue
-            for key in self.given:
-                given = known.get(key) is not None and known.get(f"{key}_given", True)
-                if given and group.get(key) != known[key]:
+            for key in self.chosen_keys:
+                is_chosen = known.get(key) is not None and known.get(f"{key}_given", True)
+                if is_chosen and group.get(key) != known[key]:
                     warnings.warn(
                         f"{group_label(index, group)}: the checkpoint's {key}={group.get(key)} replaces the "
                         f"{known[key]} given to {where}. To use yours, set group[{key!r}] = {known[key]} after "
@@ -221,7 +221,7 @@ def check_held(group: Group, family: Family) -> None:
             f"cautious=True needs the sign of each update, and only the Adam family keeps it in its state, not "
             f"{family.name}; leave it out, or use ScionC or LionC, which do it inside their step"
         )
-    held = (k for k in range(len(group["params"])) if is_rescaled(group) and k not in skipped_positions(group))
+    held = (k for k in range(len(group["params"])) if is_rescaled(group) and k not in uncorrected_positions(group))
     if (k := next((k for k in held if group["params"][k].is_complex()), None)) is not None:
         raise ValueError(f"hold and cautious are for real weights, and parameter {k} is complex; name it in skip=")
     if group.get("capturable") and is_rescaled(group):

@@ -24,7 +24,7 @@ from steadynorm.decay.rule import (
     names_peak,
     refuse_idle_target,
 )
-from steadynorm.decay.skip import find_skipped, output_weights
+from steadynorm.decay.skip import find_uncorrected, output_weights
 
 
 def correct(
@@ -81,7 +81,7 @@ def correct(
         >>> p.grad = torch.zeros(2); optimizer.step(); optimizer.param_groups[0]["weight_decay"]
         0.05
     """
-    given, optimizer = optimizer, unwrap(optimizer)
+    wrapped, optimizer = optimizer, unwrap(optimizer)
     if getattr(optimizer, "corrects_itself", False):
         raise ValueError(f"correct: {type(optimizer).__name__} corrects its own decay; leave correct() out")
     if correction_of(optimizer) is not None:
@@ -95,14 +95,14 @@ def correct(
     if skip is None and model is not None:
         trained = {id(p) for group in groups for p in group["params"]}
         skip = [p for p in output_weights(model) if id(p) in trained]
-    skipped = find_skipped(groups, () if skip is None else skip, model)
+    uncorrected = find_uncorrected(groups, () if skip is None else skip, model)
     held = {"hold": hold, "balance_steps": balance_steps} if hold != "decay" else {}
     held |= {"cautious": cautious} if cautious else {}
     plans = []
     for index, (group, peak) in enumerate(zip(groups, _peaks(peak_lr, len(groups)), strict=True)):
         try:
             keys = {**correction_keys(group, family, peak_lr=peak), **target}
-            if skipped.get(index) != []:  # or the whole group is skipped
+            if uncorrected.get(index) != []:  # or the whole group is skipped
                 keys |= {key: value for key, value in held.items() if key not in group}
             _check_guess(optimizer, group, keys)
             if reference_momentum is not None and (family.momentum_key is None or family.momentum_key in group):
@@ -110,7 +110,7 @@ def correct(
             exact_kernel({**group, **keys}, family)
             if target:
                 family.gain(family.momentum(group), group)  # raises if the group does not say enough for a target
-            check_held({**group, **keys, UNCORRECTED: skipped.get(index)}, family)
+            check_held({**group, **keys, UNCORRECTED: uncorrected.get(index)}, family)
             _refuse_what_ours_do(optimizer, group, held)
         except ValueError as error:
             raise ValueError(f"correct: {group_label(index, group)}: {error}") from None
@@ -123,7 +123,7 @@ def correct(
         group.update(keys)
         if not optimizer.state:  # a run that is joined may have seen its largest lr
             watch(group)
-    for index, positions in skipped.items():
+    for index, positions in uncorrected.items():
         if positions:
             groups[index][UNCORRECTED] = sorted({*groups[index].get(UNCORRECTED, ()), *positions})
         else:
@@ -133,7 +133,7 @@ def correct(
     correction = Correction(family, [key for key, choice in choices.items() if choice is not None])
     correction.record_written(optimizer.param_groups)
     _attach(optimizer, correction)
-    return given
+    return wrapped
 
 
 def uncorrect(optimizer: Optimizer) -> Optimizer:
@@ -149,7 +149,7 @@ def uncorrect(optimizer: Optimizer) -> Optimizer:
         >>> p.grad = torch.zeros(2); optimizer.step(); uncorrect(optimizer).param_groups[0]["weight_decay"]
         0.1
     """
-    given, optimizer = optimizer, unwrap(optimizer, "uncorrect")
+    wrapped, optimizer = optimizer, unwrap(optimizer, "uncorrect")
     if getattr(optimizer, "corrects_itself", False):
         raise ValueError(
             f"uncorrect: {type(optimizer).__name__} corrects its own decay; set corrected=False in its groups"
@@ -172,7 +172,7 @@ def uncorrect(optimizer: Optimizer) -> Optimizer:
             for state in (optimizer.state.get(p, {}) for p in group["params"]):
                 for key in HOLD_STATE.values():
                     state.pop(key, None)
-    return given
+    return wrapped
 
 
 def fill_scalars(optimizer: Optimizer) -> None:

@@ -96,7 +96,7 @@ def decay_rule(group: Mapping[str, Any], p: Any = None) -> DecayRule:
     if not group.get("corrected"):
         return Constant(float(group.get("weight_decay", 0.0)))
     base = float(group.get("base_weight_decay", group["weight_decay"]))
-    if base == 0 or (p is not None and is_skipped(group, p)):
+    if base == 0 or (p is not None and is_uncorrected(group, p)):
         return Constant(base)
     if target is not None:
         return Target(float(target), overlap)
@@ -154,11 +154,11 @@ def applied_weight_decay(optimizer: Any, group: Mapping[str, Any], p: Any) -> fl
     """Return the decay that an optimizer's last step applied to a parameter of one of its groups."""
     if (own := getattr(optimizer, "weight_decay_of", None)) is not None:
         return own(p)
-    skipped = group.get("corrected") and is_skipped(group, p)
-    return float(group.get("base_weight_decay" if skipped else "weight_decay") or 0.0)
+    uncorrected = group.get("corrected") and is_uncorrected(group, p)
+    return float(group.get("base_weight_decay" if uncorrected else "weight_decay") or 0.0)
 
 
-def is_skipped(group: Mapping[str, Any], p: Any) -> bool:
+def is_uncorrected(group: Mapping[str, Any], p: Any) -> bool:
     """Return whether `correct` skips a parameter of a group that it corrects otherwise."""
     return any(group["params"][k] is p for k in group.get(UNCORRECTED) or ())
 

@@ -166,7 +166,7 @@ class Scion(SteadyOptimizer):
     def scalars(self, group: Group, bucket: Bucket) -> dict[str, float]:
         lr, alpha = float(group["lr"]), check_alpha(float(group["alpha"]))
         decay = self._weight_decay(group, bucket.shape)
-        return {"gamma": lr, "alpha": alpha, "eta": eta_of(lr, decay), "keep": 1 - alpha}
+        return {"gamma": lr, "alpha": alpha, "eta": eta_of(lr, decay), "momentum_keep": 1 - alpha}
 
 
 class ScionC(Scion):

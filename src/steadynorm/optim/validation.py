@@ -95,7 +95,7 @@ def take_params(params: Any, settings: Mapping[str, Any], optimizer: type[Optimi
     return params
 
 
-def refuse_unused(optimizer: type[Optimizer], params: Any, given: Mapping[str, Any]) -> None:
+def refuse_unused(optimizer: type[Optimizer], params: Any, settings: Mapping[str, Any]) -> None:
     """Raise ValueError for a setting that would change nothing, because the groups all bring their own.
 
     In a plain list only Scion's groups are checked, and only for lr: as in torch, a default lr for groups added later is
@@ -103,12 +103,13 @@ def refuse_unused(optimizer: type[Optimizer], params: Any, given: Mapping[str, A
     """
     if not is_param_groups(params):
         groups = params if isinstance(params, list | tuple) else []
-        if not all(isinstance(group, dict) and {"lr", "lmo"} <= group.keys() for group in groups) or "lr" not in given:
+        are_scions = all(isinstance(group, dict) and {"lr", "lmo"} <= group.keys() for group in groups)
+        if not are_scions or "lr" not in settings:
             return
-        check_one(given["lr"])
-        params, given = groups, {"lr": given["lr"]}
+        check_lr_type(settings["lr"])
+        params, settings = groups, {"lr": settings["lr"]}
     usual = inspect.signature(optimizer).parameters
-    for key, value in given.items():
+    for key, value in settings.items():
         own = [group[key] for group in params if key in group]
         if own and key in usual and value not in (usual[key].default, *own):
             raise ValueError(
@@ -117,7 +118,7 @@ def refuse_unused(optimizer: type[Optimizer], params: Any, given: Mapping[str, A
             )
 
 
-def check_one(lr: float | Tensor) -> None:
+def check_lr_type(lr: float | Tensor) -> None:
     """Raise ValueError unless an lr is a number, or a tensor of one element."""
     if isinstance(lr, Tensor) and lr.numel() != 1:
         raise ValueError("Tensor lr must be 1-element")  # in torch's words
@@ -140,7 +141,7 @@ def check_capturable(group: Group) -> None:
         raise ValueError("check_finite=True reads gradients on the host, which a captured step cannot; leave one out")
 
 
-def is_known(value: float | Tensor) -> bool:
+def is_on_host(value: float | Tensor) -> bool:
     """Return whether a number can be read without a device sync."""
     return not isinstance(value, Tensor) or value.device.type == "cpu"
 
@@ -150,7 +151,7 @@ def check_betas(betas: tuple[float | Tensor, float | Tensor]) -> None:
     if not isinstance(betas, Sequence) or len(betas) != 2:
         raise ValueError(f"betas={betas} must be two numbers")
     for k, beta in enumerate(betas):
-        if is_known(beta) and not 0 <= beta < 1:
+        if is_on_host(beta) and not 0 <= beta < 1:
             raise ValueError(f"betas[{k}]={float(beta)} is outside [0, 1)")
 
 
