@@ -272,7 +272,10 @@ class ScionC(Scion):
         return {**saved, "weight_decay": None} if plain else saved
 
     def weight_decay_of(self, parameter: Tensor | str) -> float:
-        """Return the lambda_t that a step would use now for this parameter, given itself or by its name in the groups."""
+        """Return the corrected lambda_t of this parameter now, given itself or by its name in the groups.
+
+        With `hold="balance"` or `"fixed"` a step uses what it measures instead.
+        """
         group, p = find_parameter(self, parameter)
         return self._weight_decay(group, tuple(p.shape))
 
