@@ -10,6 +10,7 @@ from steadynorm import theory
 from steadynorm.conversion.changes import Change, Converted, format_changes, take_over
 from steadynorm.conversion.source import CHOICES, SCHEDULED, Group, Source
 from steadynorm.decay.hold import HOLD_STATE
+from steadynorm.decay.peak import watch_on
 from steadynorm.decay.rule import KEYS, UNCORRECTED, is_skipped
 from steadynorm.dtensor import is_dtensor
 from steadynorm.groups.roles import find_outputs, param_sites
@@ -44,15 +45,19 @@ def to_ours(
 
     def values(source: Source) -> Group:
         is_muon, p = source.kind == "Muon", source.parameter
-        known: Group = {"peak_lr": source.peak, "corrected": True}
+        known: Group = {"corrected": True}
         if to is MuonC:
             known |= {"use_muon": is_muon} | ({"lmo": "spectral"} if is_muon and p.ndim == 2 else {})
-        known |= _kept(source, *_OWN_KEYS[to], *KEYS) | source.choices(settings)
+        known |= _kept(source, *_OWN_KEYS[to], *KEYS) | source.peak_keys | source.choices(settings)
         constant = (id(p) in outputs and p.ndim > 1) or is_skipped(source.group, p)
         return known | ({"corrected": False, "weight_decay": source.weight_decay} if constant else {})
 
     groups, changes = _gather(sources, values, to)
     new = to(groups, **settings)
+    sources_by_id = {id(source.parameter): source for source in sources}
+    for group in new.param_groups:
+        first = sources_by_id[id(group["params"][0])]
+        watch_on(group, first.group, first.is_under_way)
     take_over(new, sources, HOLD_STATE["balance"])
     return Converted(new, format_changes(changes))
 
@@ -79,7 +84,7 @@ def to_torch(sources: Sequence[Source]) -> Converted:
             )
 
     def values(source: Source) -> Group:
-        return {**_kept(source, "peak_lr"), **source.choices({}), "weight_decay": source.eta / source.peak}
+        return {**_kept(source), **source.peak_keys, **source.choices({}), "weight_decay": source.eta / source.peak}
 
     optimizers, changes = [], []
     for kind, cls in (("Muon", torch.optim.Muon), ("AdamW", torch.optim.AdamW)):
