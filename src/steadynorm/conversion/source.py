@@ -16,6 +16,7 @@ from steadynorm.decay.hold import BALANCE_STEPS
 from steadynorm.decay.peak import check_guess
 from steadynorm.decay.rule import (
     DecayRule,
+    Relative,
     Target,
     correction_keys,
     decay_rule,
@@ -57,12 +58,26 @@ class Source:
 
     @property
     def eta(self) -> float:
-        """The decay per step at the peak."""
+        """The decay per step at the peak, with the momentum of now."""
         return self.peak * self.weight_decay
 
     @property
     def weight_decay(self) -> float:
-        """The decay at the peak, not that of the moment. The published Scion decays by lr itself, or not at all."""
+        """The decay at the peak lr with the momentum of now, which together give the norm.
+
+        base_weight_decay G(momentum now) / G(the momentum to which the base belongs), where the decay is corrected
+        """
+        if not isinstance(self.decay_rule, Relative):
+            return self.base_weight_decay
+        own = {"initial_momentum": self.family.momentum(self.group)}  # of a group that was never corrected
+        return self.base_weight_decay * self.family.factor({**own, **self.group})
+
+    @property
+    def base_weight_decay(self) -> float:
+        """The decay that was set, not that of the moment; for a target the one that reaches it at the peak.
+
+        The published Scion decays by lr itself, or not at all.
+        """
         if self.kind == "Scion":
             return 0.0 if self.group["unconstrained"] else 1.0
         if not isinstance(rule := self.decay_rule, Target):
