@@ -272,12 +272,14 @@ def test_groups_made_for_scion_are_refused_by_all_others(cls: Any) -> None:
     """
     with pytest.raises(ValueError, match=rf"{cls.__name__}: .*for Scion; use param_groups\(model, kind='adam'\)"):
         cls(param_groups(mlp(), output="4"), lr=1e-3)
-    as_a_list = list(param_groups(mlp(), output="4"))
+    by_hand = [{**group, "params": list(group["params"])} for group in param_groups(mlp(), output="4")]
     with pytest.raises(ValueError, match=rf"{cls.__name__}, group 0 \(\"hidden\"\): .*lmo='spectral'.*kind='adam'"):
-        cls(as_a_list)
+        cls(by_hand)
     optimizer = cls(param_groups(mlp(), output="4", kind="adam"))
     with pytest.raises(ValueError, match=r"group 3 .*lmo='spectral'"):
-        optimizer.add_param_group(as_a_list[0])
+        optimizer.add_param_group(by_hand[0])
+    with pytest.raises(ValueError, match=r"for Scion; use param_groups\(model, kind='adam'\)"):
+        optimizer.add_param_group(param_groups(mlp(), output="4")[0])
     assert len(optimizer.param_groups) == 3
 
 

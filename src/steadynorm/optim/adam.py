@@ -89,7 +89,7 @@ class AdamC(NonFiniteSkipper, torch.optim.AdamW):
         refuse_momentum(type(self), momentum)
         refuse_residual(weight_residual)
         own = {"lr": lr, "weight_decay": weight_decay}
-        params = take_params(params, own, type(self))
+        params = take_params(params, own, type(self), self.group_kind)
         self._extra_defaults = {"peak_lr": peak_lr, "steady_norm_sq": steady_norm_sq, "check_finite": check_finite}
         self._extra_defaults |= {"hold": hold, "balance_steps": balance_steps, "cautious": cautious}
         super().__init__(

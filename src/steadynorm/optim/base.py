@@ -49,7 +49,6 @@ class SteadyOptimizer(StateKeeper, ABC):
         arithmetic: What the steps of its groups are made of, unless `arithmetic_of` says otherwise.
         mesh: What the state of plain parameters is sharded over.
         setting_keys: Group keys that `settings` reads.
-        group_kind: The kind of `param_groups` that it takes.
         family: What the theory must know about it.
         corrects_itself: Whether `correct` must refuse it, because it knows its own decay.
         observing: Set by a monitor before a step, to have products in `observed` after it.
@@ -59,7 +58,6 @@ class SteadyOptimizer(StateKeeper, ABC):
     arithmetic: Arithmetic
     mesh: Any = None
     setting_keys: tuple[str, ...] = ()
-    group_kind = "adam"
     family: Family = OTHER
     corrects_itself = True
     observing = False
