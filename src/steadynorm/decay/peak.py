@@ -2,7 +2,9 @@
 
 import warnings
 
-from steadynorm.decay.rule import Group, group_label
+from torch.optim import Optimizer
+
+from steadynorm.decay.rule import Group, Relative, decay_rule, group_label, guesses_peak
 
 LARGEST = "largest_lr"  # in a group whose peak was guessed: the largest lr since its first step
 _FAR = 0.5  # of the peak
@@ -13,6 +15,30 @@ def watch(group: Group) -> None:
     """Put a guessed peak on trial, from the first step of a run on."""
     if not group["peak_lr_given"] and group.get("steady_norm_sq") is None:
         group[LARGEST] = 0.0
+
+
+def warn_of_late_guess(optimizer: Optimizer) -> None:
+    """Warn if the group added last guesses its peak from its lr while a schedule has others below their peaks."""
+    *others, added = optimizer.param_groups
+    below = next((k for k, group in enumerate(others) if _is_below_peak(group)), None)
+    if below is None or not guesses_peak(added):
+        return
+    lr, peak = float(others[below]["lr"]), others[below]["peak_lr"]
+    warnings.warn(
+        f"{type(optimizer).__name__}, {group_label(len(others), added)}: it names no peak, so peak_lr={added['peak_lr']:g} was "
+        f"taken from its lr={float(added['lr']):g}, at which its decay is {added['base_weight_decay']:g}. The run is under way, and "
+        f"{group_label(below, others[below])} is at lr={lr:g}, below its peak_lr={peak:g}; put peak_lr=<the largest lr of its "
+        "schedule> in the group",
+        stacklevel=4,
+    )
+
+
+def _is_below_peak(group: Group) -> bool:
+    """Return whether a group has taken steps, which write its decay or largest lr, and is now below its peak."""
+    if not isinstance(rule := decay_rule(group), Relative):
+        return False
+    took_steps = group.get(LARGEST, 0.0) > 0 or group["weight_decay"] != rule.weight_decay
+    return took_steps and float(group["lr"]) < rule.peak_lr * (1 - 1e-6)
 
 
 class PeakWatch:

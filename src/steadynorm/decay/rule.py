@@ -191,6 +191,14 @@ def names_peak(group: Group) -> bool:
     return any(group.get(key) is not None for key in ("peak_lr", *_SCHEDULED))
 
 
+def guesses_peak(group: Group) -> bool:
+    """Return whether a group's decay follows a peak that was guessed from the lr that it has now."""
+    rule = decay_rule(group)
+    if not isinstance(rule, Relative) or any(group.get(key) is not None for key in _SCHEDULED):
+        return False
+    return rule.peak_is_guessed and rule.peak_lr == float(group["lr"])
+
+
 def group_label(index: int, group: Mapping[str, Any]) -> str:
     """Return how errors name a group.
 
