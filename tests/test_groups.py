@@ -348,6 +348,23 @@ def test_a_parametrized_weight_has_the_role_of_its_layer(parametrize: Any) -> No
                 assert (group["name"], group["lmo"], group["lr"]) == (same["name"], same["lmo"], same["lr"]), name
 
 
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
+@pytest.mark.parametrize("kind", ["scion", "muon", "adam"])
+def test_lengths_of_the_old_weight_norm_are_vectors(kind: str) -> None:
+    layers: list[nn.Module] = [nn.Conv1d(4, 8, 3), nn.ConvTranspose1d(4, 8, 3), nn.Linear(8, 6), nn.Embedding(9, 8)]
+    model = nn.Sequential(*map(nn.utils.weight_norm, layers), nn.utils.weight_norm(nn.LSTM(4, 4), "weight_hh_l0"))
+    groups = param_groups(model, kind=kind, output=False)
+    vectors = by_group(groups)["vector"]
+    lengths = [f"{k}.weight_g" for k in range(4)] + ["4.weight_hh_l0_g"]
+    assert set(vectors) == {*lengths, *(name for name, _ in model.named_parameters() if "bias" in name)}
+    [left] = [group for group in groups if group["name"] == "vector"]
+    assert left.get("use_muon") is (False if kind == "muon" else None)
+    assert left["weight_decay"] == (None if kind == "scion" else 0.0)
+    layer = nn.Linear(4, 6)
+    layer.weight_g = nn.Parameter(torch.ones(6, 1))  # no direction beside it: the name says nothing
+    assert group_of(param_groups(layer, kind=kind, output=False), "weight_g")["name"] in ("hidden", "matrix")
+
+
 def test_a_constant_decay_beside_a_target_or_in_every_group_of_scionc_is_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     with pytest.raises(ValueError, match=r"param_groups: weight_decay=0\.1 makes the decay constant.*pass only one"):
