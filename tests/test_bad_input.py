@@ -354,8 +354,8 @@ def test_an_lr_that_a_list_of_groups_would_hide_is_refused_by_scion(cls: Any):
 
 
 def test_the_lr_is_not_lost_where_the_groups_of_param_groups_are_a_plain_list():
-    with pytest.raises(ValueError, match="would not be used"):
-        sn.ScionC(list(sn.param_groups(nn.Linear(4, 4), output=False)), lr=0.02)
+    groups = sn.ScionC(list(sn.param_groups(nn.Linear(4, 4), output=False)), lr=0.02).param_groups
+    assert [group["lr"] for group in groups] == [0.02, 0.02]
 
 
 # --- arguments that are not what was meant

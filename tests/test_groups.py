@@ -272,12 +272,14 @@ def test_groups_made_for_scion_are_refused_by_all_others(cls: Any) -> None:
     """
     with pytest.raises(ValueError, match=rf"{cls.__name__}: .*for Scion; use param_groups\(model, kind='adam'\)"):
         cls(param_groups(mlp(), output="4"), lr=1e-3)
-    as_a_list = list(param_groups(mlp(), output="4"))
+    by_hand = [{**group, "params": list(group["params"])} for group in param_groups(mlp(), output="4")]
     with pytest.raises(ValueError, match=rf"{cls.__name__}, group 0 \(\"hidden\"\): .*lmo='spectral'.*kind='adam'"):
-        cls(as_a_list)
+        cls(by_hand)
     optimizer = cls(param_groups(mlp(), output="4", kind="adam"))
     with pytest.raises(ValueError, match=r"group 3 .*lmo='spectral'"):
-        optimizer.add_param_group(as_a_list[0])
+        optimizer.add_param_group(by_hand[0])
+    with pytest.raises(ValueError, match=r"for Scion; use param_groups\(model, kind='adam'\)"):
+        optimizer.add_param_group(param_groups(mlp(), output="4")[0])
     assert len(optimizer.param_groups) == 3
 
 
@@ -344,6 +346,23 @@ def test_a_parametrized_weight_has_the_role_of_its_layer(parametrize: Any) -> No
             else:
                 same = expected[plain_name(name)]
                 assert (group["name"], group["lmo"], group["lr"]) == (same["name"], same["lmo"], same["lr"]), name
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
+@pytest.mark.parametrize("kind", ["scion", "muon", "adam"])
+def test_lengths_of_the_old_weight_norm_are_vectors(kind: str) -> None:
+    layers: list[nn.Module] = [nn.Conv1d(4, 8, 3), nn.ConvTranspose1d(4, 8, 3), nn.Linear(8, 6), nn.Embedding(9, 8)]
+    model = nn.Sequential(*map(nn.utils.weight_norm, layers), nn.utils.weight_norm(nn.LSTM(4, 4), "weight_hh_l0"))
+    groups = param_groups(model, kind=kind, output=False)
+    vectors = by_group(groups)["vector"]
+    lengths = [f"{k}.weight_g" for k in range(4)] + ["4.weight_hh_l0_g"]
+    assert set(vectors) == {*lengths, *(name for name, _ in model.named_parameters() if "bias" in name)}
+    [left] = [group for group in groups if group["name"] == "vector"]
+    assert left.get("use_muon") is (False if kind == "muon" else None)
+    assert left["weight_decay"] == (None if kind == "scion" else 0.0)
+    layer = nn.Linear(4, 6)
+    layer.weight_g = nn.Parameter(torch.ones(6, 1))  # no direction beside it: the name says nothing
+    assert group_of(param_groups(layer, kind=kind, output=False), "weight_g")["name"] in ("hidden", "matrix")
 
 
 def test_a_constant_decay_beside_a_target_or_in_every_group_of_scionc_is_refused() -> None:

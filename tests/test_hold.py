@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import steadynorm as sn
 from steadynorm.decay.hold import StepSums, balanced_eta, fixed_scale, hold_of, target_norm_sq
+from steadynorm.optim import base
 
 FP64 = torch.float64
 GAMMA = [0.05 * (0.55 + 0.45 * math.cos(math.pi * t / 30)) for t in range(30)]
@@ -361,3 +362,53 @@ def test_cautious_decay_relative_to_the_peak_keeps_the_norm_that_the_peak_gives(
     settled = 0.01 * twin.lion_gain(0.9, 0.95) / (2 * 0.2)  # gamma G / (2 lambda) of plain decay
     found = cautious_mean_square(lambda p: sn.LionC([p], lr=0.01, betas=(0.9, 0.95), weight_decay=0.2, cautious=True))
     assert found == pytest.approx(settled, rel=0.05)
+
+
+LIVE = {
+    "a typo": (sn.ScionC, {"lmo": "spectral"}, {"hold": "ballance"}, "hold='ballance' is unknown"),
+    "no target": (sn.SGDC, {}, {"hold": "balance"}, "hold='balance' needs a norm to aim at"),
+    "no steps": (sn.LionC, {}, {"balance_steps": 0}, "balance_steps=0 must be"),
+    "idle caution": (
+        sn.MuonC,
+        {"use_muon": True},
+        {"hold": "fixed", "cautious": True},
+        "cautious=True would do nothing",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LIVE)
+def test_a_hold_that_makes_no_sense_is_refused_in_a_live_group_before_anything_is_written(case):
+    cls, settings, change, message = LIVE[case]
+    params = [nn.Parameter(torch.ones(4, 4)) for _ in range(2)]
+    optimizer = cls([{"params": [p]} for p in params], **settings)
+
+    def step():
+        for p in params:
+            p.grad = torch.eye(4)
+        optimizer.step()
+
+    step()
+    before = copy.deepcopy([(p, optimizer.state[p]) for p in params])
+    group = optimizer.param_groups[1]
+    usual = {key: group[key] for key in change}
+    group.update(change)
+    for _ in range(2):  # what was refused is not cached
+        with pytest.raises(ValueError, match=f"^{cls.__name__}, group 1: {message}"):
+            step()
+    torch.testing.assert_close([(p, optimizer.state[p]) for p in params], before, rtol=0, atol=0)
+    group.update(usual)
+    step()
+
+
+def test_a_hold_is_checked_only_when_it_changes(monkeypatch):
+    """Nothing about it costs time in a plain step."""
+    p = nn.Parameter(torch.eye(4))
+    optimizer = sn.ScionC([p], lmo="spectral")
+    p.grad = torch.ones(4, 4)
+    optimizer.step()
+    monkeypatch.setattr(base, "check_hold", None)
+    optimizer.step()
+    optimizer.param_groups[0]["hold"] = "fixed"
+    with pytest.raises(TypeError, match="not callable"):
+        optimizer.step()

@@ -161,6 +161,45 @@ def test_the_peak_of_a_group_is_its_own():
         assert [group["weight_decay"] for group in optimizer.param_groups] == pytest.approx([0.4, 0.2])
 
 
+def decayed(make: Any, **settings: Any) -> Any:
+    """Return an optimizer whose only group has taken a step, and whose lr has then fallen to a tenth."""
+    optimizer = make([nn.Parameter(torch.ones(4, 4))], lr=0.02, weight_decay=0.1, **settings)
+    for lr in (0.02, 0.004, 0.002):
+        optimizer.param_groups[0]["lr"] = lr
+        optimizer.param_groups[0]["params"][0].grad = torch.ones(4, 4)
+        optimizer.step()
+    return optimizer
+
+
+RELATIVE = [sn.AdamC, sn.LionC, sn.SGDC, partial(sn.MuonC, use_muon=True)]
+
+
+@pytest.mark.parametrize("settings", [{}, {"peak_lr": 0.02}], ids=["guessed", "given"])
+@pytest.mark.parametrize("make", RELATIVE)
+def test_a_group_added_below_the_peaks_of_others_warns_that_its_peak_is_a_guess(make: Any, settings: dict[str, float]):
+    """Its decay would be ten times that of its neighbour at the same lr."""
+    optimizer = decayed(make, **settings)
+    optimizer.defaults["peak_lr"] = None  # as where only the groups have peaks
+    late = {"params": [nn.Parameter(torch.ones(4, 4))], "lr": 0.002, "name": "late"}
+    message = r'group 1 \("late"\): it names no peak, so peak_lr=0\.002 was taken from its lr=0\.002.* 0\.1\. .*group 0 is at '
+    with pytest.warns(UserWarning, match=message + r"lr=0\.002, below its peak_lr=0\.02; put peak_lr=") as caught:
+        optimizer.add_param_group(late)
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize(
+    "named", [{"peak_lr": 0.02}, {"initial_lr": 0.02}, {"corrected": False}, {"weight_decay": 0.0}]
+)
+@pytest.mark.parametrize("make", RELATIVE)
+def test_a_group_that_names_its_peak_or_needs_none_is_added_without_a_warning(make: Any, named: dict[str, Any]):
+    optimizer = decayed(make)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(4, 4))], "lr": 0.002, **named})
+    make(optimizer.param_groups)  # some trainers build an optimizer from another's groups
+    optimizer = make([nn.Parameter(torch.ones(4, 4))], lr=0.02, weight_decay=0.1)
+    optimizer.param_groups[0]["lr"] = 0.002  # no step yet: a scheduler begins its warmup
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(4, 4))]})
+
+
 # --- a target or a constant decay
 
 

@@ -183,7 +183,12 @@ class Life(CountedMachine):
     @precondition(lambda self: len(self.optimizer.param_groups) < 4)
     @rule(shapes=some_shapes, seed=seeds, data=st.data())
     def add_group(self, shapes, seed, data):
-        self.optimizer.add_param_group(self._new(shapes, seed, self._settings(data)))
+        settings = self._settings(data)
+        if (
+            "peak_lr" in self.optimizer.param_groups[0]
+        ):  # one that is guessed while others are below theirs draws a warning
+            settings.setdefault("peak_lr", PEAK * settings["lr"])
+        self.optimizer.add_param_group(self._new(shapes, seed, settings))
 
     @rule(which=st.integers(0, 9))
     def freeze_or_unfreeze(self, which):

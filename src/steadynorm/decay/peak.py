@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch.optim import Optimizer
 
-from steadynorm.decay.rule import Group, group_label, names_peak
+from steadynorm.decay.rule import Group, Relative, decay_rule, group_label, guesses_peak, names_peak
 
 LARGEST = "largest_lr"  # in a group whose peak was guessed: the largest lr since its first step
 _FAR = 0.5  # of the peak
@@ -47,6 +47,30 @@ def watch_on(group: Group, old: Group, is_under_way: bool) -> None:
         group[LARGEST] = old[LARGEST]
     elif is_under_way:
         group.pop(LARGEST, None)
+
+
+def warn_of_late_guess(optimizer: Optimizer) -> None:
+    """Warn if the group added last guesses its peak from its lr while a schedule has others below their peaks."""
+    *others, added = optimizer.param_groups
+    below = next((k for k, group in enumerate(others) if _is_below_peak(group)), None)
+    if below is None or not guesses_peak(added):
+        return
+    lr, peak = float(others[below]["lr"]), others[below]["peak_lr"]
+    warnings.warn(
+        f"{type(optimizer).__name__}, {group_label(len(others), added)}: it names no peak, so peak_lr={added['peak_lr']:g} was "
+        f"taken from its lr={float(added['lr']):g}, at which its decay is {added['base_weight_decay']:g}. The run is under way, and "
+        f"{group_label(below, others[below])} is at lr={lr:g}, below its peak_lr={peak:g}; put peak_lr=<the largest lr of its "
+        "schedule> in the group",
+        stacklevel=4,
+    )
+
+
+def _is_below_peak(group: Group) -> bool:
+    """Return whether a group has taken steps, which write its decay or largest lr, and is now below its peak."""
+    if not isinstance(rule := decay_rule(group), Relative):
+        return False
+    took_steps = group.get(LARGEST, 0.0) > 0 or group["weight_decay"] != rule.weight_decay
+    return took_steps and float(group["lr"]) < rule.peak_lr * (1 - 1e-6)
 
 
 class PeakWatch:

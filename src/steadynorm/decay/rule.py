@@ -208,6 +208,14 @@ def guess_again(group: Group) -> None:
         group["peak_lr"] = float(peak)
 
 
+def guesses_peak(group: Group) -> bool:
+    """Return whether a group's decay follows a peak that was guessed from the lr that it has now."""
+    rule = decay_rule(group)
+    if not isinstance(rule, Relative) or scheduled_peak(group) is not None:
+        return False
+    return rule.peak_is_guessed and rule.peak_lr == float(group["lr"])
+
+
 def group_label(index: int, group: Mapping[str, Any]) -> str:
     """Return how errors name a group.
 

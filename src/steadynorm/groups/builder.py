@@ -3,9 +3,9 @@
 Every trainable parameter is in exactly one group, or an error names it.
 """
 
-import functools
+import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -27,42 +27,68 @@ from steadynorm.views import BlockLayout, Blocks
 Output = nn.Module | nn.Parameter | str  # one layer: itself, its weight, or the dotted name of either
 Rules = dict[str, dict[str, Any]]  # role -> the values of its group
 KINDS = {"scion": "Scion", "adam": "Adam", "muon": "Muon"}
-_FILLED = ("lr", "alpha", "steady_norm_sq", "weight_decay", "nesterov", "adam_lr", "adjust_lr_fn")  # see `fill_unset`
+_FILLED = (
+    "lr",
+    "alpha",
+    "steady_norm_sq",
+    "weight_decay",
+    "nesterov",
+    "adam_lr",
+    "adjust_lr_fn",
+)  # see `Members.fill_unset`
+
+
+class Members(list[tuple[str, nn.Parameter]]):
+    """The named parameters of a group, with what the group was made from.
+
+    It is the group's entry "params", so it stays with the group in any list, slice or copy of a list, until an optimizer
+    takes the parameters out of it.
+    """
+
+    def __init__(self, role: str, asked: Mapping[str, Any]):
+        super().__init__()
+        self.role = role  # of the first parameter; the others have the same rule
+        self.asked = asked  # what `param_groups` was asked for: the arguments of `_make_rules`, None where unset
+        self.why: dict[str, str] = {}  # the reason for each parameter's role, by its name
+        self.ties: dict[str, tuple[str, ...]] = {}  # the other names of each parameter, by its name
+
+    def fill_unset(
+        self, group: Mapping[str, Any], settings: Mapping[str, Any], optimizer: str, kind: str
+    ) -> dict[str, Any]:
+        """Return a copy of the group with settings left unset in `param_groups` filled from an optimizer's.
+
+        What you changed in the group since then stays.
+
+        Raises:
+            ValueError: If the group was made for another kind of optimizer.
+
+        >>> [group] = param_groups(nn.Linear(4, 4, bias=False), output=False)
+        >>> group["params"].fill_unset(group, {"lr": 0.02}, "ScionC", "scion")["lr"], group["lr"]
+        (0.02, 0.01)
+        """
+        if self.asked["kind"] != kind:
+            raise ValueError(
+                f"{optimizer}: these groups are for {KINDS[self.asked['kind']]}; use param_groups(model, kind={kind!r})"
+            )
+        unset = {key: settings.get(key) for key in _FILLED if self.asked[key] is None}
+        changes: dict[str, Any] = {key: value for key, value in unset.items() if value is not None}
+        if kind == "scion" and not changes.get("weight_decay"):
+            changes.pop("weight_decay", None)  # 0 is Scion's default; pass it to param_groups to mean no decay
+        before, after = (_make_rules(**{**self.asked, **more})[self.role] for more in ({}, changes))
+        return {**group, **{key: after[key] for key in after if group.get(key) == before.get(key)}}
 
 
 class ParamGroups(list[dict[str, Any]]):
     """Groups as any optimizer takes them."""
 
-    why: dict[str, str]  # the reason for each parameter's role, by its name
-    ties: dict[str, tuple[str, ...]]  # the other names of each parameter, by its name
-    rebuild: functools.partial["ParamGroups"]  # returns the same groups again, or with other settings
-    explicit: frozenset[str]  # the settings that were passed to `param_groups`
+    def __init__(self, groups: Iterable[dict[str, Any]]):
+        super().__init__(groups)
+        self.members: dict[str, Members] = {group["name"]: group["params"] for group in self}  # as they were made
 
-    def fill_unset(self, settings: Mapping[str, Any], optimizer: str, kind: str) -> "ParamGroups":
-        """Fill settings left unset in `param_groups` from an optimizer's; what you changed in a group since then stays.
-
-        Raises:
-            ValueError: If the groups were made for another kind of optimizer.
-
-        >>> groups = param_groups(nn.Linear(4, 4, bias=False), output=False)
-        >>> groups.fill_unset({"lr": 0.02}, "ScionC", "scion")[0]["lr"]
-        0.02
-        """
-        if self.rebuild.keywords["kind"] != kind:
-            raise ValueError(
-                f"{optimizer}: these groups are for {KINDS[self.rebuild.keywords['kind']]}; "
-                f"use param_groups(model, kind={kind!r})"
-            )
-        unset = {key: settings.get(key) for key in _FILLED if key not in self.explicit}
-        changes: dict[str, Any] = {key: value for key, value in unset.items() if value is not None}
-        if kind == "scion" and not changes.get("weight_decay"):
-            changes.pop("weight_decay", None)  # 0 is Scion's default; pass it to param_groups to mean no decay
-        before = {group["name"]: group for group in self.rebuild()}
-        after = {group["name"]: group for group in self.rebuild(**changes)}
-        for group in self:
-            old, new = (groups.get(group.get("name", ""), {}) for groups in (before, after))
-            group.update({key: new[key] for key in new if key != "params" and group.get(key) == old.get(key)})
-        return self
+    @property
+    def why(self) -> dict[str, str]:
+        """The reason for each parameter's role, by its name."""
+        return {name: reason for members in self.members.values() for name, reason in members.why.items()}
 
 
 def param_groups(
@@ -123,7 +149,8 @@ def param_groups(
 
     Returns:
         Groups for one optimizer: named parameters and plain values. Our optimizers fill lr, alpha, steady_norm_sq,
-        weight_decay, nesterov, adam_lr and adjust_lr_fn from their own arguments where they are not passed here.
+        weight_decay, nesterov, adam_lr and adjust_lr_fn from their own arguments where they are not passed here, in
+        whatever list a group is. A group whose "params" you replace by another list counts as written by hand.
 
     Raises:
         ValueError: If a parameter or the output layer has no clear role, or a setting is out of range.
@@ -133,34 +160,11 @@ def param_groups(
         >>> [(group["name"], group["lmo"], group["lr"]) for group in param_groups(model, output="2")]
         [('hidden', 'spectral', 0.01), ('vector', 'bias', 0.01), ('output', 'sign', 0.2), ('output-bias', 'bias', 0.01)]
     """
-    arguments = locals().copy()  # as they were passed
+    asked = {key: value for key, value in locals().items() if key in _ASKED}  # as they were passed
     if not isinstance(model, nn.Module):
         raise TypeError(f"param_groups takes the model, whose modules decide the roles, not {type(model).__name__}")
-    check_choice("kind", kind, tuple(KINDS))
-    check_choice("output_bias", output_bias, ("corrected", "constant"))
-    scion, strict, roles, blocks = kind == "scion", kind != "adam", roles or {}, blocks or {}
-    lr = _non_negative("lr", {"scion": 1e-2, "adam": 1e-3, "muon": 0.02}[kind] if lr is None else lr)
-    adjust = adjust_lr_fn or "original"
-    check_choice("adjust_lr_fn", adjust, MUON_ADJUST)
-    adam_lr = _non_negative("adam_lr", muon_adam_lr(lr, adjust) if adam_lr is None else adam_lr)
-    usual = {"scion": OUTPUT_LR_RATIO * lr, "adam": lr, "muon": adam_lr}[kind]
-    output_lr = _non_negative("output_lr", usual if output_lr is None else output_lr)
-    decay = None if weight_decay is None else _non_negative("weight_decay", weight_decay)
-    if scion:
-        if decay is not None and steady_norm_sq is not None:
-            raise ValueError(
-                f"param_groups: weight_decay={decay:g} makes the decay constant, and steady_norm_sq={steady_norm_sq:g} asks for a "
-                "corrected one; pass only one of them"
-            )
-        alpha = 0.1 if alpha is None else float(alpha)
-        target = 1.1875 if steady_norm_sq is None else float(steady_norm_sq)
-        rules = _scion_rules(lr, output_lr, alpha, target, decay, nesterov, output_bias == "constant")
-    elif kind == "muon":
-        rules = _muon_rules(lr, adam_lr, output_lr, 0.1 if decay is None else decay, steady_norm_sq, adjust)
-    else:
-        rules = _adam_rules(lr, output_lr, 0.1 if decay is None else decay)
-    if output_weight_decay is not None:
-        rules["output"]["weight_decay"] = _non_negative("output_weight_decay", output_weight_decay)
+    rules = _make_rules(**asked)
+    strict, roles, blocks = kind != "adam", roles or {}, blocks or {}
 
     sites = param_sites(model)
     trainable = [site for site in sites if site.parameter.requires_grad]
@@ -181,28 +185,70 @@ def param_groups(
             f"heads=True: no attention of {type(model).__name__} says how many heads it has; pass blocks= instead: "
             '{"*.q.weight": 16, "*.out.weight": ("inputs", 16)}'
         )
-    groups = _gather(decided, rules, layouts)
-    groups.rebuild = functools.partial(param_groups, **arguments)
-    groups.explicit = frozenset(key for key, value in arguments.items() if value is not None)
-    return groups
+    return _gather(decided, rules, layouts, asked)
 
 
 def _gather(
-    decided: list[tuple[ParamSite, str, str]], rules: Rules, layouts: dict[str, tuple[BlockLayout, str]]
+    decided: list[tuple[ParamSite, str, str]],
+    rules: Rules,
+    layouts: dict[str, tuple[BlockLayout, str]],
+    asked: Mapping[str, Any],
 ) -> ParamGroups:
     """Put parameters under the same rule into one group; keep groups and parameters in model order."""
     by_name: Rules = {}
-    why: dict[str, str] = {}
     for site, role, reason in decided:
         layout, note = layouts.get(site.name, (BlockLayout(), ""))
         rule = rules[role]
         if layout.count > 1:
             rule = {**rule, "name": f"{role}-blocks{layout.name}", "blocks": layout.plain}
-        by_name.setdefault(rule["name"], {**rule, "params": []})["params"].append((site.name, site.parameter))
-        why[site.name] = reason + note
-    groups = ParamGroups(by_name.values())
-    groups.why, groups.ties = why, {site.name: site.names[1:] for site, _, _ in decided}
-    return groups
+        members = by_name.setdefault(rule["name"], {**rule, "params": Members(role, asked)})["params"]
+        members.append((site.name, site.parameter))
+        members.why[site.name], members.ties[site.name] = reason + note, site.names[1:]
+    return ParamGroups(by_name.values())
+
+
+def _make_rules(
+    kind: str,
+    lr: float | None,
+    output_lr: float | None,
+    output_weight_decay: float | None,
+    output_bias: str,
+    alpha: float | None,
+    steady_norm_sq: float | None,
+    weight_decay: float | None,
+    nesterov: bool | None,
+    adam_lr: float | None,
+    adjust_lr_fn: str | None,
+) -> Rules:
+    """Return the values of each role's group, given arguments of `param_groups`; raise ValueError if one is out of range."""
+    check_choice("kind", kind, tuple(KINDS))
+    check_choice("output_bias", output_bias, ("corrected", "constant"))
+    lr = _non_negative("lr", {"scion": 1e-2, "adam": 1e-3, "muon": 0.02}[kind] if lr is None else lr)
+    adjust = adjust_lr_fn or "original"
+    check_choice("adjust_lr_fn", adjust, MUON_ADJUST)
+    adam_lr = _non_negative("adam_lr", muon_adam_lr(lr, adjust) if adam_lr is None else adam_lr)
+    usual = {"scion": OUTPUT_LR_RATIO * lr, "adam": lr, "muon": adam_lr}[kind]
+    output_lr = _non_negative("output_lr", usual if output_lr is None else output_lr)
+    decay = None if weight_decay is None else _non_negative("weight_decay", weight_decay)
+    if kind == "scion":
+        if decay is not None and steady_norm_sq is not None:
+            raise ValueError(
+                f"param_groups: weight_decay={decay:g} makes the decay constant, and steady_norm_sq={steady_norm_sq:g} asks for a "
+                "corrected one; pass only one of them"
+            )
+        alpha = 0.1 if alpha is None else float(alpha)
+        target = 1.1875 if steady_norm_sq is None else float(steady_norm_sq)
+        rules = _scion_rules(lr, output_lr, alpha, target, decay, nesterov, output_bias == "constant")
+    elif kind == "muon":
+        rules = _muon_rules(lr, adam_lr, output_lr, 0.1 if decay is None else decay, steady_norm_sq, adjust)
+    else:
+        rules = _adam_rules(lr, output_lr, 0.1 if decay is None else decay)
+    if output_weight_decay is not None:
+        rules["output"]["weight_decay"] = _non_negative("output_weight_decay", output_weight_decay)
+    return rules
+
+
+_ASKED = frozenset(inspect.signature(_make_rules).parameters)
 
 
 def _scion_rules(

@@ -21,7 +21,7 @@ def explain(groups: Iterable[Mapping[str, Any]] | Optimizer, *, full: bool = Fal
     or "corrected, steady_norm_sq = ..." (Adam, and optimizers under `correct`), "constant ..." or "none".
 
     Args:
-        groups: What `param_groups` returned, or an optimizer or its `param_groups`, which have no reasons to show.
+        groups: Groups from `param_groups`, or an optimizer or its `param_groups`, which have no reasons to show.
         full: Print one line per parameter.
 
     Returns:
@@ -36,14 +36,17 @@ def explain(groups: Iterable[Mapping[str, Any]] | Optimizer, *, full: bool = Fal
         {0..2}.weight  4x4    hidden  spectral  0.01  corrected, C^2 = 1.1875  weight of Linear
         3.weight       2x4    output  sign      0.2   constant 0.004           output layer, by output=
     """
-    why, ties = getattr(groups, "why", None), getattr(groups, "ties", {})
     rows: list[tuple[str, ...]] = []
+    made, has_reasons = getattr(groups, "members", {}), False
     for index, group in enumerate(_iter_groups(groups)):
+        members = made.get(group.get("name"), group["params"])
+        why, ties = (getattr(members, notes, {}) for notes in ("why", "ties"))
+        has_reasons |= bool(why)
         for name, parameter in _named(index, group):
             shown = f"{name} (also {', '.join(ties[name])})" if ties.get(name) else name
-            rows.append((shown, *_rule(index, group, parameter), (why or {}).get(name, "given by hand")))
+            rows.append((shown, *_rule(index, group, parameter), why.get(name, "given by hand")))
     table = [_TITLES, *(rows if full else fold_rows(rows))]
-    text = format_table(table if why is not None else [row[:-1] for row in table])
+    text = format_table(table if has_reasons else [row[:-1] for row in table])
     return "\n".join([text, *_bf16_notes(groups)])
 
 

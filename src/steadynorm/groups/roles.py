@@ -123,7 +123,7 @@ def _role_by_module(site: ParamSite) -> tuple[str, str] | None:
     reason = f"{site.name.rsplit('.', 1)[-1]} of {owner}"
     if site.parameter.ndim <= 1 or NORM_CLASS.search(owner):
         return "vector", reason
-    if _PARAMETRIZED_NAME.search(site.name) and _is_vector(site):  # the lengths in weight_norm
+    if _is_parametrized(site) and _is_vector(site):  # the lengths in weight_norm
         return None
     if site.is_owned_by(*CONVOLUTIONS):
         return "conv", reason
@@ -134,6 +134,13 @@ def _role_by_module(site: ParamSite) -> tuple[str, str] | None:
     if is_conv1d(site):
         return "hidden-transposed", f"{reason}: stored d_in x d_out"
     return ("hidden", reason) if site.is_owned_by(nn.Linear, *_RECURRENT) else None
+
+
+def _is_parametrized(site: ParamSite) -> bool:
+    """Return whether a weight is made from this and other parameters, also by the old torch.nn.utils.weight_norm."""
+    stem, mark, end = site.name.rpartition(".")[2].rpartition("_g")
+    with_direction = bool(mark) and not end and hasattr(site.owners[0], f"{stem}_v")
+    return with_direction or _PARAMETRIZED_NAME.search(site.name) is not None
 
 
 def is_conv1d(site: ParamSite) -> bool:

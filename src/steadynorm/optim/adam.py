@@ -10,7 +10,7 @@ from torch.optim.optimizer import ParamsT
 from steadynorm.decay.correction import check_held, own_correction, refuse_residual
 from steadynorm.decay.families import ADAM
 from steadynorm.decay.hold import BALANCE_STEPS, fresh_hold_state, hold_state_keys, refuse_idle_balance
-from steadynorm.decay.peak import watch
+from steadynorm.decay.peak import warn_of_late_guess, watch
 from steadynorm.decay.rule import Group, correction_keys, group_label, refuse_idle_target, refuse_scion_groups
 from steadynorm.dtensor import is_dtensor
 from steadynorm.optim.finite_guard import NonFiniteSkipper
@@ -89,7 +89,7 @@ class AdamC(NonFiniteSkipper, torch.optim.AdamW):
         refuse_momentum(type(self), momentum)
         refuse_residual(weight_residual)
         own = {"lr": lr, "weight_decay": weight_decay}
-        params = take_params(params, own, type(self))
+        params = take_params(params, own, type(self), self.group_kind)
         self._extra_defaults = {"peak_lr": peak_lr, "steady_norm_sq": steady_norm_sq, "check_finite": check_finite}
         self._extra_defaults |= {"hold": hold, "balance_steps": balance_steps, "cautious": cautious}
         super().__init__(
@@ -113,6 +113,7 @@ class AdamC(NonFiniteSkipper, torch.optim.AdamW):
         self.defaults.update(self.__dict__.pop("_extra_defaults", {}))  # torch has set its own by now
         super().add_param_group(param_group)
         watch(self.param_groups[-1])
+        warn_of_late_guess(self)
         own_correction(self, ADAM).record_written(self.param_groups)
 
     def _check_settings(self, group: Group) -> None:

@@ -49,7 +49,6 @@ class SteadyOptimizer(StateKeeper, ABC):
         arithmetic: What the steps of its groups are made of, unless `arithmetic_of` says otherwise.
         mesh: What the state of plain parameters is sharded over.
         setting_keys: Group keys that `settings` reads.
-        group_kind: The kind of `param_groups` that it takes.
         family: What the theory must know about it.
         corrects_itself: Whether `correct` must refuse it, because it knows its own decay.
         observing: Set by a monitor before a step, to have products in `observed` after it.
@@ -59,7 +58,6 @@ class SteadyOptimizer(StateKeeper, ABC):
     arithmetic: Arithmetic
     mesh: Any = None
     setting_keys: tuple[str, ...] = ()
-    group_kind = "adam"
     family: Family = OTHER
     corrects_itself = True
     observing = False
@@ -219,6 +217,7 @@ class SteadyOptimizer(StateKeeper, ABC):
     def _make_buckets(self) -> list[Bucket]:
         """Return buckets of the parameters that have a gradient now."""
         check_dense_gradients(self)
+        self._check_holds()
         self._ensure_state()
         buckets: dict[Any, Bucket] = {}
         placement = self._cache.placement(self)
@@ -250,6 +249,15 @@ class SteadyOptimizer(StateKeeper, ABC):
                 )
                 buckets.setdefault(key, bucket).params.append(p)
         return placement.plan(list(buckets.values()))
+
+    def _check_holds(self) -> None:
+        """Raise ValueError if a group now asks for a way to hold its norm that makes no sense."""
+        for index, group in enumerate(self.param_groups):
+            try:
+                check_hold(group)
+                check_balance(group, self.family)
+            except ValueError as error:
+                raise ValueError(f"{type(self).__name__}, {group_label(index, group)}: {error}") from None
 
     def _own_keys(self, group: Group, p: Tensor) -> tuple[str, ...]:
         own = self.arithmetic_of(group)

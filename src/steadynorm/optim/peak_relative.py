@@ -11,7 +11,7 @@ from torch.optim.optimizer import ParamsT
 from steadynorm.decay.correction import own_correction
 from steadynorm.decay.families import Family
 from steadynorm.decay.hold import HOLD_KEYS
-from steadynorm.decay.peak import LARGEST, watch
+from steadynorm.decay.peak import LARGEST, warn_of_late_guess, watch
 from steadynorm.decay.rule import Group, correction_keys, guess_again, refuse_idle_target, refuse_scion_groups
 from steadynorm.optim.base import SteadyOptimizer
 from steadynorm.optim.validation import check_range
@@ -42,6 +42,7 @@ class PeakRelativeOptimizer(SteadyOptimizer):
     def add_param_group(self, param_group: Group) -> None:
         super().add_param_group(param_group)
         watch(self.param_groups[-1])
+        warn_of_late_guess(self)
         own_correction(self, self.family).record_written(self.param_groups)
 
     def before_step(self) -> None:

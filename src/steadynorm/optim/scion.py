@@ -1,5 +1,6 @@
 """Scion and ScionC (Algorithm 2 of the paper)."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
@@ -21,7 +22,7 @@ from steadynorm.optim.validation import (
     check_range,
     find_parameter,
     group_defaults,
-    is_param_groups,
+    is_role_group,
     refuse_momentum,
 )
 from steadynorm.theory.equilibrium import eta_of
@@ -236,13 +237,13 @@ class ScionC(Scion):
         refuse_momentum(type(self), defaults.pop("momentum"))
         if weight_decay:
             raise ValueError(_constant_for_all(weight_decay, float(lr), alpha, nesterov))
-        groups: Any = params if is_param_groups(params) else ()
-        if groups and all("lmo" in group and group["weight_decay"] is not None for group in groups):
+        groups: Any = list(params) if isinstance(params, Iterator) else params
+        if _are_constant(groups):
             raise ValueError(
                 f"{type(self).__name__}: every group has a constant weight_decay, so nothing would be corrected; leave "
                 "weight_decay out of param_groups, or use Scion"
             )
-        SteadyOptimizer.__init__(self, params, defaults, mesh)
+        SteadyOptimizer.__init__(self, groups, defaults, mesh)
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a group, with either a target or a constant decay."""
@@ -278,6 +279,13 @@ class ScionC(Scion):
         """
         group, p = find_parameter(self, parameter)
         return self._weight_decay(group, tuple(p.shape))
+
+
+def _are_constant(params: Any) -> bool:
+    """Return whether all are groups from `param_groups` with constant decay."""
+    if not isinstance(params, list | tuple) or not params:
+        return False
+    return all(is_role_group(group) and "lmo" in group and group["weight_decay"] is not None for group in params)
 
 
 def _constant_for_all(weight_decay: float, lr: float, alpha: float, nesterov: bool) -> str:

@@ -17,7 +17,7 @@ from steadynorm.decay.hold import HOLD_STATE
 from steadynorm.decay.rule import Group, group_label
 from steadynorm.dtensor import is_dtensor
 from steadynorm.optim.residual import RESIDUAL
-from steadynorm.optim.validation import check_parameter, explain_group_errors, name_of
+from steadynorm.optim.validation import check_parameter, explain_group_errors, fill_unset, name_of
 
 MAY_BE_MISSING = ("skipped", "momentum_left", RESIDUAL, *HOLD_STATE.values())  # checkpoints from before these were kept
 _MOMENTUM_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -28,9 +28,11 @@ class StateKeeper(Optimizer):
 
     Attributes:
         signature_keys: Group keys without which a checkpoint belongs to another optimizer.
+        group_kind: The kind of `param_groups` that it takes.
     """
 
     signature_keys: tuple[str, ...]
+    group_kind = "adam"
 
     def _all_state(self, group: Group, p: Tensor) -> dict[str, Tensor]:
         """Return fresh state of one parameter, in the dtypes and on the devices that it is kept in."""
@@ -54,6 +56,7 @@ class StateKeeper(Optimizer):
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a group as torch does, with its settings checked and its state made; on an error nothing changes."""
+        param_group = fill_unset(param_group, self.defaults, type(self), self.group_kind)
         with explain_group_errors(self, param_group):
             super().add_param_group(param_group)
         index, group = len(self.param_groups) - 1, self.param_groups[-1]

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Real
 from typing import Any
@@ -70,17 +70,28 @@ def group_defaults(arguments: Mapping[str, Any]) -> Group:
     return {key: value for key, value in arguments.items() if key not in ("self", "params", "mesh", "__class__")}
 
 
-def is_param_groups(params: Any) -> bool:
-    """Return whether `params` was made by `steadynorm.param_groups`."""
-    return hasattr(params, "fill_unset")
+def is_role_group(group: Any) -> bool:
+    """Return whether a group was made by `steadynorm.param_groups`, and no optimizer has taken its parameters yet."""
+    return isinstance(group, dict) and hasattr(group.get("params"), "fill_unset")
 
 
-def take_params(params: Any, settings: Mapping[str, Any], optimizer: type[Optimizer], kind: str = "adam") -> Any:
-    """Return what torch takes as parameters, with settings left unset in `param_groups` filled from the optimizer's.
+def fill_unset(group: Any, settings: Mapping[str, Any], optimizer: type[Optimizer], kind: str) -> Any:
+    """Return a group with settings left unset in `param_groups` filled from the optimizer's; other groups as they are.
+
+    Raises:
+        ValueError: If the group was made for another kind of optimizer.
+    """
+    if not is_role_group(group):
+        return group
+    return group["params"].fill_unset(group, settings, optimizer.__name__, kind)
+
+
+def take_params(params: Any, settings: Mapping[str, Any], optimizer: type[Optimizer], kind: str) -> Any:
+    """Return what torch takes as parameters, with groups from `param_groups` filled by `fill_unset`.
 
     Raises:
         TypeError: If `params` is a model.
-        ValueError: If the groups were made for another kind of optimizer, or a setting would not be used.
+        ValueError: If a group was made for another kind of optimizer, or a setting would not be used.
     """
     if isinstance(params, nn.Module):
         how = "" if kind == "scion" else f", kind={kind!r}"
@@ -89,29 +100,40 @@ def take_params(params: Any, settings: Mapping[str, Any], optimizer: type[Optimi
             f"{name} takes parameters, not the model; pass {name}(param_groups(model{how})), which groups "
             f"{type(params).__name__}'s by role"
         )
-    if is_param_groups(params):
-        params = params.fill_unset(settings, optimizer.__name__, kind)
+    if isinstance(params, Tensor) or not isinstance(params, Iterable):
+        return params  # which torch refuses
+    for index, group in enumerate(params if (made := getattr(params, "members", {})) else ()):
+        if group.get("name") in made and not is_role_group(group):
+            raise ValueError(
+                f"{optimizer.__name__}, {group_label(index, group)}: its parameters were replaced after param_groups made it, "
+                "by another optimizer or by hand, so nobody knows which settings were left unset; make the groups again, or "
+                "pass list(groups) to take them as they are"
+            )
+    params = [fill_unset(entry, settings, optimizer, kind) for entry in params]
     refuse_unused(optimizer, params, settings)
     return params
 
 
-def refuse_unused(optimizer: type[Optimizer], params: Any, settings: Mapping[str, Any]) -> None:
+def refuse_unused(optimizer: type[Optimizer], params: Sequence[Any], settings: Mapping[str, Any]) -> None:
     """Raise ValueError for a setting that would change nothing, because the groups all bring their own.
 
-    In a plain list only Scion's groups are checked, and only for lr: as in torch, a default lr for groups added later is
-    common beside layer-wise ones.
+    Without groups from `param_groups` only Scion's are checked, and only for lr: as in torch, a default lr for groups added
+    later is common beside layer-wise ones.
     """
-    if not is_param_groups(params):
-        groups = params if isinstance(params, list | tuple) else []
-        are_scions = all(isinstance(group, dict) and {"lr", "lmo"} <= group.keys() for group in groups)
-        if not are_scions or "lr" not in settings:
+    if not any(map(is_role_group, params)):
+        if (
+            not all(isinstance(group, dict) and {"lr", "lmo"} <= group.keys() for group in params)
+            or "lr" not in settings
+        ):
             return
         check_lr_type(settings["lr"])
-        params, settings = groups, {"lr": settings["lr"]}
+        settings = {"lr": settings["lr"]}
     usual = inspect.signature(optimizer).parameters
+    by_hand = [group for group in params if not is_role_group(group)]
     for key, value in settings.items():
         own = [group[key] for group in params if key in group]
-        if own and key in usual and value not in (usual[key].default, *own):
+        is_used = any(key not in group for group in by_hand)
+        if own and not is_used and key in usual and value not in (usual[key].default, *own):
             raise ValueError(
                 f"{optimizer.__name__}: {key}={value} would not be used, the groups have their own; "
                 f"pass it to them: param_groups(model, {key}={value}), or group[{key!r}]"
