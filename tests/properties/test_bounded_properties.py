@@ -203,8 +203,9 @@ def test_a_step_has_the_length_and_the_direction_of_its_formula(recipe, shape, s
     optimizer = recipe([p])
     g = (conditioned(shape, seed + 1) * 10.0 ** (0 if dtype == torch.float16 else exponent)).to(dtype)
     name = "embedding" if recipe.name == "LionC" else optimizer.param_groups[0]["lmo"]
-    lmo, spectral = LMOS[name], name.startswith("spectral") and min(shape) > 1
-    polar = s["polar"] if spectral else "svd"
+    lmo = LMOS[name]
+    iterates = name.startswith("spectral") and (min(shape) > 1 or s["polar"] == "newton-schulz")
+    polar = s["polar"] if iterates else "svd"
     most = POLAR_BOUND[polar] + (ROUNDED[dtype] if polar != "svd" else 0)
     down = g.double() / g.double().abs().max() * (-1 if s["maximize"] else 1)
     dual = (down * lmo.update(down, polar=sn.polar.Polar("svd"))).sum().item()
