@@ -137,7 +137,7 @@ def iterate(rows: int, columns: int) -> float:
     quintics = find_quintics("express", 3)
     results = []
     for use in (lambda device, dtype: False, lambda device, dtype: True):
-        symmetric_kernels.enabled = use
+        symmetric_kernels.is_enabled = use
         x = random(1, rows, columns).half() / 4
         results.append(iteration._steps_on_gram(x, quintics, tall=False))
         results.append(iteration._steps_on_x(x.mT.contiguous().mT, quintics, False, iteration._schatten8))

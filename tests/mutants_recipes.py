@@ -82,7 +82,7 @@ MUTANTS: tuple[Mutant, ...] = (
     statistics("Bound.p", "one seed refutes", "1.0, 1.0", "1.0, 0.0"),
     statistics("Bound.seeds_needed", "seeds without the square root", "math.sqrt(seeds)", "seeds"),
     statistics("Finding.p", "one bound of many refutes as if alone", "len(outside) * min(outside)", "min(outside)"),
-    statistics("Finding.holds", "open claims hold together", "all(bound.kept for bound in self.bounds)", "any(bound.kept for bound in self.bounds)"),
+    statistics("Finding.holds", "open claims hold together", "all(bound.kept for bound in self.tested)", "any(bound.kept for bound in self.tested)"),
     statistics("holm", "Holm's correction left out", "level / (len(chances) - rank)", "level"),
     statistics("parabola_peak", "top of the parabola at the best point", "middle_left + left / (left - right) * (middle_right - middle_left)", "b"),
     Mutant("lab.paper.null:at_its_bound", "noise around a truth that keeps the bound", "noise.value + bound.bound", "noise.value", ("test_paper_null.py::test_noise_supports_no_claim[fig-adamc-betas]",)),

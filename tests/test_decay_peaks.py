@@ -1,6 +1,8 @@
 """Claims about `correct(optimizer)`: which lr is the peak."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from decay_cases import DECAY, LR, adamw, decays, parameters, refused, step, wei
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim import lr_scheduler
 
+import steadynorm as sn
 from steadynorm import correct
 
 # ---------------------------------------------------------------- the peak
@@ -90,3 +93,52 @@ def test_a_step_at_lr_zero_keeps_peak_and_base() -> None:
     assert optimizer.param_groups[0]["lr"] == LR
     assert decays(optimizer, LR) == [DECAY]
     assert decays(optimizer, LR / 2) == [DECAY / 2]
+
+
+# ---------------------------------------------------------------- a peak that is written into a group, or comes with a checkpoint
+
+
+@pytest.mark.parametrize("make", [lambda p: correct(adamw({"params": [p]})), lambda p: sn.AdamC([p], lr=LR)])
+def test_a_peak_written_into_a_group_is_no_guess(make: Callable[..., Any]) -> None:
+    """So a larger lr raises the decay, and a OneCycle schedule does not replace it."""
+    optimizer = make(weight())
+    group = optimizer.param_groups[0]
+    base = group["base_weight_decay"]
+    group.update(peak_lr=2 * LR, max_lr=5 * LR)
+    assert decays(optimizer, 3 * LR) == pytest.approx([1.5 * base])
+    assert (group["peak_lr"], group["peak_lr_given"]) == (2 * LR, True)
+
+
+def test_a_peak_written_after_loading_is_used_as_the_warning_says() -> None:
+    saved = correct(adamw())
+    lr_scheduler.OneCycleLR(saved, max_lr=LR, total_steps=10)
+    step(saved)
+    optimizer = correct(adamw(), peak_lr=2 * LR)
+    with pytest.warns(UserWarning, match=r"set group\['peak_lr'\] = 0.2 after"):
+        optimizer.load_state_dict(saved.state_dict())
+    optimizer.param_groups[0]["peak_lr"] = 2 * LR
+    assert decays(optimizer, LR) == pytest.approx([DECAY / 2])
+
+
+@pytest.mark.parametrize("peak", [0.0, -1.0, math.nan])
+def test_a_peak_written_into_a_group_must_make_sense(peak: float) -> None:
+    optimizer = correct(adamw())
+    optimizer.param_groups[0]["peak_lr"] = peak
+    with refused(optimizer, "group 0: peak_lr=.* must be positive and finite"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("order", ["correct, load", "load, correct", "AdamC"])
+def test_the_guess_follows_the_schedule_of_an_uncorrected_checkpoint(order: str) -> None:
+    plain = adamw({"params": [weight()], "lr": 0.3 * LR})
+    scheduler = lr_scheduler.CosineAnnealingLR(plain, 10)
+    for _ in range(5):
+        step(plain)
+        scheduler.step()
+    optimizer = sn.AdamC([weight()], lr=LR) if order == "AdamC" else adamw()
+    if order == "correct, load":
+        correct(optimizer)
+    optimizer.load_state_dict(plain.state_dict())
+    if order == "load, correct":
+        correct(optimizer)
+    assert decays(optimizer, 0.15 * LR) == pytest.approx([DECAY / 2])

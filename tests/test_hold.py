@@ -10,7 +10,7 @@ from contract import assert_same, noise, parameters, snapshot, train
 from torch import Tensor, nn
 
 import steadynorm as sn
-from steadynorm.decay.hold import Measured, balanced_eta, fixed_scale, hold_of, target_norm_sq
+from steadynorm.decay.hold import StepSums, balanced_eta, fixed_scale, hold_of, target_norm_sq
 from steadynorm.optim import base
 
 FP64 = torch.float64
@@ -140,8 +140,8 @@ def test_balance_holds_the_target_against_a_pull_that_open_loop_gives_way_to(pul
 
 
 def test_a_layer_that_is_pulled_inward_needs_negative_decay():
-    measured = Measured(*(torch.tensor([x]) for x in (0.5, 1.0, 1.0, 1.0)))
-    eta = balanced_eta(torch.tensor([[1.0, 0.5]]), measured, torch.tensor(0.01), torch.tensor(1.0), 100.0)
+    sums = StepSums(*(torch.tensor([x]) for x in (0.5, 1.0, 1.0, 1.0)))
+    eta = balanced_eta(torch.tensor([[1.0, 0.5]]), sums, torch.tensor(0.01), torch.tensor(1.0), 100.0)
     assert float(eta) == pytest.approx((1e-4 - 0.01) / 2)
 
 
@@ -301,7 +301,7 @@ def test_weights_of_any_size_stay_finite(hold, p):
 
 def test_fixed_scale_of_weights_and_update_that_cancel_leaves_them():
     one = torch.ones(1)
-    assert float(fixed_scale(Measured(one, one, one, one), torch.tensor(1.0), torch.tensor(1.0))) == 1.0
+    assert float(fixed_scale(StepSums(one, one, one, one), torch.tensor(1.0), torch.tensor(1.0))) == 1.0
 
 
 @pytest.mark.parametrize(

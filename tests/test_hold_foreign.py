@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import steadynorm as sn
-from steadynorm.decay.hold import BALANCE_STEPS, HOLD_KEYS, HOLD_STATE
+from steadynorm.decay.families import ADAM as ADAM_FAMILY
+from steadynorm.decay.families import MUON
+from steadynorm.decay.hold import BALANCE_STEPS, HOLD_KEYS, HOLD_STATE, target_norm_sq
 from steadynorm.decay.skip import StandIn
 
 LR, DECAY = 0.01, 0.1
@@ -178,10 +180,10 @@ def adam_twin(
             continue
         eta = gamma * decay(gamma) if hold == "decay" else 0.0
         if hold == "balance":
-            now = (n_v - n) / gamma**2
+            now = (n_v - n) / gamma
             D = now if D is None else D + (now - D) / (T / 10)
             share = float(theta @ (mask * theta)) / n_v
-            eta = gamma**2 * D / (2 * target * share) + min(1.0, max(-1.0, n / target - 1)) / (2 * T)
+            eta = gamma * D / (2 * target * share) + min(1.0, max(-1.0, n / target - 1)) / (2 * T)
             eta = min(0.5, max(-0.1, eta))
         theta = (1 - eta * mask) * theta
     return theta
@@ -221,6 +223,44 @@ def test_cautious_decay_sees_signs_of_tiny_moments():
     for _ in range(2):
         optimizer.step()
     assert p.tolist() == pytest.approx([0.81e-25, 1e-25], rel=1e-3, abs=0)
+
+
+SCHEDULES = {  # of 300 steps, each with an lr that rises steeply; in units of the largest
+    "warm restarts": lambda t: 0.5 * (1 + math.cos(math.pi * (t % 100) / 100)),
+    "from zero up": lambda t: 0.5 * (1 + math.cos(math.pi * t / 100)) + 1e-6 if t < 100 else 1.0,
+    "exponential warmup": lambda t: 10 ** min(0.0, t / 20 - 4),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", ["AdamC", "AdamW", "Muon"])
+def test_balance_stays_on_target_when_the_lr_rises_steeply(name: str, schedule: str):
+    """What a step does to the norm is in part the work of earlier, smaller steps."""
+    p = nn.Parameter(torch.randn(32, 32, generator=torch.Generator().manual_seed(0)))
+    optimizer = MAKERS[name]([p], hold="balance", **({"steady_norm_sq": 1.0} if name == "Muon" else {}))
+    family = MUON if name == "Muon" else ADAM_FAMILY
+    target = math.sqrt(target_norm_sq(optimizer.param_groups[0], family, p.shape) or 0.0)
+    p.data *= target / p.norm()
+    for t in range(300):
+        optimizer.param_groups[0]["lr"] = LR * SCHEDULES[schedule](t)
+        set_gradients({"p": p}, t)
+        optimizer.step()
+        assert t < 40 or p.norm().item() == pytest.approx(target, rel=0.05), t
+
+
+def test_means_of_an_old_checkpoint_are_measured_again():
+    """They were over gamma^2, beside a 1 where there is a 2 now."""
+    params = parameters(SHAPES)
+    optimizer = MAKERS["AdamW"](list(params.values()), hold="balance")
+    run(optimizer, params, range(3))
+    old = copy.deepcopy(optimizer.state_dict())
+    for state in old["state"].values():
+        state[HOLD_STATE["balance"]] = torch.tensor([1e6, 1.0], dtype=state[HOLD_STATE["balance"]].dtype)
+    optimizer.load_state_dict(old)
+    run(optimizer, params, range(3, 4))
+    for p in params.values():
+        mean, measured = optimizer.state[p][HOLD_STATE["balance"]].tolist()
+        assert abs(mean) < 100 and measured == 2
 
 
 # ---------------------------------------------------------------- groups, skips, steps not taken
@@ -318,14 +358,14 @@ def test_group_shows_the_open_loop_decay_and_the_step_has_none(
     make: Callable[..., Any], settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
     params = parameters(SHAPES)
-    optimizer, seen, of = make(list(params.values()), **settings), [], StandIn.of
+    optimizer, seen, prepare = make(list(params.values()), **settings), [], StandIn.prepare
 
     def spy(self: StandIn, stepper: Optimizer) -> Optimizer:
-        chosen = of(self, stepper)
+        chosen = prepare(self, stepper)
         seen.append([group["weight_decay"] for group in chosen.param_groups])
         return chosen
 
-    monkeypatch.setattr(StandIn, "of", spy)
+    monkeypatch.setattr(StandIn, "prepare", spy)
     run(optimizer, params, range(2))
     assert seen == [[0.0], [0.0]]
     group = optimizer.param_groups[0]

@@ -55,7 +55,7 @@ SIGNUM = SignumFamily()
 def signum(batch: Batch, scalars: Scalars, settings: object) -> None:
     """m_t = (1-a) m + a g;  u = sign(m_t)."""
     m = batch.state["momentum_buffer"]
-    m.lerp_(batch.grad(), scalars["mix"] * batch.active)
+    m.lerp_(batch.take_grad(), scalars["mix"] * batch.active)
     batch.descend(m.sign(), scalars)
 
 
@@ -75,7 +75,7 @@ class Signum(PeakRelativeOptimizer):
 
     def scalars(self, group, bucket):
         lr, mix = float(group["lr"]), float(group["mix"])
-        return {"gamma": lr, "eta": eta_of(lr, group["weight_decay"]), "mix": mix, "keep": 1 - mix}
+        return {"gamma": lr, "eta": eta_of(lr, group["weight_decay"]), "mix": mix, "momentum_keep": 1 - mix}
 
 
 def steps(optimizer: torch.optim.Optimizer, p: Tensor, which: range) -> None:

@@ -452,7 +452,7 @@ def test_groups_hold_plain_values_and_load():
         (muon, {"to": sn.AdamC}, r"AdamC takes over only from AdamW, not from Muon; use ScionC"),
         (lambda m: twin.Scion([m.tall.weight], norm="Nuclear"), {}, r"tall\.weight: norm 'Nuclear' is unknown"),
         (lambda m: twin.Scion([m.conv.weight], norm="Sign"), {}, r"conv\.weight: norm 'Sign' is for 2 to 2 dimensions"),
-        (lambda m: adamw(m, lr=0.0), {"to": sn.ScionC}, r"embed\.weight has lr 0 and no initial_lr"),
+        (lambda m: adamw(m, lr=0.0), {"to": sn.ScionC}, r"peak lr of embed\.weight is 0; pass peak_lr="),
         (adamw, {"to": sn.ScionC, "momentum": 0.9}, r"momentum.*opposite"),
         (
             adamw,

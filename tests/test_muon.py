@@ -142,6 +142,19 @@ def test_with_constant_decay_it_takes_the_steps_of_torchs_muon_and_adamw(adjust:
             )
 
 
+@pytest.mark.parametrize("shape", [(1, 16), (12, 1), (1, 1)], ids=str)
+def test_a_single_row_or_column_takes_torchs_steps_as_well(shape: tuple[int, int], monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "bfloat16", lambda self: self.clone())
+    theirs, ours = (parameters({"p": shape}, FP64) for _ in range(2))
+    group = {"params": [ours["p"]], "use_muon": True, "corrected": False}
+    for optimizer, params in (
+        (torch.optim.Muon([theirs["p"]], **TORCH), theirs),
+        (sn.MuonC([group], **TORCH, polar="newton-schulz"), ours),
+    ):
+        fifty_steps((optimizer,), params)
+    assert distance(ours["p"], theirs["p"]) < 1e-6
+
+
 @pytest.mark.parametrize("native", ["0", "1"], ids=["fp32 products", "bf16 products"])
 def test_in_fp32_it_is_as_close_to_torchs_steps_as_they_are_to_exact_ones(native: str, monkeypatch):
     """The bf16 products of torch's Muon are off by some distance; ours are no further away, in bf16 or fp32."""

@@ -98,7 +98,7 @@ def test_one_seed_gets_no_verdict():
     assert (one.holds, one.chance) == (None, 1.0)
     assert "one seed" in one.figure
     several = stats.at_least(Estimate(5.0, 0.1, 3), 0.0, "y")
-    assert stats.every([one, several]).holds is None
+    assert stats.combine_findings([one, several]).holds is None
 
 
 def test_numbers_without_spread_are_judged_directly():
@@ -110,21 +110,21 @@ def test_numbers_without_spread_are_judged_directly():
 
 def test_a_joint_claim_is_false_before_it_is_open():
     held, open_, refuted = (stats.at_least(Estimate(value, 0.1, 3), 0.0, "x") for value in (2.0, 0.1, -2.0))
-    assert stats.every([held, held]).holds is True
-    assert stats.every([held, open_]).holds is None
-    assert stats.every([open_, refuted]).holds is False
+    assert stats.combine_findings([held, held]).holds is True
+    assert stats.combine_findings([held, open_]).holds is None
+    assert stats.combine_findings([open_, refuted]).holds is False
 
 
 def test_one_of_many_bounds_refutes_by_its_share_of_the_chance():
     """A bound missed by 4.4 standard errors refutes by itself, but not as the worst of twenty."""
     missed, held = stats.at_least(Estimate(-4.4, 1.0, 3), 0.0, "x"), stats.at_least(Estimate(90.0, 1.0, 3), 0.0, "y")
     assert missed.holds is False
-    assert stats.every([missed, *[held] * 19]).holds is None
+    assert stats.combine_findings([missed, *[held] * 19]).holds is None
 
 
 def test_of_many_bounds_the_least_certain_is_shown():
     bounds = [stats.at_least(Estimate(value, 0.1, 3), 0.0, f"number {value:g}") for value in (9.0, 1.0, 8.0, 7.0, 6.0)]
-    assert stats.every(bounds).figure.startswith("the least certain of 5: number 1 +1 (95 %")
+    assert stats.combine_findings(bounds).figure.startswith("the least certain of 5: number 1 +1 (95 %")
 
 
 def test_a_reason_keeps_a_claim_open():
@@ -141,7 +141,7 @@ def test_a_claim_falls_with_its_premise():
     assert [stats.Finding((kept,), premise=premise).holds for premise in (None, shown, refuted, unclear)] == [
         True, True, False, None,
     ]  # fmt: skip
-    assert stats.every([stats.Finding((kept,), premise=refuted), stats.Finding((kept,))]).holds is False
+    assert stats.combine_findings([stats.Finding((kept,), premise=refuted), stats.Finding((kept,))]).holds is False
     assert stats.Finding((kept,), premise=refuted).figure.count("x -2") == 1
 
 
@@ -150,13 +150,13 @@ def test_one_bound_that_fails_settles_a_claim_of_several():
     inside = stats.at_least(Estimate(0.1, 0.1, 3), 0.0, "x")  # 15 seeds would show it
     outside = stats.at_least(Estimate(-0.3, 0.1, 3), 0.0, "y")
     assert (inside.seeds_needed, outside.seeds_needed) == (15, 4)
-    both = stats.every([inside, outside])
+    both = stats.combine_findings([inside, outside])
     assert both.seeds_needed == 5
     assert "5 seeds would settle it" in both.figure
     for seeds, settled in ((4, None), (5, False)):
         spread = 0.1 * math.sqrt(3 / seeds)
         several = [stats.at_least(Estimate(value, spread, seeds), 0.0, "x") for value in (0.1, -0.3)]
-        assert stats.every(several).holds is settled
+        assert stats.combine_findings(several).holds is settled
 
 
 def test_holms_correction_agrees_with_its_definition():

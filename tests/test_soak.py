@@ -55,8 +55,8 @@ def test_a_soak_ended_early_keeps_to_its_forecast_and_is_written_down(tmp_path):
 
 
 def test_weights_that_do_not_decay_and_leaked_memory_are_noticed(monkeypatch, tmp_path):
-    def without_decay(theta, u, eta, gamma, step, products=None):
-        theta.addcmul_(u, -gamma * step)
+    def without_decay(theta, u, keep, gamma, update_share):
+        theta.addcmul_(u, -gamma * update_share)
 
     kept = []
 

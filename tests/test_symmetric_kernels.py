@@ -72,45 +72,45 @@ def with_triton(monkeypatch):
 
 @pytest.mark.parametrize("variable", [None, "", "0"])
 def test_kernels_are_off_unless_asked_for(variable, with_triton, monkeypatch):
-    assert symmetric_kernels.enabled(CUDA, torch.float16)
+    assert symmetric_kernels.is_enabled(CUDA, torch.float16)
     if variable is None:
         monkeypatch.delenv(symmetric_kernels.VARIABLE)
     else:
         monkeypatch.setenv(symmetric_kernels.VARIABLE, variable)
-    assert not symmetric_kernels.enabled(CUDA, torch.float16)
+    assert not symmetric_kernels.is_enabled(CUDA, torch.float16)
 
 
 def test_kernels_are_for_half_precision_on_cuda_only(with_triton):
-    assert symmetric_kernels.enabled(CUDA, torch.bfloat16)
-    assert not symmetric_kernels.enabled(CPU, torch.bfloat16)
-    assert not symmetric_kernels.enabled(CUDA, torch.float32)
+    assert symmetric_kernels.is_enabled(CUDA, torch.bfloat16)
+    assert not symmetric_kernels.is_enabled(CPU, torch.bfloat16)
+    assert not symmetric_kernels.is_enabled(CUDA, torch.float32)
 
 
 def test_the_error_for_an_unknown_setting_names_its_values(monkeypatch):
     monkeypatch.setenv(symmetric_kernels.VARIABLE, "on")
     with pytest.raises(ValueError, match=r"STEADYNORM_TRITON='on'.*0 or 1"):
-        symmetric_kernels.enabled(CUDA, torch.float16)
+        symmetric_kernels.is_enabled(CUDA, torch.float16)
 
 
 def test_asking_for_kernels_without_triton_raises_with_the_remedy(with_triton, monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(RuntimeError, match=r"triton cannot be imported.*pip install triton.*unset STEADYNORM_TRITON"):
-        symmetric_kernels.enabled(CUDA, torch.float16)
+        symmetric_kernels.is_enabled(CUDA, torch.float16)
 
 
 def test_devices_without_bf16_tensor_cores_are_refused(with_triton, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     with pytest.raises(RuntimeError, match=r"cuda:0 has compute capability 7\.5.*need 8\.0"):
-        symmetric_kernels.enabled(CUDA, torch.float16)
+        symmetric_kernels.is_enabled(CUDA, torch.float16)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    assert symmetric_kernels.enabled(CUDA, torch.float16)
+    assert symmetric_kernels.is_enabled(CUDA, torch.float16)
 
 
 def test_rocm_is_refused(with_triton, monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "6.0")
     with pytest.raises(RuntimeError, match="ROCm"):
-        symmetric_kernels.enabled(CUDA, torch.float16)
+        symmetric_kernels.is_enabled(CUDA, torch.float16)
 
 
 class Products(TorchDispatchMode):

@@ -18,7 +18,7 @@ from steadynorm.machine import widest_dtype
 from steadynorm.polar import Polar
 from steadynorm.theory import Overlap
 from steadynorm.theory.updates import BY_SHAPE, UPDATES, Update, update_of
-from steadynorm.views import BlockLayout, Blocks, MatrixView, Run
+from steadynorm.views import BlockLayout, BlockRun, Blocks, MatrixView
 
 _POLAR = Polar()
 _EXACT = Polar("svd")
@@ -99,7 +99,9 @@ class Lmo:
                 target.copy_(updated)
         return u
 
-    def _update_run(self, x: Tensor, run: Run, side: str, polar: Polar, batch_ndim: int, out: Tensor | None) -> Tensor:
+    def _update_run(
+        self, x: Tensor, run: BlockRun, side: str, polar: Polar, batch_ndim: int, out: Tensor | None
+    ) -> Tensor:
         """Return the update of one run of blocks of every parameter."""
         matrices = self.view.to_matrices(x, run.blocks, side, batch_ndim)
         target = out.view(matrices.shape) if out is not None and self.view.keeps_order(run.blocks, side) else None

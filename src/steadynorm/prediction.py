@@ -242,11 +242,11 @@ def forecast(setting: ParamSetting, plan: LrPlan, *, start_rms: float = 0.0) -> 
     """
     check_start(start_rms)
     ratios = plan.ratios()
-    lr, decay, unit = setting.lr * ratios, setting.decay(setting.kernel), setting.update_norm_sq
-    start = start_rms**2 * math.prod(setting.shape) / unit
+    lr, decay, update_norm_sq = setting.lr * ratios, setting.decay(setting.kernel), setting.update_norm_sq
+    start = start_rms**2 * math.prod(setting.shape) / update_norm_sq
     constant, corrected = (
         np.sqrt(
-            unit
+            update_norm_sq
             * theory.forecast(lr, decays, setting.alpha, nesterov=setting.nesterov, overlap=setting.kernel, start=start)
         )
         for decays in (decay, decay * ratios)

@@ -25,12 +25,12 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} seconds"
 
 
-def to_stderr(line: str) -> None:
+def print_to_stderr(line: str) -> None:
     """Print a line where it does not mix with results."""
     print(line, file=sys.stderr, flush=True)
 
 
-def announce(what: str, seconds: float, say: Say = to_stderr) -> None:
+def announce(what: str, seconds: float, say: Say = print_to_stderr) -> None:
     """Announce how long something will take, unless that is short or unknown (nan).
 
     >>> announce("training", 250, print)
@@ -84,7 +84,7 @@ def bar(total: int, label: str, *, shown: bool = True, size: bool = False) -> It
     """
     with bars(shown=shown and total > 0, size=size) as progress:
         task = progress.add_task(label, total=total)
-        say = to_stderr if shown and progress.disable else lambda line: None
+        say = print_to_stderr if shown and progress.disable else lambda line: None
         pace, lock = _pace(total, label, say), threading.Lock()
         next(pace)
 

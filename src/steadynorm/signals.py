@@ -20,7 +20,7 @@ def exit_code(number: int) -> int:
 
 
 @contextlib.contextmanager
-def handled(handler: Callable[[int, FrameType | None], object], *numbers: int) -> Iterator[None]:
+def handle_signals(handler: Callable[[int, FrameType | None], object], *numbers: int) -> Iterator[None]:
     """Call the handler on these signals; outside the main thread, somebody else handles signals."""
     before = {}
     with contextlib.suppress(ValueError):
@@ -39,5 +39,5 @@ def sigterm_as_interrupt() -> Iterator[None]:
     def stop(*_: object) -> None:
         raise Terminated
 
-    with handled(stop, signal.SIGTERM):
+    with handle_signals(stop, signal.SIGTERM):
         yield

@@ -2,9 +2,9 @@
 
 A view says which dimensions are the outputs and which the inputs, and how a tensor becomes matrices and back. A
 `BlockLayout` says which blocks of a fused parameter are matrices of their own: a number of equal ones or their sizes,
-along the outputs or the inputs. Neighbours of one size are a `Run`, which is handled as one batch. Nothing here imports
-torch: sides are plain integers, and tensors are handled by their own methods, so `theory` and `predict` can use views
-as well.
+along the outputs or the inputs. Neighbours of one size are a `BlockRun`, which is handled as one batch. Nothing here
+imports torch: sides are plain integers, and tensors are handled by their own methods, so `theory` and `predict` can use
+views as well.
 """
 
 import math
@@ -88,7 +88,7 @@ class BlockLayout:
 Blocks: TypeAlias = int | Sequence[int] | tuple[str, int | Sequence[int]] | BlockLayout
 
 
-class Run(NamedTuple):
+class BlockRun(NamedTuple):
     """Neighbouring blocks of one size, of which each is a matrix: in every matrix of a stack, in every tap of a kernel.
 
     Attributes:
@@ -127,7 +127,7 @@ class MatrixView:
         """Return (d_out, d_in) of one of the matrices in a parameter of this shape without blocks."""
         return shape[-2], shape[-1]
 
-    def runs(self, shape: Sequence[int], blocks: Blocks = 1) -> list[Run]:
+    def runs(self, shape: Sequence[int], blocks: Blocks = 1) -> list[BlockRun]:
         """Return the matrices in a parameter of this shape, as few runs as there can be.
 
         What blocks of the inputs contribute adds up in the outputs, so they share the norm, each by its share of the
@@ -151,7 +151,7 @@ class MatrixView:
             d_out, d_in = self.sides(block)
             matrices = count * (math.prod(block) // (d_out * d_in)) if math.prod(block) else 0
             divisor = self.divisor(shape) * (length / size if layout.side == INPUTS and size else 1)
-            runs.append(Run(start, size * count, count, d_out, d_in, matrices, divisor))
+            runs.append(BlockRun(start, size * count, count, d_out, d_in, matrices, divisor))
             start += size * count
         return runs
 

@@ -38,7 +38,7 @@ class Change(NamedTuple):
     source: Source  # the parameter under the old optimizer
     to: type[Optimizer]
     values: Group  # of its new group
-    unit: float = 0.0  # U^2 per element
+    element_update_sq: float = 0.0  # U^2 per element
     was: float = 0.0  # C^2 before
     now: float = 0.0  # C^2 after
 
@@ -108,7 +108,7 @@ def _rms(change: Change) -> str:
         peak = change.source.peak
         rms = math.sqrt(theory.adam_mean_square(peak, change.source.eta / peak, limit=True))
         return f"{rms:.3g} -> {rms:.3g}"
-    return " -> ".join(f"{math.sqrt(norm_sq * change.unit):.3g}" for norm_sq in (change.was, change.now))
+    return " -> ".join(f"{math.sqrt(norm_sq * change.element_update_sq):.3g}" for norm_sq in (change.was, change.now))
 
 
 def _state(change: Change) -> str:

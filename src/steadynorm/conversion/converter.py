@@ -6,6 +6,7 @@ The factor depends only on shape, lmo and momentum, so whole schedules map by it
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from steadynorm import theory
 from steadynorm.conversion.changes import Change, Converted, format_changes, is_fixed_where_it_is, take_over
 from steadynorm.conversion.same_steps import to_ours, to_torch
 from steadynorm.conversion.source import SCHEDULED, Group, Source, sources_of
+from steadynorm.decay.peak import spread_peaks
 from steadynorm.decay.recognition import unwrap
 from steadynorm.groups.builder import Output, param_groups
 from steadynorm.optim import AdamC, MuonC, Scion, ScionC
@@ -38,6 +40,7 @@ def convert(
     model: nn.Module,
     *,
     to: type[Optimizer] | None = None,
+    peak_lr: float | Sequence[float] | None = None,
     keep_lr: bool = True,
     keep_norm: bool = True,
     lr: float = 1e-2,
@@ -66,6 +69,8 @@ def convert(
         to: AdamC (only from AdamW, and the default there), MuonC (only from Muon and AdamW, with the same steps up to its
             polar factors), ScionC (the default elsewhere), or Scion. From MuonC also torch.optim.Muon, which returns a list
             of Muon and the AdamW beside it.
+        peak_lr: The maximum of the old schedule, one number or one per group of all optimizers. Default: the peak that a group
+            has, else a guess as in `correct`.
         keep_lr: Whether to keep the effective lr of every parameter. Otherwise use `lr`, and 20 lr for the output layer. This
             and the next arguments, except `output`, are for Scion and ScionC; the others continue with the same steps.
         keep_norm: Whether to keep the steady norm of every parameter. Otherwise use `steady_norm_sq`. Parameters without
@@ -90,7 +95,7 @@ def convert(
     if not isinstance(model, nn.Module):
         raise TypeError(f"convert takes the model second, not {type(model).__name__}")
     names = {id(p): name for name, p in model.named_parameters()}
-    sources = [source for old in several for source in sources_of(unwrap(old, "convert"), names)]
+    sources = _sources([unwrap(old, "convert") for old in several], names, peak_lr)
     kinds = {source.kind for source in sources}
     to = to or (AdamC if kinds == {"AdamW"} else ScionC)
     to_muon = to is getattr(torch.optim, "Muon", None) and kinds <= {"Muon", "AdamW"}  # torch has it since 2.9
@@ -125,6 +130,21 @@ def convert(
     return Converted(new, format_changes(changes))
 
 
+def _sources(
+    optimizers: Sequence[Optimizer], names: Mapping[int, str], peak_lr: float | Sequence[float] | None
+) -> list[Source]:
+    """Return every parameter of the old optimizers, given the peaks that were passed."""
+    count = sum(len(old.param_groups) for old in optimizers)
+    if len(optimizers) > 1 and peak_lr is not None and not isinstance(peak_lr, Sequence):
+        raise ValueError(
+            f"convert: peak_lr={peak_lr} is one number for {len(optimizers)} optimizers; pass a list of {count}, one per group"
+        )
+    peaks = iter(spread_peaks("convert", peak_lr, count))
+    return [
+        source for old in optimizers for source in sources_of(old, names, list(islice(peaks, len(old.param_groups))))
+    ]
+
+
 # --- to Scion and ScionC
 
 
@@ -136,7 +156,7 @@ def _rule(source: Source, rules: Mapping[int, Group], alpha: float | None, neste
         )
     rule = dict(rules[id(source.parameter)])
     if source.kind == "Scion":
-        rule |= {"lmo": source.rule.lmo, "blocks": 1}
+        rule |= {"lmo": source.lmo_scale.lmo, "blocks": 1}
     rule["alpha"] = source.alpha if alpha is None else float(alpha)
     rule["nesterov"] = source.nesterov if nesterov is None else bool(nesterov)
     return rule
@@ -155,9 +175,9 @@ def _to_scion(source: Source, rule: Group, options: ConvertOptions) -> Change:
     values |= {
         key: float(source.group[key]) * peak / source.peak for key in SCHEDULED if source.group.get(key) is not None
     }
-    unit = setting.update_norm_sq / source.parameter.numel() if source.parameter.numel() else 0.0
+    element_update_sq = setting.update_norm_sq / source.parameter.numel() if source.parameter.numel() else 0.0
     if source.eta == 0:
-        return Change(source, options.to, {**values, "weight_decay": 0.0}, unit)
+        return Change(source, options.to, {**values, "weight_decay": 0.0}, element_update_sq)
     exact = options.settings.get("overlap") == "exact"
     overlap = setting.kernel if exact else "linear"
     was = theory.steady_norm_sq(same, source.eta / same, **momentum, overlap=overlap, limit=not exact)
@@ -174,7 +194,7 @@ def _to_scion(source: Source, rule: Group, options: ConvertOptions) -> Change:
         values |= {"weight_decay": None, "steady_norm_sq": now}
     else:
         values |= {"weight_decay": decay}
-    return Change(source, options.to, values, unit, was, now)
+    return Change(source, options.to, values, element_update_sq, was, now)
 
 
 def _gathered(changes: Sequence[Change]) -> list[Group]:

@@ -90,8 +90,8 @@ def from_fixed_norm(
     if not (rms > 0 and math.isfinite(rms)):
         raise ValueError(f"rms {rms}: pass the RMS per element at which the weights are fixed, above 0")
     momentum = {"alpha": alpha, "nesterov": nesterov}
-    unit = ParamSetting(1.0, shape=tuple(shape), lmo=lmo, weight_decay=1.0, blocks=blocks, **momentum).update_norm_sq
-    norm_sq = rms**2 * math.prod(shape) / unit
+    unit_setting = ParamSetting(1.0, shape=tuple(shape), lmo=lmo, weight_decay=1.0, blocks=blocks, **momentum)
+    norm_sq = rms**2 * math.prod(shape) / unit_setting.update_norm_sq
     lr = theory.lr_of_fixed_norm(relative_lr, norm_sq)
     return ParamSetting(lr, shape=tuple(shape), lmo=lmo, steady_norm_sq=norm_sq, blocks=blocks, **momentum)
 

@@ -10,7 +10,8 @@ from steadynorm import theory
 from steadynorm.conversion.changes import Change, Converted, format_changes, take_over
 from steadynorm.conversion.source import CHOICES, SCHEDULED, Group, Source
 from steadynorm.decay.hold import HOLD_STATE
-from steadynorm.decay.rule import KEYS, UNCORRECTED, is_skipped
+from steadynorm.decay.peak import watch_on
+from steadynorm.decay.rule import KEYS, UNCORRECTED, is_uncorrected
 from steadynorm.dtensor import is_dtensor
 from steadynorm.groups.roles import find_outputs, param_sites
 from steadynorm.optim import AdamC, MuonC
@@ -44,15 +45,19 @@ def to_ours(
 
     def values(source: Source) -> Group:
         is_muon, p = source.kind == "Muon", source.parameter
-        known: Group = {"peak_lr": source.peak, "corrected": True}
+        known: Group = {"corrected": True}
         if to is MuonC:
             known |= {"use_muon": is_muon} | ({"lmo": "spectral"} if is_muon and p.ndim == 2 else {})
-        known |= _kept(source, *_OWN_KEYS[to], *KEYS) | source.choices(settings)
-        constant = (id(p) in outputs and p.ndim > 1) or is_skipped(source.group, p)
-        return known | ({"corrected": False, "weight_decay": source.weight_decay} if constant else {})
+        known |= _kept(source, *_OWN_KEYS[to], *KEYS) | source.peak_keys | source.choices(settings)
+        constant = (id(p) in outputs and p.ndim > 1) or is_uncorrected(source.group, p)
+        return known | ({"corrected": False, "weight_decay": source.base_weight_decay} if constant else {})
 
     groups, changes = _gather(sources, values, to)
     new = to(groups, **settings)
+    sources_by_id = {id(source.parameter): source for source in sources}
+    for group in new.param_groups:
+        first = sources_by_id[id(group["params"][0])]
+        watch_on(group, first.group, first.is_under_way)
     take_over(new, sources, HOLD_STATE["balance"])
     return Converted(new, format_changes(changes))
 
@@ -79,7 +84,7 @@ def to_torch(sources: Sequence[Source]) -> Converted:
             )
 
     def values(source: Source) -> Group:
-        return {**_kept(source, "peak_lr"), **source.choices({}), "weight_decay": source.eta / source.peak}
+        return {**_kept(source), **source.peak_keys, **source.choices({}), "weight_decay": source.weight_decay}
 
     optimizers, changes = [], []
     for kind, cls in (("Muon", torch.optim.Muon), ("AdamW", torch.optim.AdamW)):
@@ -103,23 +108,27 @@ def _gather(
     sources: Sequence[Source], values_of: Callable[[Source], Group], to: Any
 ) -> tuple[list[Group], list[Change]]:
     """Return one group for each old one, in two if parts of it differ now, and what changes for each parameter."""
-    groups: dict[tuple[int, Any], Group] = {}
+    groups: dict[tuple[int, Any, float], Group] = {}
     changes = []
     for source in sources:
         values = values_of(source)
-        group = groups.setdefault((id(source.group), values.get("corrected")), {**values, "params": []})
+        key = id(source.group), values.get("corrected"), values["weight_decay"]
+        group = groups.setdefault(key, {**values, "params": []})
         group["params"].append((source.name, source.parameter))
-        changes.append(Change(source, to, {**values, "weight_decay": source.eta / source.peak}, *_steady(source)))
+        decay = values["weight_decay"] if values.get("corrected") is False else source.weight_decay
+        changes.append(Change(source, to, {**values, "weight_decay": decay}, *_steady(source, decay)))
     return list(groups.values()), changes
 
 
-def _steady(source: Source) -> tuple[float, float, float]:
-    """Return U^2 per element of a matrix of Muon's, and C^2 before and after, which are the same."""
+def _steady(source: Source, decay: float) -> tuple[float, float, float]:
+    """Return U^2 per element of a matrix of Muon's, and C^2 with the decay before and after."""
     if source.kind != "Muon" or not source.eta or not source.parameter.numel():
         return 0.0, 0.0, 0.0
-    decay = source.eta / source.peak
-    steady = theory.steady_norm_sq(source.peak, decay, source.alpha, nesterov=source.nesterov, limit=True)
-    return source.update_norm_sq / source.parameter.numel(), steady, steady
+    was, now = (
+        theory.steady_norm_sq(source.peak, each, source.alpha, nesterov=source.nesterov, limit=True)
+        for each in (source.weight_decay, decay)
+    )
+    return source.update_norm_sq / source.parameter.numel(), was, now
 
 
 def _torch_state(source: Source) -> dict[str, Tensor]:

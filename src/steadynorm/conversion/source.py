@@ -1,7 +1,7 @@
 """What `convert` converts: every parameter of torch's AdamW, torch's Muon, MuonC or the published Scion, in our terms."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,20 @@ from torch.optim import Optimizer
 
 from steadynorm import theory
 from steadynorm.conversion.equivalents import from_adamw
-from steadynorm.conversion.official_scion import Rule, rule_of
-from steadynorm.decay.families import ADAM, MUON, OWN_MUON, Family
+from steadynorm.conversion.official_scion import LmoScale, lmo_scale_of
+from steadynorm.decay.families import ADAM, MUON, OTHER, OWN_MUON, Family
 from steadynorm.decay.hold import BALANCE_STEPS
-from steadynorm.decay.rule import DecayRule, Target, decay_rule, group_label, is_skipped, weight_decay_now
+from steadynorm.decay.peak import check_guess
+from steadynorm.decay.rule import (
+    DecayRule,
+    Relative,
+    Target,
+    correction_keys,
+    decay_rule,
+    group_label,
+    is_uncorrected,
+    weight_decay_now,
+)
 from steadynorm.groups.builder import from_radius
 from steadynorm.prediction import ParamSetting
 
@@ -32,6 +42,8 @@ class Source:
     parameter: Tensor
     group: Group
     state: Mapping[str, Any]
+    peak_keys: Group  # `peak_lr` of the group and `peak_lr_given`, as `correct` finds them
+    is_under_way: bool  # whether the old optimizer has state, and so may have seen its largest lr
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -39,22 +51,33 @@ class Source:
 
     @property
     def peak(self) -> float:
-        """The schedule's largest lr, which together with the decay determines the norm; guessed as `correct` does."""
-        peaks = [float(self.group[key]) for key in ("peak_lr", "max_lr", "initial_lr", "lr") if self.group.get(key)]
-        if not peaks:
-            raise ValueError(
-                f"convert: {self.name} has lr 0 and no initial_lr; convert before training ends, or set its lr"
-            )
-        return peaks[0]
+        """The schedule's largest lr, which together with the decay determines the norm."""
+        if self.peak_keys["peak_lr"] == 0:
+            raise ValueError(f"convert: the peak lr of {self.name} is 0; pass peak_lr=<the schedule's maximum>")
+        return self.peak_keys["peak_lr"]
 
     @property
     def eta(self) -> float:
-        """The decay per step at the peak."""
+        """The decay per step at the peak, with the momentum of now."""
         return self.peak * self.weight_decay
 
     @property
     def weight_decay(self) -> float:
-        """The decay at the peak, not that of the moment. The published Scion decays by lr itself, or not at all."""
+        """The decay at the peak lr with the momentum of now, which together give the norm.
+
+        base_weight_decay G(momentum now) / G(the momentum to which the base belongs), where the decay is corrected
+        """
+        if not isinstance(self.decay_rule, Relative):
+            return self.base_weight_decay
+        own = {"initial_momentum": self.family.momentum(self.group)}  # of a group that was never corrected
+        return self.base_weight_decay * self.family.factor({**own, **self.group})
+
+    @property
+    def base_weight_decay(self) -> float:
+        """The decay that was set, not that of the moment; for a target the one that reaches it at the peak.
+
+        The published Scion decays by lr itself, or not at all.
+        """
         if self.kind == "Scion":
             return 0.0 if self.group["unconstrained"] else 1.0
         if not isinstance(rule := self.decay_rule, Target):
@@ -78,11 +101,11 @@ class Source:
 
     def choices(self, settings: Mapping[str, Any]) -> Group:
         """Return how its norm is held and whether it ascends, where that is not the default and `settings` does not say it."""
-        skipped = is_skipped(self.group, self.parameter)  # then it is not held
+        uncorrected = is_uncorrected(self.group, self.parameter)  # then it is not held
         chosen = {
             key: self.group[key]
             for key, default in CHOICES.items()
-            if self.group.get(key, default) != default and (key == "maximize" or not skipped)
+            if self.group.get(key, default) != default and (key == "maximize" or not uncorrected)
         }
         if "hold" in chosen:
             chosen["balance_steps"] = self.group.get("balance_steps", BALANCE_STEPS)
@@ -100,10 +123,10 @@ class Source:
         return self.kind != "AdamW" and bool(self.group.get("nesterov", False))
 
     @property
-    def rule(self) -> Rule:
+    def lmo_scale(self) -> LmoScale:
         """For the published Scion, our lmo and the size of its update relative to ours."""
         try:
-            return rule_of(self.group["norm"], self.group["norm_kwargs"], self.parameter.shape)
+            return lmo_scale_of(self.group["norm"], self.group["norm_kwargs"], self.parameter.shape)
         except ValueError as error:
             raise ValueError(f"convert: {self.name}: {error}") from None
 
@@ -123,21 +146,30 @@ class Source:
         ours = theory.effective_lr(1.0, setting.alpha, nesterov=setting.nesterov)
         if self.kind == "Muon":
             return math.sqrt(self.update_norm_sq / setting.update_norm_sq) * theirs / ours
-        return from_radius(1.0, float(self.group["scale"]) * self.rule.size)["lr"] * theirs / ours
+        return from_radius(1.0, float(self.group["scale"]) * self.lmo_scale.size)["lr"] * theirs / ours
 
 
-def sources_of(optimizer: Optimizer, names: Mapping[int, str]) -> list[Source]:
-    """Return every parameter of an optimizer; `names` maps the ids of the model's parameters to their names."""
+def sources_of(optimizer: Optimizer, names: Mapping[int, str], peaks: Sequence[float | None]) -> list[Source]:
+    """Return every parameter of an optimizer.
+
+    `names` maps the ids of the model's parameters to their names; `peaks` has the peak lr of each group where it was passed.
+    """
     sources = []
-    for index, group in enumerate(optimizer.param_groups):
-        kind = kind_of(optimizer, group)
+    for index, (group, peak_lr) in enumerate(zip(optimizer.param_groups, peaks, strict=True)):
+        kind, where = kind_of(optimizer, group), f"convert: {type(optimizer).__name__}, {group_label(index, group)}"
+        try:
+            keys = correction_keys(group, OTHER, peak_lr=peak_lr)
+            check_guess(optimizer, group, keys)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        peak = {key: keys[key] for key in ("peak_lr", "peak_lr_given")}
         for k, p in enumerate(group["params"]):
             if id(p) not in names:
                 raise ValueError(
-                    f"convert: {type(optimizer).__name__}, {group_label(index, group)}: parameter {k} of shape "
-                    f"{tuple(p.shape)} is not in the model; pass the model that it trains"
+                    f"{where}: parameter {k} of shape {tuple(p.shape)} is not in the model; pass the model that it trains"
                 )
-            sources.append(Source(kind, names[id(p)], p, group, optimizer.state.get(p, {})))
+            state = optimizer.state.get(p, {})
+            sources.append(Source(kind, names[id(p)], p, group, state, peak, bool(optimizer.state)))
     return sources
 
 

@@ -158,10 +158,10 @@ class Muon(Tuned):
         return steady * self._element_norm_sq(shape)
 
     def mean_squares(self, shape: Sequence[int], lr: Floats, weight_decay: Floats, start: float) -> Floats:
-        unit = self._element_norm_sq(shape)
+        element_norm_sq = self._element_norm_sq(shape)
         kernel = theory.overlap("spectral", shape)
-        return unit * theory.forecast(
-            lr, weight_decay, self.alpha, nesterov=self.nesterov, overlap=kernel, start=start / unit
+        return element_norm_sq * theory.forecast(
+            lr, weight_decay, self.alpha, nesterov=self.nesterov, overlap=kernel, start=start / element_norm_sq
         )
 
     def scion_lr(self, setting: ParamSetting) -> float:
@@ -216,8 +216,8 @@ def to_scionc(
     """
     tuned.check_shape(shape)
     alpha, nesterov = tuned.alpha if alpha is None else alpha, tuned.nesterov
-    unit = ParamSetting(1.0, alpha, tuple(shape), lmo, nesterov, weight_decay=1.0, blocks=blocks)
-    lr = tuned.scion_lr(unit)
+    unit_setting = ParamSetting(1.0, alpha, tuple(shape), lmo, nesterov, weight_decay=1.0, blocks=blocks)
+    lr = tuned.scion_lr(unit_setting)
     decay = tuned.lr * tuned.weight_decay / lr
     target = theory.steady_norm_sq(lr, decay, alpha, nesterov=nesterov, limit=True)
     return ParamSetting(lr, alpha, tuple(shape), lmo, nesterov, steady_norm_sq=target, blocks=blocks)

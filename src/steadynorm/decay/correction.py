@@ -25,12 +25,14 @@ from steadynorm.decay.rule import (
     KEYS,
     UNCORRECTED,
     Group,
+    check_peak,
     correction_keys,
     group_label,
+    guess_again,
     names_peak,
     weight_decay_now,
 )
-from steadynorm.decay.skip import StandIn, skipped_positions, unsplit
+from steadynorm.decay.skip import StandIn, uncorrected_positions, unsplit
 from steadynorm.machine import exact_dtype
 from steadynorm.theory.equilibrium import check_lr
 
@@ -40,13 +42,14 @@ _SAVED = (*KEYS, *HOLD_KEYS, "capturable")  # what a checkpoint may lack, or mus
 class Correction:
     """Writes lambda_t into each corrected group before a step: a step pre-hook, or called by our own classes."""
 
-    def __init__(self, family: Family, given: Sequence[str] = ()):
+    def __init__(self, family: Family, chosen_keys: Sequence[str] = ()):
         self.family = family
-        self.given = given  # keys that the caller chose: a checkpoint that replaces one is reported
+        self.chosen_keys = chosen_keys  # by the caller: a checkpoint that replaces one is reported
         self.handles: list[RemovableHandle] = []  # of the hooks that `correct` registers
         self.saved_keys: list[Group] = []  # the groups' keys, for checkpoints that lack them
         self.loading: dict[str, Any] | None = None  # the checkpoint that is being loaded
         self.written: list[tuple[Group, Any]] = []  # groups and the decay last seen in them; a loaded group is another
+        self.guesses: list[tuple[Group, float]] = []  # groups and the peak that was guessed for them
         self.warned = False
         self.stand_in = StandIn()
         self.rescaler = Rescaler()
@@ -62,15 +65,15 @@ class Correction:
             return None
         self.live.apply(optimizer)
         self.rescaler.measure(optimizer, self.family)
-        stepper = self.stand_in.of(optimizer)
+        stepper = self.stand_in.prepare(optimizer)
         return None if stepper is optimizer else ((stepper, *args[1:]), kwargs)
 
     def fill(self, optimizer: Optimizer) -> None:
         """Write lambda_t of this step into the groups, and to the device where a captured step reads it."""
-        values = []
+        values, guesses = [], {id(group): peak for group, peak in self.guesses}
         for index, group in enumerate(optimizer.param_groups):
             try:
-                values.append(self._value(index, group))
+                values.append(self._value(index, group, guesses.get(id(group))))
             except ValueError as error:
                 raise ValueError(f"{group_label(index, group)}: {error}") from None
         self._warn_of_lost_decay(optimizer.param_groups, values)
@@ -87,8 +90,13 @@ class Correction:
             self.stand_in.take_back()
 
     def record_written(self, groups: Sequence[Group]) -> None:
-        """Note each group's decay: another one found before the next step was written by somebody else."""
+        """Note each group's decay and guessed peak: others found before the next step were written by somebody else."""
         self.written = [(group, group.get("weight_decay")) for group in groups]
+        self.record_guesses(groups)
+
+    def record_guesses(self, groups: Sequence[Group]) -> None:
+        """Note the guessed peaks."""
+        self.guesses = [(group, group["peak_lr"]) for group in groups if not group.get("peak_lr_given", True)]
 
     def _warn_of_lost_decay(self, groups: Sequence[Group], values: Sequence[float | None]) -> None:
         """Warn once about a decay that was written and will not be used.
@@ -97,19 +105,19 @@ class Correction:
         """
         noted = {id(group): value for group, value in self.written}
         for index, (group, value) in enumerate(zip(groups, values, strict=True)):
-            found, usual = group.get("weight_decay"), (noted.get(id(group)), group.get("base_weight_decay"))
+            decay, usual = group.get("weight_decay"), (noted.get(id(group)), group.get("base_weight_decay"))
             if self.warned or value is None or id(group) not in noted:
                 continue
-            if found is not usual[0] and (isinstance(found, torch.Tensor) or found not in usual):
+            if decay is not usual[0] and (isinstance(decay, torch.Tensor) or decay not in usual):
                 self.warned = True
                 warnings.warn(
-                    f"{group_label(index, group)}: weight_decay={found} is not used, because it is computed at every step; "
+                    f"{group_label(index, group)}: weight_decay={decay} is not used, because it is computed at every step; "
                     "set or schedule base_weight_decay, or set corrected=False in the group",
                     stacklevel=4,
                 )
 
-    def _value(self, index: int, group: Group) -> float | None:
-        """Return lambda_t, or None if the group's decay is left alone."""
+    def _value(self, index: int, group: Group, guess: float | None) -> float | None:
+        """Return lambda_t, or None if the group's decay is left alone. A peak that is not the guess was given since."""
         lr = check_lr(float(group["lr"]))
         if "base_weight_decay" not in group:  # added after correct()
             if not group.get("weight_decay") or group.get("corrected") is False:
@@ -119,6 +127,9 @@ class Correction:
             return None
         if group["base_weight_decay"] == 0:
             return 0.0
+        if guess is not None and group["peak_lr"] != guess:
+            check_peak(group["peak_lr"])
+            group["peak_lr_given"] = True
         if not group["peak_lr_given"] and group.get("max_lr") is not None:  # OneCycleLR came after correct()
             group["peak_lr"] = float(group["max_lr"])
         value = weight_decay_now(group, self.family, exact_kernel(group, self.family))
@@ -156,12 +167,14 @@ class Correction:
                     own.setdefault("peak_lr_given", True)
                 both = known["corrected"] and own.get("corrected", True)  # what correct() skips stays skipped
                 group.update({**known, "base_weight_decay": float(group["weight_decay"]), **own, "corrected": both})
+                guess_again(group)
             elif known.get(UNCORRECTED) and not group.get(UNCORRECTED):  # nobody had been skipped, or groups were split
                 group.update({UNCORRECTED: known[UNCORRECTED], "corrected": known["corrected"]})
             for key in HOLD_KEYS:  # a checkpoint from before the norm was held
                 if key in known:
                     group.setdefault(key, known[key])
         self._load_held(optimizer)
+        self.record_guesses(optimizer.param_groups)
         self.warn_of_replaced(optimizer)
 
     def _load_held(self, optimizer: Optimizer) -> None:
@@ -179,9 +192,9 @@ class Correction:
         for index, (group, known) in enumerate(zip(optimizer.param_groups, self.saved_keys, strict=True)):
             if not (group.get("corrected") and group.get("base_weight_decay")):
                 continue
-            for key in self.given:
-                given = known.get(key) is not None and known.get(f"{key}_given", True)
-                if given and group.get(key) != known[key]:
+            for key in self.chosen_keys:
+                is_chosen = known.get(key) is not None and known.get(f"{key}_given", True)
+                if is_chosen and group.get(key) != known[key]:
                     warnings.warn(
                         f"{group_label(index, group)}: the checkpoint's {key}={group.get(key)} replaces the "
                         f"{known[key]} given to {where}. To use yours, set group[{key!r}] = {known[key]} after "
@@ -208,7 +221,7 @@ def check_held(group: Group, family: Family) -> None:
             f"cautious=True needs the sign of each update, and only the Adam family keeps it in its state, not "
             f"{family.name}; leave it out, or use ScionC or LionC, which do it inside their step"
         )
-    held = (k for k in range(len(group["params"])) if is_rescaled(group) and k not in skipped_positions(group))
+    held = (k for k in range(len(group["params"])) if is_rescaled(group) and k not in uncorrected_positions(group))
     if (k := next((k for k in held if group["params"][k].is_complex()), None)) is not None:
         raise ValueError(f"hold and cautious are for real weights, and parameter {k} is complex; name it in skip=")
     if group.get("capturable") and is_rescaled(group):

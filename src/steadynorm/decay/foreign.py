@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from steadynorm.decay.correction import Correction, check_held, exact_kernel
 from steadynorm.decay.families import FAMILIES, Family
 from steadynorm.decay.hold import BALANCE_STEPS, HOLD_KEYS, HOLD_STATE, refuse_idle_balance
-from steadynorm.decay.peak import LARGEST, watch
+from steadynorm.decay.peak import LARGEST, check_guess, spread_peaks, watch
 from steadynorm.decay.recognition import family_of, unwrap
 from steadynorm.decay.rule import (
     KEYS,
@@ -21,10 +21,9 @@ from steadynorm.decay.rule import (
     Group,
     correction_keys,
     group_label,
-    names_peak,
     refuse_idle_target,
 )
-from steadynorm.decay.skip import find_skipped, output_weights
+from steadynorm.decay.skip import find_uncorrected, output_weights
 
 
 def correct(
@@ -81,7 +80,7 @@ def correct(
         >>> p.grad = torch.zeros(2); optimizer.step(); optimizer.param_groups[0]["weight_decay"]
         0.05
     """
-    given, optimizer = optimizer, unwrap(optimizer)
+    wrapped, optimizer = optimizer, unwrap(optimizer)
     if getattr(optimizer, "corrects_itself", False):
         raise ValueError(f"correct: {type(optimizer).__name__} corrects its own decay; leave correct() out")
     if correction_of(optimizer) is not None:
@@ -95,22 +94,22 @@ def correct(
     if skip is None and model is not None:
         trained = {id(p) for group in groups for p in group["params"]}
         skip = [p for p in output_weights(model) if id(p) in trained]
-    skipped = find_skipped(groups, () if skip is None else skip, model)
+    uncorrected = find_uncorrected(groups, () if skip is None else skip, model)
     held = {"hold": hold, "balance_steps": balance_steps} if hold != "decay" else {}
     held |= {"cautious": cautious} if cautious else {}
     plans = []
-    for index, (group, peak) in enumerate(zip(groups, _peaks(peak_lr, len(groups)), strict=True)):
+    for index, (group, peak) in enumerate(zip(groups, spread_peaks("correct", peak_lr, len(groups)), strict=True)):
         try:
             keys = {**correction_keys(group, family, peak_lr=peak), **target}
-            if skipped.get(index) != []:  # or the whole group is skipped
+            if uncorrected.get(index) != []:  # or the whole group is skipped
                 keys |= {key: value for key, value in held.items() if key not in group}
-            _check_guess(optimizer, group, keys)
+            check_guess(optimizer, group, keys)
             if reference_momentum is not None and (family.momentum_key is None or family.momentum_key in group):
                 keys["initial_momentum"] = family.reference(group, reference_momentum)
             exact_kernel({**group, **keys}, family)
             if target:
                 family.gain(family.momentum(group), group)  # raises if the group does not say enough for a target
-            check_held({**group, **keys, UNCORRECTED: skipped.get(index)}, family)
+            check_held({**group, **keys, UNCORRECTED: uncorrected.get(index)}, family)
             _refuse_what_ours_do(optimizer, group, held)
         except ValueError as error:
             raise ValueError(f"correct: {group_label(index, group)}: {error}") from None
@@ -123,7 +122,7 @@ def correct(
         group.update(keys)
         if not optimizer.state:  # a run that is joined may have seen its largest lr
             watch(group)
-    for index, positions in skipped.items():
+    for index, positions in uncorrected.items():
         if positions:
             groups[index][UNCORRECTED] = sorted({*groups[index].get(UNCORRECTED, ()), *positions})
         else:
@@ -133,7 +132,7 @@ def correct(
     correction = Correction(family, [key for key, choice in choices.items() if choice is not None])
     correction.record_written(optimizer.param_groups)
     _attach(optimizer, correction)
-    return given
+    return wrapped
 
 
 def uncorrect(optimizer: Optimizer) -> Optimizer:
@@ -149,7 +148,7 @@ def uncorrect(optimizer: Optimizer) -> Optimizer:
         >>> p.grad = torch.zeros(2); optimizer.step(); uncorrect(optimizer).param_groups[0]["weight_decay"]
         0.1
     """
-    given, optimizer = optimizer, unwrap(optimizer, "uncorrect")
+    wrapped, optimizer = optimizer, unwrap(optimizer, "uncorrect")
     if getattr(optimizer, "corrects_itself", False):
         raise ValueError(
             f"uncorrect: {type(optimizer).__name__} corrects its own decay; set corrected=False in its groups"
@@ -172,7 +171,7 @@ def uncorrect(optimizer: Optimizer) -> Optimizer:
             for state in (optimizer.state.get(p, {}) for p in group["params"]):
                 for key in HOLD_STATE.values():
                     state.pop(key, None)
-    return given
+    return wrapped
 
 
 def fill_scalars(optimizer: Optimizer) -> None:
@@ -240,17 +239,6 @@ def _target_keys(family: Family, steady_norm_sq: float | None, overlap: str) -> 
     return {"steady_norm_sq": float(steady_norm_sq), "overlap": overlap}
 
 
-def _check_guess(optimizer: Optimizer, group: Group, keys: Group) -> None:
-    """Raise ValueError if the peak was guessed from the lr of a run under way, which a hand-written loop has decayed."""
-    made_with = float(optimizer.defaults.get("lr", 0.0))
-    guessed = not (keys["peak_lr_given"] or names_peak(group))
-    if optimizer.state and guessed and keys.get("steady_norm_sq") is None and keys["peak_lr"] < made_with:
-        raise ValueError(
-            f"the run is under way and its lr={keys['peak_lr']:g} is below lr={made_with:g}, with which the optimizer was "
-            "made, so the peak cannot be guessed; pass peak_lr=<the schedule's maximum>"
-        )
-
-
 def _refuse_what_ours_do(optimizer: Optimizer, group: Group, held: Group) -> None:
     """Raise ValueError for what an optimizer of ours (Scion, RenormalizedAdamW) does inside its own step."""
     if not hasattr(optimizer, "fill_scalars"):
@@ -262,11 +250,3 @@ def _refuse_what_ours_do(optimizer: Optimizer, group: Group, held: Group) -> Non
         raise ValueError(
             f"{name} fills the scalars of a captured step itself; use ScionC, or leave capturable=True out"
         )
-
-
-def _peaks(peak_lr: float | Sequence[float] | None, groups: int) -> list[float | None]:
-    if not isinstance(peak_lr, Sequence):
-        return [peak_lr] * groups
-    if len(peak_lr) != groups:
-        raise ValueError(f"correct: peak_lr has {len(peak_lr)} values for {groups} groups")
-    return list(peak_lr)

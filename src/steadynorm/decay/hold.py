@@ -127,7 +127,7 @@ def fresh_hold_state(group: Mapping[str, Any], p: Tensor) -> dict[str, Tensor]:
     return {HOLD_STATE[hold]: torch.zeros(2 if hold == "balance" else (), dtype=exact_dtype(p), device=p.device)}
 
 
-class Measured(NamedTuple):
+class StepSums(NamedTuple):
     """What one step knows about its parameters, (batch,) each. Sums go over whole parameters, all shards included."""
 
     along: Tensor  # <theta, u>, of the update as it is taken
@@ -155,50 +155,50 @@ class Hold(NamedTuple):
         """Return the hold of some of the parameters."""
         return self._replace(state=self.state[which])
 
-    def rates(self, measured: Measured, eta: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
+    def rates(self, sums: StepSums, eta: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
         """Return eta and gamma, (batch,), of theta <- (1 - eta) theta - gamma u; the state is updated.
 
         `eta` is the open-loop decay, for parameters that cannot be held. With lr = 0 nothing changes.
         """
-        state, ones = torch.stack(self.state), torch.ones_like(measured.norm_sq)
+        state, ones = torch.stack(self.state), torch.ones_like(sums.norm_sq)
         eta, gamma = eta * ones, gamma * ones  # on the device: `where` would wait for the copy of a number on the CPU
         if self.kind == "balance":
             assert self.norm_sq is not None
-            means = update_means(state, measured, gamma, self.steps)
-            rate = balanced_eta(means, measured, gamma, self.norm_sq.to(means.dtype), self.steps)
+            means = update_means(state, sums, gamma, self.steps)
+            rate = balanced_eta(means, sums, gamma, self.norm_sq.to(means.dtype), self.steps)
             rates = rate, gamma
         else:
-            means = held_norms(state, measured.norm_sq)
-            scale = fixed_scale(measured, gamma, means if self.norm_sq is None else self.norm_sq.to(means.dtype))
+            means = held_norms(state, sums.norm_sq)
+            scale = fixed_scale(sums, gamma, means if self.norm_sq is None else self.norm_sq.to(means.dtype))
             is_free = (means < 0) & (self.norm_sq is None)
             rates = torch.where(is_free, eta, 1 - scale), gamma * torch.where(is_free, 1.0, scale)
         torch._foreach_copy_(self.state, list(means.unbind(0)))
         return rates
 
 
-def update_means(means: Tensor, measured: Measured, gamma: Tensor, steps: float) -> Tensor:
+def update_means(means: Tensor, sums: StepSums, gamma: Tensor, steps: float) -> Tensor:
     """Return the means of |u|^2 and <theta, u>, (batch, 2), after this step; the first step sets them.
 
     Where decay acts on a share of the weights, both count in full per unit of that share. A parameter that took no step
     keeps its means.
     """
-    share = decayed_share(measured)
-    now = torch.stack([measured.update_sq, measured.along], 1) / torch.where(share > 0, share, 1.0).unsqueeze(1)
+    share = decayed_share(sums)
+    now = torch.stack([sums.update_sq, sums.along], 1) / torch.where(share > 0, share, 1.0).unsqueeze(1)
     started = means.narrow(1, 0, 1) > 0
-    took_step = ((measured.update_sq > 0) & (gamma > 0)).unsqueeze(1)
+    took_step = ((sums.update_sq > 0) & (gamma > 0)).unsqueeze(1)
     return torch.where(took_step, torch.where(started, means + (now - means) / max(1.0, steps / 10), now), means)
 
 
-def balanced_eta(means: Tensor, measured: Measured, gamma: Tensor, norm_sq: Tensor, steps: float) -> Tensor:
+def balanced_eta(means: Tensor, sums: StepSums, gamma: Tensor, norm_sq: Tensor, steps: float) -> Tensor:
     """Return the eta that keeps |theta|^2 at `norm_sq`, (batch,): below zero where a layer has to grow.
 
     >>> zero, one = torch.zeros(1), torch.ones(1)
-    >>> balanced_eta(torch.tensor([[4.0, 0.0]]), Measured(zero, 4 * one, one, one), torch.tensor(0.1), one[0], 100)
+    >>> balanced_eta(torch.tensor([[4.0, 0.0]]), StepSums(zero, 4 * one, one, one), torch.tensor(0.1), one[0], 100)
     tensor([0.0200])
     """
     update_sq, along = means.unbind(1)
     drift = (gamma * gamma * update_sq - 2 * gamma * along) / (2 * norm_sq)
-    return bounded_eta(torch.where(measured.update_sq > 0, drift, 0.0), measured.norm_sq, gamma, norm_sq, steps)
+    return bounded_eta(torch.where(sums.update_sq > 0, drift, 0.0), sums.norm_sq, gamma, norm_sq, steps)
 
 
 def bounded_eta(drift: Tensor, now: Tensor, gamma: Tensor, norm_sq: Tensor | float, steps: float) -> Tensor:
@@ -217,17 +217,17 @@ def held_norms(held: Tensor, norm_sq: Tensor) -> Tensor:
     return torch.where(held == 0, first, held)
 
 
-def fixed_scale(measured: Measured, gamma: Tensor, norm_sq: Tensor) -> Tensor:
+def fixed_scale(sums: StepSums, gamma: Tensor, norm_sq: Tensor) -> Tensor:
     """Return the factor of theta - gamma u after which |theta|^2 is `norm_sq`, (batch,).
 
     Where slices wait, those that do not are scaled so that their share of the squared norm stays what it is.
     """
-    share = decayed_share(measured)
-    after = share * measured.norm_sq - 2 * gamma * measured.along + gamma * gamma * measured.update_sq
+    share = decayed_share(sums)
+    after = share * sums.norm_sq - 2 * gamma * sums.along + gamma * gamma * sums.update_sq
     scale = (norm_sq * share / torch.where(after > 0, after, 1.0)).clamp(min=0.0).sqrt()
     return torch.where((after > 0) & (share > 0) & (gamma > 0), scale, 1.0)
 
 
-def decayed_share(measured: Measured) -> Tensor:
+def decayed_share(sums: StepSums) -> Tensor:
     """Return which share of |theta|^2 decay acts on, (batch,); 1 for weights that are zero."""
-    return torch.where(measured.norm_sq > 0, measured.decayed_sq / measured.norm_sq, 1.0)
+    return torch.where(sums.norm_sq > 0, sums.decayed_sq / sums.norm_sq, 1.0)

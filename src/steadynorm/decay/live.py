@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from steadynorm.decay.rescale import took_step
 from steadynorm.decay.rule import Group, is_live
-from steadynorm.decay.skip import skipped_positions
+from steadynorm.decay.skip import uncorrected_positions
 from steadynorm.machine import exact_dtype
 
 
@@ -45,9 +45,9 @@ class LiveDecay:
         for index, group in enumerate(optimizer.param_groups):
             if not is_live(group):
                 continue
-            skipped, kinds = skipped_positions(group), {}
+            uncorrected, kinds = uncorrected_positions(group), {}
             for k, p in enumerate(group["params"]):
-                if p.grad is not None and k not in skipped:
+                if p.grad is not None and k not in uncorrected:
                     kinds.setdefault((p.device, p.dtype), []).append(p)
             for kind, params in kinds.items():
                 if (index, kind) not in self._factors:

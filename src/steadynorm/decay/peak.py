@@ -1,20 +1,52 @@
-"""Watch whether a guessed peak is ever approached: `AdamW(lr=1.0)` under a Noam lambda never comes near 1.0."""
+"""Guessed peaks: which lr no peak can be guessed from, and whether a guess is ever approached.
+
+A run that is joined late may have a decayed lr, and `AdamW(lr=1.0)` under a Noam lambda never comes near 1.0.
+"""
 
 import warnings
+from collections.abc import Sequence
 
 from torch.optim import Optimizer
 
-from steadynorm.decay.rule import Group, Relative, decay_rule, group_label, guesses_peak
+from steadynorm.decay.rule import Group, Relative, decay_rule, group_label, guesses_peak, names_peak
 
 LARGEST = "largest_lr"  # in a group whose peak was guessed: the largest lr since its first step
 _FAR = 0.5  # of the peak
 _PATIENCE = 10_000  # steps without a larger lr that end a warmup; one that rises by epochs pauses for thousands
 
 
+def spread_peaks(where: str, peak_lr: float | Sequence[float] | None, groups: int) -> list[float | None]:
+    """Return the `peak_lr` that a caller passes, one number or one per group, for each group."""
+    if not isinstance(peak_lr, Sequence):
+        return [peak_lr] * groups
+    if len(peak_lr) != groups:
+        raise ValueError(f"{where}: peak_lr has {len(peak_lr)} values for {groups} groups")
+    return list(peak_lr)
+
+
+def check_guess(optimizer: Optimizer, group: Group, keys: Group) -> None:
+    """Raise ValueError if the peak was guessed from the lr of a run under way, which a hand-written loop has decayed."""
+    made_with = float(optimizer.defaults.get("lr", 0.0))
+    guessed = not (keys["peak_lr_given"] or names_peak(group))
+    if optimizer.state and guessed and keys.get("steady_norm_sq") is None and keys["peak_lr"] < made_with:
+        raise ValueError(
+            f"the run is under way and its lr={keys['peak_lr']:g} is below lr={made_with:g}, with which the optimizer was "
+            "made, so the peak cannot be guessed; pass peak_lr=<the schedule's maximum>"
+        )
+
+
 def watch(group: Group) -> None:
     """Put a guessed peak on trial, from the first step of a run on."""
     if not group["peak_lr_given"] and group.get("steady_norm_sq") is None:
         group[LARGEST] = 0.0
+
+
+def watch_on(group: Group, old: Group, is_under_way: bool) -> None:
+    """Let a group continue the trial that another one began; a run that is joined may have seen its largest lr."""
+    if LARGEST in group and LARGEST in old:
+        group[LARGEST] = old[LARGEST]
+    elif is_under_way:
+        group.pop(LARGEST, None)
 
 
 def warn_of_late_guess(optimizer: Optimizer) -> None:

@@ -96,7 +96,7 @@ def decay_rule(group: Mapping[str, Any], p: Any = None) -> DecayRule:
     if not group.get("corrected"):
         return Constant(float(group.get("weight_decay", 0.0)))
     base = float(group.get("base_weight_decay", group["weight_decay"]))
-    if base == 0 or (p is not None and is_skipped(group, p)):
+    if base == 0 or (p is not None and is_uncorrected(group, p)):
         return Constant(base)
     if target is not None:
         return Target(float(target), overlap)
@@ -154,11 +154,11 @@ def applied_weight_decay(optimizer: Any, group: Mapping[str, Any], p: Any) -> fl
     """Return the decay that an optimizer's last step applied to a parameter of one of its groups."""
     if (own := getattr(optimizer, "weight_decay_of", None)) is not None:
         return own(p)
-    skipped = group.get("corrected") and is_skipped(group, p)
-    return float(group.get("base_weight_decay" if skipped else "weight_decay") or 0.0)
+    uncorrected = group.get("corrected") and is_uncorrected(group, p)
+    return float(group.get("base_weight_decay" if uncorrected else "weight_decay") or 0.0)
 
 
-def is_skipped(group: Mapping[str, Any], p: Any) -> bool:
+def is_uncorrected(group: Mapping[str, Any], p: Any) -> bool:
     """Return whether `correct` skips a parameter of a group that it corrects otherwise."""
     return any(group["params"][k] is p for k in group.get(UNCORRECTED) or ())
 
@@ -177,24 +177,41 @@ def correction_keys(group: Group, family: "Family", *, peak_lr: float | None = N
     if peak_lr is not None:
         keys.update(peak_lr=float(peak_lr), peak_lr_given=True)
     elif "peak_lr" not in keys:
-        guess = next((group[key] for key in (*_SCHEDULED, "lr") if group.get(key) is not None), None)
+        guess = group.get("lr") if (peak := scheduled_peak(group)) is None else peak
         if guess is None:
             raise ValueError("it has no lr that its decay could follow; set one")
         keys.update(peak_lr=float(guess), peak_lr_given=False)
-    if keys.setdefault("peak_lr_given", True) and not (keys["peak_lr"] > 0 and math.isfinite(keys["peak_lr"])):
-        raise ValueError(f"peak_lr={keys['peak_lr']} must be positive and finite")
+    if keys.setdefault("peak_lr_given", True):
+        check_peak(keys["peak_lr"])
     return keys
+
+
+def check_peak(peak_lr: float) -> None:
+    """Raise ValueError for a peak that somebody gave and that decay cannot be relative to."""
+    if not (peak_lr > 0 and math.isfinite(peak_lr)):
+        raise ValueError(f"peak_lr={peak_lr} must be positive and finite")
 
 
 def names_peak(group: Group) -> bool:
     """Return whether a group or its scheduler names its peak; else its lr is all there is to guess from."""
-    return any(group.get(key) is not None for key in ("peak_lr", *_SCHEDULED))
+    return group.get("peak_lr") is not None or scheduled_peak(group) is not None
+
+
+def scheduled_peak(group: Group) -> Any:
+    """Return the peak by what a scheduler wrote into the group, or None if it wrote nothing."""
+    return next((group[key] for key in _SCHEDULED if group.get(key) is not None), None)
+
+
+def guess_again(group: Group) -> None:
+    """Take a guessed peak from the schedule of a group that was loaded: the guess was about another run."""
+    if not group.get("peak_lr_given", True) and (peak := scheduled_peak(group)) is not None:
+        group["peak_lr"] = float(peak)
 
 
 def guesses_peak(group: Group) -> bool:
     """Return whether a group's decay follows a peak that was guessed from the lr that it has now."""
     rule = decay_rule(group)
-    if not isinstance(rule, Relative) or any(group.get(key) is not None for key in _SCHEDULED):
+    if not isinstance(rule, Relative) or scheduled_peak(group) is not None:
         return False
     return rule.peak_is_guessed and rule.peak_lr == float(group["lr"])
 

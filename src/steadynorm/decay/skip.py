@@ -31,8 +31,8 @@ class StandIn:
         self.groups: list[Group] = []
         self.parts: list[tuple[Group, Group, Group]] = []  # a group, a part of it, that part before the step
 
-    def of(self, optimizer: Optimizer) -> Optimizer:
-        """Return who is to take the next step: the optimizer itself if no group has to be in parts."""
+    def prepare(self, optimizer: Optimizer) -> Optimizer:
+        """Prepare the next step and return who is to take it: the optimizer itself if no group has to be in parts."""
         parts = [(group, part) for group in optimizer.param_groups for part in _parts(group)]
         if all(part is group for group, part in parts):
             return optimizer
@@ -56,7 +56,7 @@ class StandIn:
             self.optimizer.__dict__ = {}  # or the optimizer would be part of a cycle, and its memory freed late
 
 
-def skipped_positions(group: Group) -> set[int]:
+def uncorrected_positions(group: Group) -> set[int]:
     """Return the positions of parameters that keep constant decay in a group that is corrected otherwise."""
     return set(group.get(UNCORRECTED) or ()) if group.get("corrected") else set()
 
@@ -67,18 +67,18 @@ def _is_decayed_elsewhere(group: Group) -> bool:
 
 
 def _parts(group: Group) -> Iterator[Group]:
-    """Yield a group itself; or its corrected part, without decay if it is rescaled, and the skipped one, if any."""
-    skipped, elsewhere = skipped_positions(group), _is_decayed_elsewhere(group)
-    if not skipped and not elsewhere:
+    """Yield a group itself; or its corrected part, without decay if it is rescaled, and the uncorrected one, if any."""
+    uncorrected, elsewhere = uncorrected_positions(group), _is_decayed_elsewhere(group)
+    if not uncorrected and not elsewhere:
         yield group
         return
     decays = [0.0 if elsewhere else group["weight_decay"]]
-    decays += [group["base_weight_decay"]] if skipped else []
+    decays += [group["base_weight_decay"]] if uncorrected else []
     for chosen, decay in zip((False, True), decays, strict=False):
         part = {**group, "weight_decay": decay, "corrected": False}  # our own Scion would derive it again
         for key in ("params", "param_names"):
             if key in group:
-                part[key] = [value for k, value in enumerate(group[key]) if (k in skipped) is chosen]
+                part[key] = [value for k, value in enumerate(group[key]) if (k in uncorrected) is chosen]
         yield part
 
 
@@ -95,11 +95,11 @@ def unsplit(groups: Sequence[Group], state_dict: dict[str, Any]) -> dict[str, An
         return None
     whole = [{key: value for key, value in group.items() if key != "param_names"} for group in saved[: len(groups)]]
     for k, part in zip(split, saved[len(groups) :], strict=True):
-        skipped, ids = set(groups[k][UNCORRECTED]), (iter(whole[k]["params"]), iter(part["params"]))
-        sizes = (len(groups[k]["params"]) - len(skipped), len(skipped))
+        uncorrected, ids = set(groups[k][UNCORRECTED]), (iter(whole[k]["params"]), iter(part["params"]))
+        sizes = (len(groups[k]["params"]) - len(uncorrected), len(uncorrected))
         if part.get("corrected") is not False or sizes != (len(whole[k]["params"]), len(part["params"])):
             return None
-        whole[k]["params"] = [next(ids[position in skipped]) for position in range(sum(sizes))]
+        whole[k]["params"] = [next(ids[position in uncorrected]) for position in range(sum(sizes))]
         whole[k][UNCORRECTED] = list(groups[k][UNCORRECTED])
     return {**state_dict, "param_groups": whole}
 
@@ -107,7 +107,7 @@ def unsplit(groups: Sequence[Group], state_dict: dict[str, Any]) -> dict[str, An
 # ---------------------------------------------------------------- which parameters
 
 
-def find_skipped(groups: Sequence[Group], skip: Any, model: nn.Module | None = None) -> dict[int, list[int]]:
+def find_uncorrected(groups: Sequence[Group], skip: Any, model: nn.Module | None = None) -> dict[int, list[int]]:
     """Return group index -> positions of skipped parameters in it, none for the whole group. Writes nothing."""
     entries = [skip] if isinstance(skip, str | int | Tensor | nn.Module) else list(skip)
     if any(isinstance(entry, bool) for entry in entries):  # to Python, False is the index of the first group

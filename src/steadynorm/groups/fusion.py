@@ -53,7 +53,7 @@ def find_blocks(
     attention = _attention_of(site, matrix)
     if heads and attention is not None and (by_head := _by_head(site, matrix, attention)) is not None:
         return by_head
-    groups = getattr(site.owners[0], "groups", 1) if site.held_by(*CONVOLUTIONS, *TRANSPOSED_CONVOLUTIONS) else 1
+    groups = getattr(site.owners[0], "groups", 1) if site.is_owned_by(*CONVOLUTIONS, *TRANSPOSED_CONVOLUTIONS) else 1
     if groups > 1:
         return BlockLayout(groups), f"; {groups} groups of channels, one matrix each"
     if gates := _gates(site):
@@ -69,7 +69,7 @@ def _gates(site: ParamSite) -> int:
     """Return how many gates a weight of torch's LSTM or GRU computes from inputs or hidden states; 0 if it is none."""
     if not _TO_GATES_NAME.search(site.plain_name):
         return 0
-    return next((count for kinds, count in _GATES.items() if site.held_by(*kinds)), 0)
+    return next((count for kinds, count in _GATES.items() if site.is_owned_by(*kinds)), 0)
 
 
 def has_heads(site: ParamSite, role: str) -> bool:

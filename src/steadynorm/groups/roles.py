@@ -48,7 +48,7 @@ class ParamSite:
     def plain_name(self) -> str:
         return plain_name(self.name)
 
-    def held_by(self, *kinds: type[nn.Module]) -> bool:
+    def is_owned_by(self, *kinds: type[nn.Module]) -> bool:
         return any(isinstance(owner, kinds) for owner in self.owners)
 
     def first_match(self, patterns: Iterable[str]) -> str | None:
@@ -125,15 +125,15 @@ def _role_by_module(site: ParamSite) -> tuple[str, str] | None:
         return "vector", reason
     if _is_parametrized(site) and _is_vector(site):  # the lengths in weight_norm
         return None
-    if site.held_by(*CONVOLUTIONS):
+    if site.is_owned_by(*CONVOLUTIONS):
         return "conv", reason
-    if site.held_by(*TRANSPOSED_CONVOLUTIONS):
+    if site.is_owned_by(*TRANSPOSED_CONVOLUTIONS):
         return "conv", f"{reason}: input channels come first, so it is flattened to d_in x rest"
-    if site.held_by(*_EMBEDDINGS):
+    if site.is_owned_by(*_EMBEDDINGS):
         return "embedding", f"{reason}: one-hot input"
     if is_conv1d(site):
         return "hidden-transposed", f"{reason}: stored d_in x d_out"
-    return ("hidden", reason) if site.held_by(nn.Linear, *_RECURRENT) else None
+    return ("hidden", reason) if site.is_owned_by(nn.Linear, *_RECURRENT) else None
 
 
 def _is_parametrized(site: ParamSite) -> bool:
@@ -200,7 +200,7 @@ def _find_output(model: nn.Module, sites: list[ParamSite]) -> tuple[list[Any], s
             layers = layers if isinstance(layers, list | tuple) else [layers]
             if layers := [layer for layer in layers if isinstance(layer, nn.Module) and list(layer.parameters())]:
                 return layers, f"{method}()"
-    tied = [site.parameter for site in sites if site.held_by(nn.Embedding) and site.held_by(nn.Linear)]
+    tied = [site.parameter for site in sites if site.is_owned_by(nn.Embedding) and site.is_owned_by(nn.Linear)]
     if tied:
         return tied, "a weight tied to an embedding"
     if hasattr(model, "get_output_embeddings"):  # a Hugging Face model whose head is not a vocabulary
@@ -261,5 +261,5 @@ def check_supported(site: ParamSite) -> None:
         )
     if parameter.layout != torch.strided or any(getattr(owner, "sparse", False) is True for owner in site.owners):
         raise ValueError(f"{site.name} or its gradient is sparse; make it dense (nn.Embedding: sparse=False)")
-    if parameter.ndim < 2 and site.name.split(".")[-1] == "weight" and site.held_by(nn.Linear, *_EMBEDDINGS):
+    if parameter.ndim < 2 and site.name.split(".")[-1] == "weight" and site.is_owned_by(nn.Linear, *_EMBEDDINGS):
         raise ValueError(f"{site.name} is a flattened matrix; shard with fully_shard, which keeps shapes")

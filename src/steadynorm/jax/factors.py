@@ -86,7 +86,7 @@ def _factor(x: jax.Array, method: str, steps: int) -> jax.Array:
     tall = x.shape[-2] > x.shape[-1]
     y = x.mT if tall else x  # (matrices, d, n), d <= n
     d, n = y.shape[-2:]
-    if d == 1:  # a vector: nothing to iterate
+    if d == 1 and method != "newton-schulz":  # a vector: nothing to iterate, but Muon does
         return normalize(x, (-2, -1))
     if method == "svd":
         return _svd(x)

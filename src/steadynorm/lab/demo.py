@@ -30,7 +30,7 @@ class SystemNorm(NamedTuple):
     label: str
     paper: float
     exact: float
-    simulated: simulate.Measured
+    simulated: simulate.MeanWithError
 
 
 def compare_systems(lr: float = 0.05, weight_decay: float = 0.1, alpha: float = 0.1) -> list[SystemNorm]:

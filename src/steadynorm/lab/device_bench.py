@@ -149,7 +149,7 @@ def kernels_problem(device: torch.device) -> str:
     if device.type != "cuda":
         return "Triton kernels need a CUDA device"
     try:
-        with_kernels(lambda: symmetric_kernels.enabled(device, torch.float16))
+        with_kernels(lambda: symmetric_kernels.is_enabled(device, torch.float16))
     except RuntimeError as error:
         return str(error)
     return ""

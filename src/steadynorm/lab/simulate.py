@@ -58,8 +58,8 @@ class System:
         return len(self.shape) > 1 and min(self.shape[0], math.prod(self.shape[1:])) >= _LARGE
 
 
-class Measured(NamedTuple):
-    """Mean over seeds and its standard error."""
+class MeanWithError(NamedTuple):
+    """A mean over seeds and its standard error."""
 
     mean: float
     error: float
@@ -76,7 +76,7 @@ class Trajectory:
         """Return the mean over seeds at every recorded step."""
         return self.norm_sq.mean(0)
 
-    def late_mean(self, fraction: float = 0.5, norm: bool = False) -> Measured:
+    def late_mean(self, fraction: float = 0.5, norm: bool = False) -> MeanWithError:
         """Return the mean over seeds and over the last `fraction` of the run; with `norm` of |theta|/|u|, not its square.
 
         The standard error is that over seeds, or over ten stretches of time if there is one seed.
@@ -86,7 +86,7 @@ class Trajectory:
         mean, error = parts.mean(), parts.std(ddof=1) / math.sqrt(len(parts)) if len(parts) > 1 else math.nan
         if norm:
             mean, error = math.sqrt(mean), error / (2 * math.sqrt(mean))
-        return Measured(float(mean), float(error))
+        return MeanWithError(float(mean), float(error))
 
 
 def run(
@@ -260,7 +260,7 @@ def random_system(
 @torch.no_grad()
 def gradient_response(
     lmo: str, shape: Sequence[int], *, lr: float, alpha: float, momentum: str = "plain", seeds: int = 16, seed: int = 0
-) -> Measured:
+) -> MeanWithError:
     """Measure how far one gradient moves theta in total, to compare with the effective lr.
 
     Two systems without decay see the same gradients except for one, which is shifted a little in a random direction, up
@@ -293,11 +293,11 @@ def gradient_response(
         u = u / u.flatten(2).norm(dim=-1).view(2, seeds, *[1] * len(shape))
         moved += lr * ((u[1] - u[0]) * direction).flatten(1).sum(1)
     response = moved / tiny
-    return Measured(response.mean().item(), response.std().item() / math.sqrt(seeds))
+    return MeanWithError(response.mean().item(), response.std().item() / math.sqrt(seeds))
 
 
 @torch.no_grad()
-def overlap(lmo: str, shape: Sequence[int], r: float, *, pairs: int = 16, seed: int = 0) -> Measured:
+def overlap(lmo: str, shape: Sequence[int], r: float, *, pairs: int = 16, seed: int = 0) -> MeanWithError:
     """Measure the kernel f(r): the mean overlap of two unit updates whose Gaussian inputs correlate by r.
 
     >>> 0.3 < overlap("sign", (64, 64), 0.5).mean < 0.37  # (2/pi) asin 0.5 = 1/3
@@ -311,7 +311,7 @@ def overlap(lmo: str, shape: Sequence[int], r: float, *, pairs: int = 16, seed: 
         y = r * x + math.sqrt(1 - r * r) * other
         u, v = (entry.update(inputs, polar=_EXACT, batch_ndim=1).flatten(1) for inputs in (x, y))
         overlaps += ((u * v).sum(1) / (u.norm(dim=1) * v.norm(dim=1))).tolist()
-    return Measured(float(np.mean(overlaps)), float(np.std(overlaps, ddof=1) / math.sqrt(len(overlaps))))
+    return MeanWithError(float(np.mean(overlaps)), float(np.std(overlaps, ddof=1) / math.sqrt(len(overlaps))))
 
 
 def describe(system: System) -> Mapping[str, Any]:

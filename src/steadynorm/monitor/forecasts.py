@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from steadynorm import theory
 from steadynorm.decay.families import Family
 from steadynorm.decay.hold import BALANCE_STEPS, held_target, hold_of
-from steadynorm.decay.rule import Group, applied_weight_decay, is_skipped
+from steadynorm.decay.rule import Group, applied_weight_decay, is_uncorrected
 from steadynorm.monitor.layers import Layer
 from steadynorm.monitor.track import ForecastTrack, Start, StepParams
 from steadynorm.monitor.transfer import SKIPS, UPDATE, Values
@@ -52,10 +52,10 @@ class Forecasts:
                 self.nominal_norms_sq[layer] = nominal
             if hold_of(group) == "decay" and group.get("cautious"):
                 continue  # the share that decays depends on the norm, so layers could not share a forecast from zero
-            if (unit := own.update_norm_sq(layer.shape, group)) is not None:
-                self.update_norms_sq[layer] = unit
-                share = 1.0 if nominal is None or hold_of(group) == "decay" else nominal / unit
-                key = (layer.group, own.kernel(layer.shape, group).name, is_skipped(group, layer.parameter), share)
+            if (update_norm_sq := own.update_norm_sq(layer.shape, group)) is not None:
+                self.update_norms_sq[layer] = update_norm_sq
+                share = 1.0 if nominal is None or hold_of(group) == "decay" else nominal / update_norm_sq
+                key = (layer.group, own.kernel(layer.shape, group).name, is_uncorrected(group, layer.parameter), share)
                 alike.setdefault(key, []).append(layer)
         for members in alike.values():
             own, kernel = self._kind(family, members[0])
@@ -108,7 +108,7 @@ class Forecasts:
         """Return k and C^2 of a norm that is held, N <- k N + (1 - k) C^2; None if open-loop decay controls it."""
         group, family = self._group(layer), self.family
         hold = hold_of(group)
-        if hold == "decay" or family is None or is_skipped(group, layer.parameter):
+        if hold == "decay" or family is None or is_uncorrected(group, layer.parameter):
             return None
         norm_sq = held_target(group, family, layer.shape)
         if norm_sq is None:

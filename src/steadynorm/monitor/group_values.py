@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from steadynorm.decay.families import Family
 from steadynorm.decay.hold import held_target, hold_of
-from steadynorm.decay.rule import Group, Target, applied_weight_decay, decay_rule, is_skipped
+from steadynorm.decay.rule import Group, Target, applied_weight_decay, decay_rule, is_uncorrected
 from steadynorm.monitor.layers import Layer
 from steadynorm.records.role_norms import ROLE_LABELS
 from steadynorm.records.schema import Record, finite
@@ -75,7 +75,7 @@ def _values_of(optimizer: Optimizer, group: Group, family: Family | None) -> Rec
 
 def _decay_of(optimizer: Optimizer, group: Group, p: Tensor) -> float:
     """Return the decay of the step just taken; a fixed norm replaces it, except where `correct` skips the parameter."""
-    is_fixed = hold_of(group) == "fixed" and not is_skipped(group, p)
+    is_fixed = hold_of(group) == "fixed" and not is_uncorrected(group, p)
     return 0.0 if is_fixed else applied_weight_decay(optimizer, group, p)
 
 
@@ -89,7 +89,7 @@ def read_targets(optimizer: Optimizer, layers: Sequence[Layer], family: Family |
         return targets
     for layer in layers:
         group = optimizer.param_groups[layer.group]
-        if layer.parameter.numel() and not is_skipped(group, layer.parameter):
+        if layer.parameter.numel() and not is_uncorrected(group, layer.parameter):
             norm_sq = _value_or_none(group, lambda group, own=layer: held_target(group, family, own.shape))
             if norm_sq is not None:
                 targets[layer] = math.sqrt(norm_sq)

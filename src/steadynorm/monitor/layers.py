@@ -20,7 +20,7 @@ from steadynorm.optim.base import SteadyOptimizer
 from steadynorm.optim.sharding.layout import Layout, layout_of
 from steadynorm.views import BlockLayout
 
-PEAK_LMOS = ("sign", "embedding")  # their norm is a multiple of the largest entry
+MAX_ENTRY_LMOS = ("sign", "embedding")  # their norm is a multiple of the largest entry
 # What records call the roles of `role_table.ROLES`, and those of an lmo where neither group nor model says more.
 _MATRIX_ROLES = ("hidden", "hidden-transposed", "stacked", "stacked-transposed", "conv")
 _RECORD_ROLES: dict[str, str] = dict.fromkeys(_MATRIX_ROLES, "hidden")
@@ -76,8 +76,8 @@ def find_layers(optimizer: Optimizer, model: nn.Module | None) -> list[Layer]:
     for index, group in enumerate(optimizer.param_groups):
         group_names = group.get("param_names") or [None] * len(group["params"])
         for k, (group_name, p) in enumerate(zip(group_names, group["params"], strict=True)):
-            told = in_model.get(id(p))
-            name = str(group_name or (told.name if told else f"{index}.{k}"))
+            entry = in_model.get(id(p))
+            name = str(group_name or (entry.name if entry else f"{index}.{k}"))
             name = name if name not in names else f"{name} ({index}.{k})"
             names.add(name)
             layout = _layout(name, p)
@@ -86,11 +86,11 @@ def find_layers(optimizer: Optimizer, model: nn.Module | None) -> list[Layer]:
                     f"Monitor: {name} of the optimizer is not the model's: it was replaced after the optimizer was made, "
                     "so training does not reach it; make the optimizer last"
                 )
-            lmo, blocks = (told.lmo, told.blocks) if told else (lmos.get("by-shape", p.shape), BlockLayout())
+            lmo, blocks = (entry.lmo, entry.blocks) if entry else (lmos.get("by-shape", p.shape), BlockLayout())
             settings: Any = optimizer.settings(group, p)[0] if isinstance(optimizer, SteadyOptimizer) else None
             if hasattr(settings, "lmo"):
                 lmo, blocks = settings.lmo, settings.blocks
-            role = _role(p, str(group.get("name", "")), told.role if told else "", lmo)
+            role = _role(p, str(group.get("name", "")), entry.role if entry else "", lmo)
             layers.append(Layer(name, p, index, lmo, blocks, layout, role))
     if model is not None:
         _check_model(optimizer, model, layers)

@@ -66,7 +66,7 @@ def gradient(layer: Layer) -> Tensor:
     return grad if layer.layout is None else local_gradient(layer.parameter, layer.layout)
 
 
-def peak(layer: Layer) -> Tensor:
+def max_entry_norm(layer: Layer) -> Tensor:
     """Return the sign norm d_in max|A|, or max|A| of an embedding, as a 0-d tensor."""
     part = layer.local_weights
     low, high = torch.aminmax(part) if part.numel() else (part.new_zeros(()), part.new_zeros(()))

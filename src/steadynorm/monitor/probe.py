@@ -11,8 +11,8 @@ from steadynorm.decay.recognition import is_decoupled
 from steadynorm.decay.rule import applied_weight_decay
 from steadynorm.dtensor import local
 from steadynorm.monitor.group_values import read_lr
-from steadynorm.monitor.layers import PEAK_LMOS, Layer
-from steadynorm.monitor.norms import gradient, l2_norms, peak, totals
+from steadynorm.monitor.layers import MAX_ENTRY_LMOS, Layer
+from steadynorm.monitor.norms import gradient, l2_norms, max_entry_norm, totals
 from steadynorm.monitor.spectral import SpectralNorms, spectral_norms
 from steadynorm.monitor.transfer import ALONG, BEFORE, SKIPS, UPDATE, WAITED, Row
 from steadynorm.optim.base import SteadyOptimizer
@@ -109,8 +109,8 @@ class Probe:
         for group in self._spectral:
             row.put(group(products), [("spectral", key) for key in group.keys])
         for layer in self.layers:
-            if layer.lmo.name in PEAK_LMOS and layer.parameter.numel():
-                row.put(peak(layer), [(layer.lmo.name, layer)])
+            if layer.lmo.name in MAX_ENTRY_LMOS and layer.parameter.numel():
+                row.put(max_entry_norm(layer), [(layer.lmo.name, layer)])
         for layers, values in self._inner_products():
             values = totals(values, [layer.layout for layer in layers])
             row.put(values, [(kind, layer) for kind in (ALONG, UPDATE, BEFORE) for layer in layers])

@@ -6,7 +6,7 @@ from statistics import fmean, geometric_mean
 from typing import NamedTuple
 
 from steadynorm.monitor.forecasts import Forecasts, Mark
-from steadynorm.monitor.layers import PEAK_LMOS, Layer
+from steadynorm.monitor.layers import MAX_ENTRY_LMOS, Layer
 from steadynorm.monitor.transfer import ALONG, BEFORE, UPDATE, WAITED, Row, Values
 from steadynorm.records.role_norms import ROLE_LABELS, SPLIT
 from steadynorm.records.schema import LAYER_QUANTITIES, Record, finite
@@ -54,19 +54,19 @@ def compose(snapshot: Snapshot, values: Values, marks: Mapping[Layer, Mark], for
             "excess": None if cosine is None or expected is None else cosine - expected,
             "spectral": _geometric(matrices.get(layer, [])),
         }
-    nonempty = {layer: own for layer, own in layers.items() if layer.parameter.numel()}
+    nonempty = {layer: record for layer, record in layers.items() if layer.parameter.numel()}
     record: Record = {
         "step": snapshot.host_values["step"],
         "weight_norm": _total([value for (kind, _), value in values.items() if kind == "norm"]),
         "grad_norm": _total([value for (kind, _), value in values.items() if kind == "grad"]),
         **_lmo_norms(snapshot.layers, values, matrices),
-        **{key: _total([own[SPLIT[key]] for own in nonempty.values()]) for key in SPLIT if key != "weight_norm"},
+        **{key: _total([record[SPLIT[key]] for record in nonempty.values()]) for key in SPLIT if key != "weight_norm"},
         **_by_role(nonempty),
         **_means(layers, snapshot.labels),
         **{key: finite(value) for key, value in snapshot.host_values.items()},
         **{what: finite(value) for (kind, what), value in values.items() if kind == "log"},
     }
-    return record | {"layers": {layer.name: own for layer, own in layers.items()}}
+    return record | {"layers": {layer.name: record for layer, record in layers.items()}}
 
 
 def _forecast(
@@ -76,12 +76,12 @@ def _forecast(
     if mark is None:
         return None, None, None
     track, at = forecasts.advanced[layer], mark.at
-    unit, start = forecasts.update_norms_sq[layer], forecasts.starts[layer]
-    norm, measured = (finite(track.norm(at, unit, start, known)) for known in (None, layer))
+    update_norm_sq, start = forecasts.update_norms_sq[layer], forecasts.starts[layer]
+    norm, measured = (finite(track.norm(at, update_norm_sq, start, known)) for known in (None, layer))
     if not mark.moved:
         return norm, measured, None
     grad, theta_sq, u_sq = (values.get((kind, layer), math.nan) for kind in ("grad", BEFORE, UPDATE))
-    return norm, measured, finite(track.cosine(at, unit, start, grad, math.sqrt(theta_sq), math.sqrt(u_sq)))
+    return norm, measured, finite(track.cosine(at, update_norm_sq, start, grad, math.sqrt(theta_sq), math.sqrt(u_sq)))
 
 
 def _update_norm(layer: Layer, values: Values, mark: Mark | None, forecasts: Forecasts) -> float | None:
@@ -119,7 +119,7 @@ def _motion(
 
 
 def _lmo_norms(layers: Sequence[Layer], values: Values, matrices: Mapping[Layer, list[float]]) -> Record:
-    peaks = {lmo: [value for (kind, _), value in values.items() if kind == lmo] for lmo in PEAK_LMOS}
+    max_entry_norms = {lmo: [value for (kind, _), value in values.items() if kind == lmo] for lmo in MAX_ENTRY_LMOS}
     biases = [
         values[("norm", layer)] / math.sqrt(layer.parameter.numel())
         for layer in layers
@@ -127,9 +127,9 @@ def _lmo_norms(layers: Sequence[Layer], values: Values, matrices: Mapping[Layer,
     ]
     return {
         "spectral_norm": _geometric([value for norms in matrices.values() for value in norms]),
-        "sign_norm": _mean(peaks["sign"]),
+        "sign_norm": _mean(max_entry_norms["sign"]),
         "bias_norm": _mean(biases),
-        "embedding_norm": _mean(peaks["embedding"]),
+        "embedding_norm": _mean(max_entry_norms["embedding"]),
     }
 
 
@@ -138,10 +138,10 @@ def _by_role(layers: Mapping[Layer, Record]) -> Record:
     present = {layer.role for layer in layers}
     values: Record = {}
     for role in (role for role in ROLE_LABELS if role in present and len(present) > 1):
-        own = [record for layer, record in layers.items() if layer.role == role]
-        values |= {f"{key}/{role}": _total([record[quantity] for record in own]) for key, quantity in SPLIT.items()}
+        records = [record for layer, record in layers.items() if layer.role == role]
+        values |= {f"{key}/{role}": _total([record[quantity] for record in records]) for key, quantity in SPLIT.items()}
         for quantity in ("update_norm", "excess"):
-            values[f"{LAYER_QUANTITIES[quantity]}/{role}"] = _mean([record[quantity] for record in own])
+            values[f"{LAYER_QUANTITIES[quantity]}/{role}"] = _mean([record[quantity] for record in records])
     return values
 
 
@@ -150,14 +150,14 @@ def _means(layers: Mapping[Layer, Record], labels: Sequence[str]) -> Record:
 
     A group named like a role replaces that role's excess.
     """
-    chosen = [own for layer, own in layers.items() if layer.is_spectral] or list(layers.values())
+    chosen = [record for layer, record in layers.items() if layer.is_spectral] or list(layers.values())
     means: Record = {
-        LAYER_QUANTITIES[quantity]: _mean([own[quantity] for own in chosen])
+        LAYER_QUANTITIES[quantity]: _mean([record[quantity] for record in chosen])
         for quantity in ("update_norm", "relative_update", "angle", "alignment", "expected", "excess")
     }
     for index, label in enumerate(labels if len(labels) > 1 else ()):
         means[f"excess_alignment/{label}"] = _mean(
-            [own["excess"] for layer, own in layers.items() if layer.group == index]
+            [record["excess"] for layer, record in layers.items() if layer.group == index]
         )
     return means
 

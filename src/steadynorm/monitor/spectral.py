@@ -40,14 +40,14 @@ def products_per_record(every: int) -> int:
     return min(16, 8 * every)
 
 
-def leading(product: Product, v: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def estimate_spectral_norm(product: Product, v: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return |A|_2, (n,), and the vectors to continue from, (n, d_in), after `count` products with A^T A.
 
     >>> a = torch.diag(torch.tensor([3.0, 2.0, 1.0]))
     >>> def product(v):
     ...     w = v @ a.T
     ...     return w @ a / _length(w), _length(w)
-    >>> norm, _ = leading(product, torch.ones(1, 3) / 3**0.5, 3)
+    >>> norm, _ = estimate_spectral_norm(product, torch.ones(1, 3) / 3**0.5, 3)
     >>> round(norm.item(), 4)
     3.0
     """
@@ -69,8 +69,8 @@ def leading(product: Product, v: Tensor, count: int) -> tuple[Tensor, Tensor]:
     rayleigh = torch.bmm(x.mT, torch.bmm(t, x)).squeeze(-1).to(v.dtype)
     norm = _length(y)
     vectors = torch.where(norm.isfinite() & (norm > 0), y / norm, v)  # a zero or non-finite matrix keeps its vector
-    found = scale * norm / rayleigh.clamp(min=torch.finfo(v.dtype).tiny).sqrt()
-    return found.squeeze(-1), vectors
+    spectral_norm = scale * norm / rayleigh.clamp(min=torch.finfo(v.dtype).tiny).sqrt()
+    return spectral_norm.squeeze(-1), vectors
 
 
 def _orthonormal(z: Tensor, basis: Tensor) -> Tensor:
@@ -141,24 +141,24 @@ class SpectralNorms:
 
     def load(self, vectors: Mapping[str, Tensor]) -> None:
         """Restore the vectors of the layers named."""
-        self.vectors = torch.cat([vectors.get(name, own).to(own) for name, own in self.by_layer().items()])
+        self.vectors = torch.cat([vectors.get(name, part).to(part) for name, part in self.by_layer().items()])
 
     @torch.no_grad()
     def __call__(self, count: int) -> Tensor:
         """Return the norms, (layers * matrices,), after `count` products with each A^T A."""
         if self.by_rows:
-            found, self.vectors = leading(self._rows_product, self.vectors, count)
-            return found * self.scale
-        found, vectors = [], []
+            norms, self.vectors = estimate_spectral_norm(self._rows_product, self.vectors, count)
+            return norms * self.scale
+        norms, vectors = [], []
         together = max(1, _STACK_ELEMENTS // self.layers[0].parameter.numel())  # layers, so that stacks are bounded
         for low in range(0, len(self.layers), together):
             layers = self.layers[low : low + together]
-            own = self.vectors.narrow(0, low * self.matrices, len(layers) * self.matrices)
-            norm, after = leading(self._product(layers), own, count)
-            found.append(norm)
+            before = self.vectors.narrow(0, low * self.matrices, len(layers) * self.matrices)
+            norm, after = estimate_spectral_norm(self._product(layers), before, count)
+            norms.append(norm)
             vectors.append(after)
         self.vectors = torch.cat(vectors)
-        return torch.cat(found) * self.scale
+        return torch.cat(norms) * self.scale
 
     def _product(self, layers: Sequence[Layer]) -> Product:
         """Return the product for matrices that this process holds entirely; on a CPU one by one, three times faster."""
@@ -186,13 +186,13 @@ class SpectralNorms:
         sums = v.new_zeros(len(self.layers), self.matrices, self.columns + 1, dtype=widest_dtype(v.device))
         vectors = v.view(len(self.layers), self.matrices, self.columns)
         first = layout.mine.start[0] * (math.prod(layout.whole.size[1:]) // self.columns) - self.run.start
-        for layer, own, into in zip(self.layers, vectors.unbind(0), sums.unbind(0), strict=True):
+        for layer, layer_vectors, into in zip(self.layers, vectors.unbind(0), sums.unbind(0), strict=True):
             rows, at = layer.local_weights.to(self.dtype).reshape(-1, self.columns), max(0, -first)
             last = min(len(rows), self.matrices * self.rows - first)
             while at < last:
                 k = (first + at) // self.rows  # the matrix that these rows belong to
                 end = min(last, (k + 1) * self.rows - first)
-                w = torch.mv(rows[at:end], own[k])
+                w = torch.mv(rows[at:end], layer_vectors[k])
                 size = _length(w).to(sums.dtype)
                 into[k, :-1], into[k, -1] = torch.mv(rows[at:end].t(), _unit(w)) * size, size.square().squeeze(-1)
                 at = end

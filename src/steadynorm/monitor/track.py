@@ -164,17 +164,17 @@ class ForecastTrack:
         """Whether the norm can be forecast; not that of SGD, whose gradients set the scale."""
         return self.family.name != "sgd"
 
-    def norm(self, at: int, unit: float, start: Start, layer: Layer | None = None) -> float | None:
-        """Return the forecast |theta| after `at` of the steps last advanced over; `unit` is U^2.
+    def norm(self, at: int, update_norm_sq: float, start: Start, layer: Layer | None = None) -> float | None:
+        """Return the forecast |theta| after `at` of the steps last advanced over; `update_norm_sq` is U^2.
 
         With `layer` it is the forecast that knows the lengths of its updates.
         """
         if not self.has_norm:
             return None
         norms = self.norms if layer is None else self.measured_norms[layer]
-        return math.sqrt(unit * norms[at] + start.norm_sq * self.keeps[at])
+        return math.sqrt(update_norm_sq * norms[at] + start.norm_sq * self.keeps[at])
 
-    def cosine(self, at: int, unit: float, start: Start, grad: float, theta: float, u: float) -> float | None:
+    def cosine(self, at: int, update_norm_sq: float, start: Start, grad: float, theta: float, u: float) -> float | None:
         """Return the expected cos(theta_{t-1}, u_t) in step `at`; 0 while theta is 0, None if its norm is unknown.
 
         For SGD it follows from the measured norms of gradient, weights and update: E<theta, u> = -|g|^2 sqrt(E x^2) X.
@@ -183,7 +183,7 @@ class ForecastTrack:
         if not self.has_norm:
             size = theta * u
             return -(grad**2) * self.gains[at - 1] * cross / size if 0 < size < math.inf else None
-        norm_sq = self.norms[at - 1] + start.norm_sq * self.keeps[at - 1] / unit
+        norm_sq = self.norms[at - 1] + start.norm_sq * self.keeps[at - 1] / update_norm_sq
         if not norm_sq < math.inf:
             return None
         return -cross / math.sqrt(norm_sq) if norm_sq > 0 else 0.0

@@ -18,9 +18,9 @@ from steadynorm.optim.peak_relative import loading
 from steadynorm.optim.state import no_skips
 from steadynorm.optim.validation import (
     check_group_numbers,
-    check_one,
+    check_lr_type,
     check_range,
-    is_known,
+    is_on_host,
     refuse_momentum,
     take_params,
 )
@@ -118,7 +118,7 @@ class AdamC(NonFiniteSkipper, torch.optim.AdamW):
 
     def _check_settings(self, group: Group) -> None:
         refuse_scion_groups(group)
-        check_one(group["lr"])
+        check_lr_type(group["lr"])
         check_lr(float(group["lr"]))
         check_group_numbers(group, *_NUMBERS)
         if group["steady_norm_sq"] is not None:
@@ -170,7 +170,7 @@ class AdamC(NonFiniteSkipper, torch.optim.AdamW):
         correction = own_correction(self, ADAM)
         correction.live.apply(self)
         try:
-            _adamw_step()(correction.stand_in.of(self))  # pyright: ignore[reportArgumentType]
+            _adamw_step()(correction.stand_in.prepare(self))  # pyright: ignore[reportArgumentType]
             if correction.rescaler.pending:
                 correction.rescaler.apply(self)
         finally:
@@ -185,7 +185,7 @@ class AdamC(NonFiniteSkipper, torch.optim.AdamW):
         for index, group in enumerate(self.param_groups):
             try:
                 check_group_numbers(group, *_NUMBERS)
-                if is_known(group["lr"]):  # groups with corrected=False: the correction has seen the others
+                if is_on_host(group["lr"]):  # groups with corrected=False: the correction has seen the others
                     eta_of(float(group["lr"]), group["weight_decay"])
             except ValueError as error:
                 raise ValueError(f"AdamC, {group_label(index, group)}: {error}") from None

@@ -21,7 +21,7 @@ def adam_update(batch: Batch, scalars: Scalars, settings: Any = None) -> Tensor:
     m_t = b1 m + (1-b1) g,   v_t = b2 v + (1-b2) g^2,   m_hat = m_t / (1 - b1^t),   v_hat = v_t / (1 - b2^t)
     """
     assert batch.counts is not None
-    grad, state, active = _squarable(batch.grad()), batch.wide_state(), batch.active
+    grad, state, active = _squarable(batch.take_grad()), batch.widen_state(), batch.active
     m, v = (state[key] for key in MOMENTS)
     beta1, beta2, counts = scalars["beta1"], scalars["beta2"], batch.counts.to(grad.dtype)
     m.lerp_(grad, (1 - beta1) * active)

@@ -26,13 +26,13 @@ from steadynorm.optim.arithmetic import Arithmetic
 from steadynorm.optim.batch import Descent, Scalars
 from steadynorm.optim.buckets import Bucket, BucketStep, check_finite, unmeasured_products
 from steadynorm.optim.idle import WHOLE, Slices, magnitudes
-from steadynorm.optim.placement import DerivedCache, Local, checked_mesh
+from steadynorm.optim.placement import DerivedCache, Placement, checked_mesh
 from steadynorm.optim.residual import RESIDUAL, check_residual, fresh_residual, is_kept, low_halves
 from steadynorm.optim.state import StateKeeper, no_skips, no_updates
 from steadynorm.optim.validation import (
     check_capturable,
     check_dense_gradients,
-    check_one,
+    check_lr_type,
     check_unchanged,
     take_params,
 )
@@ -104,7 +104,7 @@ class SteadyOptimizer(StateKeeper, ABC):
     # --- torch's interface
 
     def _check_settings(self, group: Group) -> None:
-        check_one(group["lr"])
+        check_lr_type(group["lr"])
         check_lr(float(group["lr"]))
         check_hold(group)
         check_capturable(group)
@@ -129,7 +129,7 @@ class SteadyOptimizer(StateKeeper, ABC):
         return loss
 
     @torch._disable_dynamo
-    def _prepare(self) -> tuple[Local, list[BucketStep]]:
+    def _prepare(self) -> tuple[Placement, list[BucketStep]]:
         """Do the host's part: checks and numbers first, so that an error leaves weights and state as they were."""
         if not machine.is_capturing():
             self.before_step()
@@ -144,7 +144,7 @@ class SteadyOptimizer(StateKeeper, ABC):
         ]
         return placement, placement.localize(steps)
 
-    def _bucket_step(self, bucket: Bucket, placement: Local, observing: bool) -> BucketStep:
+    def _bucket_step(self, bucket: Bucket, placement: Placement, observing: bool) -> BucketStep:
         group = self.param_groups[bucket.group]
         label = f"{type(self).__name__}, {group_label(bucket.group, group)}"
         scalars = self._scalars(group, bucket, label)
@@ -173,15 +173,15 @@ class SteadyOptimizer(StateKeeper, ABC):
 
     def _scalars(self, group: Group, bucket: Bucket, label: str) -> Scalars:
         """Return this step's numbers, 0-d: on the CPU, where kernels take them by value, or live on the device."""
-        is_live = group.get("capturable")
+        is_capturable = group.get("capturable")
         if machine.is_capturing():
-            if not is_live:
+            if not is_capturable:
                 raise RuntimeError(f"{label}: a captured step would keep this step's numbers; pass capturable=True")
             if not bucket.live:
                 raise RuntimeError(f"{label}: take one step with the same gradients before you capture one")
             return bucket.live
         numbers = self._numbers(group, bucket, label)
-        if is_live:
+        if is_capturable:
             return bucket.fill(numbers)
         return {key: torch.tensor(value, dtype=torch.float64, device="cpu") for key, value in numbers.items()}
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from steadynorm import machine
-from steadynorm.decay.hold import Hold, Measured
+from steadynorm.decay.hold import Hold, StepSums
 from steadynorm.lengths import inner_product
 from steadynorm.optim import halves
 
@@ -72,14 +72,14 @@ class Batch(NamedTuple):
 
     Attributes:
         params: The parameters, or the parts of them that this chunk writes.
-        gradient: The gradient as it came, (batch, *shape), in a list from which `grad` takes it.
+        gradient: The gradient as it came, (batch, *shape), in a list from which `take_grad` takes it.
         owns_gradient: Whether the gradient is a copy from `stack_finite`, which may be overwritten.
         state: The optimizer state, in the dtype it is kept in.
         active: 1 where the step is taken, 0 where weights and state must stay as they are, because the gradient was not
             finite or a slice had none: (batch, 1, ...), or finer where slices wait (see `idle`). Its dtype is the one
             that is computed in, at least fp32.
         maximize: Whether to ascend.
-        scratch: Memory of the gradient's shape, of no value, for `grad` and what comes of it; None on an accelerator.
+        scratch: Memory of the gradient's shape, of no value, for `take_grad` and what follows; None on an accelerator.
         fade: The factor of the update, (batch, ...); None stands for 1.
         shard: How the parameters are sharded; None if they are whole.
         counts: How many updates each parameter has had, this one included, (batch,); None where nobody counts.
@@ -98,8 +98,8 @@ class Batch(NamedTuple):
     counts: Tensor | None = None
     descent: Descent = Descent()
 
-    def grad(self) -> Tensor:
-        """Return the gradient to descend along, finite throughout. It can be had once: its memory is the caller's."""
+    def take_grad(self) -> Tensor:
+        """Take the gradient to descend along, finite throughout. It can be taken once: its memory is the caller's."""
         raw = self.gradient.pop()
         if self.scratch is not None:
             grad = torch.nan_to_num(raw.to(self.active.dtype), 0.0, 0.0, 0.0, out=self.scratch)
@@ -111,8 +111,8 @@ class Batch(NamedTuple):
             grad = raw.nan_to_num(0.0, 0.0, 0.0)
         return grad.neg_() if self.maximize else grad
 
-    def wide_state(self) -> State:
-        """Return the state in the dtype that is computed in; written back, it is rounded to what it is kept in."""
+    def widen_state(self) -> State:
+        """Widen the state to the dtype that is computed in, and return it; writing it back rounds it again."""
         self.state.update({key: value.to(self.active.dtype) for key, value in self.state.items()})
         return self.state
 
@@ -132,24 +132,24 @@ class Batch(NamedTuple):
 
     def descend(self, u: Tensor, scalars: Scalars) -> None:
         """Write the weights: decay and step with this update."""
-        step = self.active if self.fade is None else self.active * self.fade
+        update_share = self.active if self.fade is None else self.active * self.fade
         eta, gamma = scalars["eta"], scalars["gamma"]
         if self._needs_no_stack():
-            decay_and_step_(self.params, u, kept_share(eta, self.active), gamma, step)
+            decay_and_step_(self.params, u, kept_share(eta, self.active), gamma, update_share)
             return
         theta, hold, products = self.weights(), self.descent.hold, self.descent.products
         if products is not None or hold is not None:
-            sums = inner_products(theta, u, step)
+            sums = inner_products(theta, u, update_share)
             if products is not None:
                 products.add_(sums)
             if hold is not None:
                 eta, gamma = self._held_rates(hold, theta, u, sums, eta, gamma)
         if self.descent.is_cautious:
-            for weights, update, active, taken in pieces(theta, u, self.active, step):
-                keep = kept_share(eta, agreement(weights, update).mul_(active))
-                decay_and_step_(weights, update, keep, gamma, taken)
+            for weights, update, active, share in pieces(theta, u, self.active, update_share):
+                keep = kept_share(eta, same_sign_mask(weights, update).mul_(active))
+                decay_and_step_(weights, update, keep, gamma, share)
         else:
-            decay_and_step_(theta, u, kept_share(eta, self.active), gamma, step)
+            decay_and_step_(theta, u, kept_share(eta, self.active), gamma, update_share)
         self.write(theta)
 
     def _needs_no_stack(self) -> bool:
@@ -164,7 +164,7 @@ class Batch(NamedTuple):
         """Return eta and gamma as `hold` wants them, (batch, 1, ...), given `inner_products`."""
         sums = torch.stack([*sums.unbind(0), self._decayed_sq(theta, u, sums.select(0, 2))])
         sums = sums if self.shard is None else self.shard.sum_over_shards(sums)
-        rates = hold.rates(Measured(*sums.unbind(0)), eta.to(sums.dtype), gamma.to(sums.dtype))
+        rates = hold.rates(StepSums(*sums.unbind(0)), eta.to(sums.dtype), gamma.to(sums.dtype))
         eta, gamma = (rate.view(-1, *[1] * (theta.ndim - 1)) for rate in rates)
         return eta, gamma
 
@@ -174,7 +174,7 @@ class Batch(NamedTuple):
             return norm_sq * self.active.flatten()
         total = torch.zeros_like(norm_sq)
         for weights, update, active in pieces(theta, u, self.active):
-            decayed = agreement(weights, update).mul_(active) if self.descent.is_cautious else active
+            decayed = same_sign_mask(weights, update).mul_(active) if self.descent.is_cautious else active
             total += inner_product(weights * decayed, weights)
         return total
 
@@ -222,7 +222,7 @@ def kept_share(eta: Tensor, decayed: Tensor) -> Tensor:
     return 1 - eta * decayed
 
 
-def agreement(theta: Tensor, u: Tensor) -> Tensor:
+def same_sign_mask(theta: Tensor, u: Tensor) -> Tensor:
     """Return 1 where weight and update agree in sign, so that a step makes the weight smaller, and 0 elsewhere."""
     return (u * theta).gt_(0)
 
@@ -245,17 +245,19 @@ def pieces(*stacks: Tensor) -> Iterator[tuple[Tensor, ...]]:
     yield from zip(*(x.split(rows, along) for x in whole), strict=True)
 
 
-def decay_and_step_(theta: Tensor | Sequence[Tensor], u: Tensor, keep: Tensor, gamma: Tensor, step: Tensor) -> None:
-    """theta <- keep theta - gamma step u, in place: the decay and the step of every optimizer but RenormalizedAdamW.
+def decay_and_step_(
+    theta: Tensor | Sequence[Tensor], u: Tensor, keep: Tensor, gamma: Tensor, update_share: Tensor
+) -> None:
+    """theta <- keep theta - gamma update_share u, in place: decay and step of every optimizer but RenormalizedAdamW.
 
     Args:
         theta: The weights, stacked, or as a list of parameters.
         u: The update, (batch, *shape).
         keep: What decay leaves of the weights (see `kept_share`).
         gamma: The lr.
-        step: How much of the update is taken, 0 to 1.
+        update_share: How much of the update is taken, 0 to 1.
     """
-    move = -gamma * step
+    move = -gamma * update_share
     if isinstance(theta, Tensor):
         theta.mul_(keep).addcmul_(u, move)
         return
@@ -263,19 +265,19 @@ def decay_and_step_(theta: Tensor | Sequence[Tensor], u: Tensor, keep: Tensor, g
         torch.addcmul(moved, p, kept, out=p)  # one kernel
 
 
-def inner_products(theta: Tensor, u: Tensor, step: Tensor) -> Tensor:
-    """Return <theta, step u>, |step u|^2 and |theta|^2 of every parameter of a stack, (3, batch).
+def inner_products(theta: Tensor, u: Tensor, update_share: Tensor) -> Tensor:
+    """Return <theta, v>, |v|^2 and |theta|^2, v = update_share u, of every parameter of a stack, (3, batch).
 
     Only at the moment of the step are both factors at hand.
     """
-    if step.numel() != len(step):  # it differs within a parameter, or a shard has no rows
-        u, step = u * step, step.new_ones(len(step))
+    if update_share.numel() != len(update_share):  # it differs within a parameter, or a shard has no rows
+        u, update_share = u * update_share, update_share.new_ones(len(update_share))
     sums = theta.new_zeros(3, len(theta))
     for weights, update in pieces(theta, u.to(theta.dtype)):
         pairs = (weights, update), (update, update), (weights, weights)
         sums += torch.stack([inner_product(x, y) for x, y in pairs])
-    factor = step.flatten()
-    return sums * torch.stack([factor, factor * factor, torch.ones_like(factor)])
+    share = update_share.flatten()
+    return sums * torch.stack([share, share * share, torch.ones_like(share)])
 
 
 def cut(tensors: Sequence[Tensor], rows: slice | None) -> list[Tensor]:

@@ -142,8 +142,8 @@ def _run_together(chunks: Sequence[Chunk], scratch: "Scratch") -> None:
     settings, running = [chunk.step.bucket.settings for chunk in chunks], [_batches(chunk, scratch) for chunk in chunks]
     assert rule is not None and rule.normalize_all is not None
     batches, xs = list[Batch](), list[Tensor]()
-    for k, own in enumerate(running):
-        batches.append(next(own))
+    for k, chunk_batches in enumerate(running):
+        batches.append(next(chunk_batches))
         xs.append(rule.accumulate(batches[k], scalars[k], settings[k]))
     for k, u in enumerate(rule.normalize_all(xs, settings)):
         batches[k].descend(u, scalars[k])
@@ -166,7 +166,7 @@ def _batches(chunk: Chunk, scratch: "Scratch") -> Iterator[Batch]:
         finite, nonzero = idle.is_finite(joined), joined != 0
     factors = None
     if step.momentum_left is not None and not slices.waiting_ndim:
-        factors = update_momentum_left(step.momentum_left[which], nonzero, finite, step.scalars["keep"])
+        factors = update_momentum_left(step.momentum_left[which], nonzero, finite, step.scalars["momentum_keep"])
     counts = None if step.counts is None else count_updates(step.counts[which], finite)
     if products is not None:
         products.zero_()
@@ -204,10 +204,10 @@ def gather(grads: list[Tensor], exact: torch.dtype) -> Tensor:
     return stack_finite(grads, exact) if len(grads) > 1 and machine.is_accelerator(grads[0].device) else stack(grads)
 
 
-def update_momentum_left(left: list[Tensor], nonzero: Tensor, finite: Tensor, keep: Tensor) -> Tensor:
+def update_momentum_left(left: list[Tensor], nonzero: Tensor, finite: Tensor, momentum_keep: Tensor) -> Tensor:
     """Record what is left of these parameters' momentum after this step; return the factors of their updates."""
     stacked = stack(left)
-    factors = idle.fade_(stacked, nonzero, finite, keep)
+    factors = idle.fade_(stacked, nonzero, finite, momentum_keep)
     write_back(left, stacked)
     return factors
 

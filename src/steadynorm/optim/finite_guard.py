@@ -117,12 +117,12 @@ class NonFiniteSkipper(StateKeeper):
             return []
         first = judged[0][1].device
         bad = torch.stack([finite.all().to(first) for _, finite in judged]).all().logical_not()
-        found = bad.float()  # torch's fused kernel reads it on the device; GradScaler's own counts as well
+        found_inf = bad.float()  # torch's fused kernel reads it on the device; GradScaler's own counts as well
         if getattr(self, "found_inf", None) is not None:
-            found = torch.maximum(found, self.found_inf.to(found.device))
+            found_inf = torch.maximum(found_inf, self.found_inf.to(found_inf.device))
         if not hasattr(self, "found_inf"):
             self._own_found_inf = True
-        self.found_inf = found
+        self.found_inf = found_inf
         return [(params, [bad.long().to(finite.device)] * len(params)) for params, finite in judged]
 
 

@@ -11,7 +11,7 @@ Updates fade. A whole parameter, a block of a fused one, or a matrix of a stack 
 stop, it keeps decaying, and its update fades once the momentum is next to nothing. What is left of the momentum is
 counted, not measured, so the scale of gradients does not matter:
 
-    left_t = 1 where the gradient is not zero, else keep * left_{t-1},     keep = 1 - alpha
+    left_t = 1 where the gradient is not zero, else (1 - alpha) left_{t-1}
     update = min(1, left_t / FADES_BELOW) u
 
 With alpha = 0.1 an update has full size for 109 steps after the last gradient, and is gone 20 steps later.
@@ -84,13 +84,13 @@ def mask(nonzero: Tensor, shape: Sequence[int], slices: Slices, dtype: torch.dty
     return nonzero.view(len(nonzero), *leading, *[1] * slices.waiting_ndim).to(dtype)
 
 
-def fade_(left: Tensor, nonzero: Tensor, finite: Tensor, keep: Tensor) -> Tensor:
+def fade_(left: Tensor, nonzero: Tensor, finite: Tensor, momentum_keep: Tensor) -> Tensor:
     """Update, in place, what is left of the momentum; return the factor of each block's update: (batch, blocks).
 
     >>> fade_(torch.tensor([[1.0, 2e-6]]), torch.tensor([[True, False]]), torch.tensor([True]), torch.tensor(0.5))
     tensor([[1.0000, 0.1000]])
     """
-    now = (left * keep.to(left.dtype)).masked_fill_(nonzero, 1.0)
+    now = (left * momentum_keep.to(left.dtype)).masked_fill_(nonzero, 1.0)
     torch.where(finite.unsqueeze(1), now, left, out=left)
     return (left / FADES_BELOW).clamp_(max=1.0)
 

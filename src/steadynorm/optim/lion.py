@@ -21,7 +21,7 @@ from steadynorm.theory.equilibrium import eta_of
 
 def _accumulate(batch: Batch, scalars: Scalars, settings: Any) -> Tensor:
     """x = b1 m + (1-b1) g;  m_t = b2 m + (1-b2) g."""
-    m, grad, ones = batch.wide_state()["momentum_buffer"], batch.grad(), batch.active.new_ones(1)
+    m, grad, ones = batch.widen_state()["momentum_buffer"], batch.take_grad(), batch.active.new_ones(1)
     x = torch.lerp(grad, m, scalars["beta1"] * ones)
     m.lerp_(grad, (1 - scalars["beta2"]) * batch.active)
     return x
@@ -108,4 +108,4 @@ class LionC(PeakRelativeOptimizer):
         lr, (beta1, beta2) = float(group["lr"]), group["betas"]
         check_betas(group["betas"])
         eta = eta_of(lr, group["weight_decay"])
-        return {"gamma": lr, "eta": eta, "beta1": float(beta1), "beta2": float(beta2), "keep": float(beta2)}
+        return {"gamma": lr, "eta": eta, "beta1": float(beta1), "beta2": float(beta2), "momentum_keep": float(beta2)}

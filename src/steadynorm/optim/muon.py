@@ -18,7 +18,7 @@ from steadynorm.optim.idle import WHOLE, Slices
 from steadynorm.optim.peak_relative import PeakRelativeOptimizer
 from steadynorm.optim.scion_rule import SCION_ARITHMETIC, ScionSettings, settings_of, with_polar_steps
 from steadynorm.optim.state import check_momentum_dtype, zero_momentum, zeros_like
-from steadynorm.optim.validation import check_group_numbers, check_one, check_range, group_defaults
+from steadynorm.optim.validation import check_group_numbers, check_lr_type, check_range, group_defaults
 from steadynorm.theory.equilibrium import eta_of
 from steadynorm.theory.updates import MUON_ADJUST, muon_adam_lr, muon_factor, muon_row
 from steadynorm.views import Blocks
@@ -144,7 +144,7 @@ class MuonC(PeakRelativeOptimizer):
         if not group["use_muon"]:
             return adam_scalars(group)
         lr, momentum = float(group["lr"]), _check_momentum(group["momentum"])
-        return {"gamma": lr, "eta": eta_of(lr, group["weight_decay"]), "alpha": 1 - momentum, "keep": momentum}
+        return {"gamma": lr, "eta": eta_of(lr, group["weight_decay"]), "alpha": 1 - momentum, "momentum_keep": momentum}
 
     # --- groups
 
@@ -157,7 +157,7 @@ class MuonC(PeakRelativeOptimizer):
 
     def _adam_lr(self) -> float | Tensor:
         lr, adam_lr = self.defaults["lr"], self.defaults["adam_lr"]
-        check_one(lr)
+        check_lr_type(lr)
         return muon_adam_lr(float(lr), self.defaults["adjust_lr_fn"]) if adam_lr is None else adam_lr
 
     def check_group(self, group: Group) -> None:

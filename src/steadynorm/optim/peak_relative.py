@@ -12,7 +12,7 @@ from steadynorm.decay.correction import own_correction
 from steadynorm.decay.families import Family
 from steadynorm.decay.hold import HOLD_KEYS
 from steadynorm.decay.peak import LARGEST, warn_of_late_guess, watch
-from steadynorm.decay.rule import Group, correction_keys, refuse_idle_target, refuse_scion_groups
+from steadynorm.decay.rule import Group, correction_keys, guess_again, refuse_idle_target, refuse_scion_groups
 from steadynorm.optim.base import SteadyOptimizer
 from steadynorm.optim.validation import check_range
 
@@ -66,6 +66,8 @@ def loading(optimizer: Optimizer, family: Family, state_dict: dict[str, Any]) ->
     for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
         if "base_weight_decay" not in saved:
             group["base_weight_decay"] = float(group["weight_decay"])
+            guess_again(group)
         if LARGEST not in saved:
             group.pop(LARGEST, None)
+    correction.record_guesses(optimizer.param_groups)
     correction.warn_of_replaced(optimizer)

@@ -1,5 +1,6 @@
 """Placement: where an optimizer's parameters and state are, and so how its step runs. Chosen and cached with the buckets."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -13,44 +14,69 @@ from steadynorm.optim.buckets import Bucket, BucketStep, run
 Derived = TypeVar("Derived")
 
 
-class Local:
-    """Every process has its own whole tensors, so a step involves nobody else."""
+class Placement(ABC):
+    """Where parameters and state are, and so how a step runs.
 
+    Attributes:
+        is_collective: Whether all ranks must take the same steps.
+    """
+
+    is_collective: bool
+
+    @abstractmethod
     def shard_of(self, p: Tensor, state: Mapping[str, Tensor]) -> Shard | None:
         """Return how a parameter is sharded; None for a plain tensor with plain state."""
-        return None
 
+    @abstractmethod
     def plan(self, buckets: list[Bucket]) -> list[Bucket]:
         """Return the buckets with all that is decided once about who computes what."""
-        return buckets
 
     def gradients(self, bucket: Bucket) -> list[Tensor]:
         """Return this process's part of the gradients of a bucket."""
         return [p.grad for p in bucket.params if p.grad is not None]
 
+    @abstractmethod
     def agree(self, optimizer: Optimizer, steps: list[BucketStep]) -> list[BucketStep]:
         """Return the steps with what all ranks must agree on before anything is written."""
+
+    @abstractmethod
+    def localize(self, steps: list[BucketStep]) -> list[BucketStep]:
+        """Return the steps on this rank's tensors. From here on nothing can be refused."""
+
+    @abstractmethod
+    def run(self, steps: Sequence[BucketStep]) -> None:
+        """Run a step."""
+
+    @abstractmethod
+    def agree_on_finite(self, optimizer: Optimizer, flags: Mapping[int, Tensor]) -> Mapping[int, Tensor]:
+        """Return which parameters, by id, have a finite gradient on all ranks, given which have one on this rank."""
+
+
+class Local(Placement):
+    """Every process has its own whole tensors, so a step involves nobody else."""
+
+    is_collective = False
+
+    def shard_of(self, p: Tensor, state: Mapping[str, Tensor]) -> None:
+        return None
+
+    def plan(self, buckets: list[Bucket]) -> list[Bucket]:
+        return buckets
+
+    def agree(self, optimizer: Optimizer, steps: list[BucketStep]) -> list[BucketStep]:
         return steps
 
     def localize(self, steps: list[BucketStep]) -> list[BucketStep]:
-        """Return the steps on this rank's tensors. From here on nothing can be refused."""
         return steps
 
     def run(self, steps: Sequence[BucketStep]) -> None:
-        """Run a step."""
         run(steps)
 
     def agree_on_finite(self, optimizer: Optimizer, flags: Mapping[int, Tensor]) -> Mapping[int, Tensor]:
-        """Return which parameters, by id, have a finite gradient on all ranks, given which have one on this rank."""
         return flags
 
-    @property
-    def is_collective(self) -> bool:
-        """Whether all ranks must take the same steps."""
-        return False
 
-
-def choose_placement(optimizer: Optimizer) -> Local:
+def choose_placement(optimizer: Optimizer) -> Placement:
     """Return `Local`, or `Sharded` if a parameter or its state is a DTensor."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
     if not any(is_dtensor(x) for p in params for x in (p, *optimizer.state.get(p, {}).values())):
@@ -65,11 +91,11 @@ class DerivedCache(Generic[Derived]):
 
     def __init__(self, is_pinned: Callable[[Derived], bool] = lambda value: False) -> None:
         self._is_pinned = is_pinned  # whether a value must outlive others, because somebody else uses it
-        self._placement: Local | None = None
+        self._placement: Placement | None = None
         self._values: dict[Any, Derived] = {}
         self._params: list[Tensor] = []  # all of them, kept alive, so that an id in a key belongs to nobody else
 
-    def placement(self, optimizer: Optimizer) -> Local:
+    def placement(self, optimizer: Optimizer) -> Placement:
         """Return where the optimizer's parameters and state are, which must exist."""
         if self._placement is None:
             self._placement = choose_placement(optimizer)

@@ -24,22 +24,22 @@ def renormalized_rule(batch: Batch, scalars: Scalars, settings: Any) -> None:
     """
     theta, active, u = batch.weights(), batch.active, adam_update(batch, scalars)
     eps, gamma = scalars["eps"], scalars["gamma"] * active
-    unit = _unit(batch, theta)
+    weight_scale = _power_of_two_scale(batch, theta)
     keep = kept_share(scalars["eta"], active)
-    decayed = theta * (keep / unit)
+    decayed = theta * (keep / weight_scale)
     square, along = _layer_sums(batch, decayed * decayed, decayed * u)
     size = square.sqrt()
-    along, size = along / torch.where(size > 0, size, 1.0), size * unit
+    along, size = along / torch.where(size > 0, size, 1.0), size * weight_scale
     if (products := batch.descent.products) is not None:
         products.add_(inner_products(theta, u, active))
     decay_and_step_(theta, u, keep, scalars["gamma"], active)
-    (after,) = _layer_sums(batch, (theta / unit).square())
-    scale = (size - gamma * along).abs() / (after.sqrt() * unit + eps)
+    (after,) = _layer_sums(batch, (theta / weight_scale).square())
+    scale = (size - gamma * along).abs() / (after.sqrt() * weight_scale + eps)
     theta.mul_(torch.where((size >= eps) & (gamma > 0), scale, 1.0))  # lr = 0: not one bit, for all eps
     batch.write(theta)
 
 
-def _unit(batch: Batch, theta: Tensor) -> Tensor:
+def _power_of_two_scale(batch: Batch, theta: Tensor) -> Tensor:
     """Return a power of two of at least 1 near the layer's largest weight, (batch, 1, ...), over which squares fit."""
     largest = theta.reshape(len(theta), math.prod(theta.shape[1:])).abs()
     largest = largest.amax(1) if largest.shape[1] else largest.new_zeros(len(theta))

@@ -167,7 +167,7 @@ class Scion(SteadyOptimizer):
     def scalars(self, group: Group, bucket: Bucket) -> dict[str, float]:
         lr, alpha = float(group["lr"]), check_alpha(float(group["alpha"]))
         decay = self._weight_decay(group, bucket.shape)
-        return {"gamma": lr, "alpha": alpha, "eta": eta_of(lr, decay), "keep": 1 - alpha}
+        return {"gamma": lr, "alpha": alpha, "eta": eta_of(lr, decay), "momentum_keep": 1 - alpha}
 
 
 class ScionC(Scion):
@@ -273,7 +273,10 @@ class ScionC(Scion):
         return {**saved, "weight_decay": None} if plain else saved
 
     def weight_decay_of(self, parameter: Tensor | str) -> float:
-        """Return the lambda_t that a step would use now for this parameter, given itself or by its name in the groups."""
+        """Return the corrected lambda_t of this parameter now, given itself or by its name in the groups.
+
+        With `hold="balance"` or `"fixed"` a step uses what it measures instead.
+        """
         group, p = find_parameter(self, parameter)
         return self._weight_decay(group, tuple(p.shape))
 

@@ -15,7 +15,7 @@ from steadynorm.optim.batch import Batch, Encoding, Scalars, SplitRule, pieces
 from steadynorm.optim.idle import Slices
 from steadynorm.polar import Polar
 from steadynorm.polar.coefficients import DEFAULT_STEPS
-from steadynorm.views import BlockLayout, Run
+from steadynorm.views import BlockLayout, BlockRun
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class ScionSettings:
     nesterov: bool
     polar: Polar
 
-    def scale_of(self, run: Run) -> float:
+    def scale_of(self, run: BlockRun) -> float:
         """Return what the polar factors of a run of blocks are multiplied by."""
         assert self.lmo.polar_scale is not None
         return self.lmo.polar_scale(run.d_out, run.d_in) / run.divisor
@@ -44,7 +44,7 @@ class ScionSettings:
 def _accumulate(batch: Batch, scalars: Scalars, settings: ScionSettings) -> Tensor:
     """m_t = (1-a) m + a g;  x = m_t, Nesterov (1-a) m_t + a g."""
     alpha, m = scalars["alpha"] * batch.active, batch.state["momentum_buffer"]
-    grad = batch.grad()
+    grad = batch.take_grad()
     if m.dtype != grad.dtype:
         return _from_kept(m, grad, alpha, settings.nesterov)
     m.lerp_(grad, alpha)
@@ -74,7 +74,7 @@ class Kind(NamedTuple):
     scale: float
 
 
-def _kind(run: Run, settings: ScionSettings) -> Kind:
+def _kind(run: BlockRun, settings: ScionSettings) -> Kind:
     """Return the kind of matrices that a run of blocks consists of."""
     sides = (run.d_in, run.d_out) if settings.lmo.view.is_transposed else (run.d_out, run.d_in)
     return Kind(settings.polar, sides, settings.scale_of(run))
@@ -89,7 +89,7 @@ def _kinds(shape: tuple[int, ...], settings: ScionSettings) -> frozenset[Kind]:
 
 def _normalize_all(xs: Sequence[Tensor], settings: Sequence[ScionSettings]) -> list[Tensor]:
     """Return the updates of several stacks; matrices of one kind, whole or blocks, share a polar iteration."""
-    alike: dict[Kind, list[tuple[int, Run, Tensor]]] = {}
+    alike: dict[Kind, list[tuple[int, BlockRun, Tensor]]] = {}
     for k, (x, own) in enumerate(zip(xs, settings, strict=True)):
         for run in own.lmo.view.runs(x.shape[1:], own.blocks):
             part = x.narrow(_block_dim(x, own), run.start, run.length)

@@ -27,8 +27,8 @@ class SGDSettings(NamedTuple):
 
 def sgd_rule(batch: Batch, scalars: Scalars, settings: SGDSettings) -> None:
     """m_t = (1-a) m + a g, trace: (1-a) m + g;  u = m_t, Nesterov: (1-a) m_t + the same share of g."""
-    alpha, m = scalars["alpha"] * batch.active, batch.wide_state()["momentum_buffer"]
-    share = batch.grad().mul_(batch.active if settings.trace else alpha)
+    alpha, m = scalars["alpha"] * batch.active, batch.widen_state()["momentum_buffer"]
+    share = batch.take_grad().mul_(batch.active if settings.trace else alpha)
     m.mul_(1 - alpha).add_(share)
     u = share.addcmul_(m, 1 - alpha) if settings.nesterov else m
     batch.descend(u, scalars)

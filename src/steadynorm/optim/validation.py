@@ -114,20 +114,23 @@ def take_params(params: Any, settings: Mapping[str, Any], optimizer: type[Optimi
     return params
 
 
-def refuse_unused(optimizer: type[Optimizer], params: Sequence[Any], given: Mapping[str, Any]) -> None:
+def refuse_unused(optimizer: type[Optimizer], params: Sequence[Any], settings: Mapping[str, Any]) -> None:
     """Raise ValueError for a setting that would change nothing, because the groups all bring their own.
 
     Without groups from `param_groups` only Scion's are checked, and only for lr: as in torch, a default lr for groups added
     later is common beside layer-wise ones.
     """
     if not any(map(is_role_group, params)):
-        if not all(isinstance(group, dict) and {"lr", "lmo"} <= group.keys() for group in params) or "lr" not in given:
+        if (
+            not all(isinstance(group, dict) and {"lr", "lmo"} <= group.keys() for group in params)
+            or "lr" not in settings
+        ):
             return
-        check_one(given["lr"])
-        given = {"lr": given["lr"]}
+        check_lr_type(settings["lr"])
+        settings = {"lr": settings["lr"]}
     usual = inspect.signature(optimizer).parameters
     by_hand = [group for group in params if not is_role_group(group)]
-    for key, value in given.items():
+    for key, value in settings.items():
         own = [group[key] for group in params if key in group]
         is_used = any(key not in group for group in by_hand)
         if own and not is_used and key in usual and value not in (usual[key].default, *own):
@@ -137,7 +140,7 @@ def refuse_unused(optimizer: type[Optimizer], params: Sequence[Any], given: Mapp
             )
 
 
-def check_one(lr: float | Tensor) -> None:
+def check_lr_type(lr: float | Tensor) -> None:
     """Raise ValueError unless an lr is a number, or a tensor of one element."""
     if isinstance(lr, Tensor) and lr.numel() != 1:
         raise ValueError("Tensor lr must be 1-element")  # in torch's words
@@ -160,7 +163,7 @@ def check_capturable(group: Group) -> None:
         raise ValueError("check_finite=True reads gradients on the host, which a captured step cannot; leave one out")
 
 
-def is_known(value: float | Tensor) -> bool:
+def is_on_host(value: float | Tensor) -> bool:
     """Return whether a number can be read without a device sync."""
     return not isinstance(value, Tensor) or value.device.type == "cpu"
 
@@ -170,7 +173,7 @@ def check_betas(betas: tuple[float | Tensor, float | Tensor]) -> None:
     if not isinstance(betas, Sequence) or len(betas) != 2:
         raise ValueError(f"betas={betas} must be two numbers")
     for k, beta in enumerate(betas):
-        if is_known(beta) and not 0 <= beta < 1:
+        if is_on_host(beta) and not 0 <= beta < 1:
             raise ValueError(f"betas[{k}]={float(beta)} is outside [0, 1)")
 
 

@@ -132,7 +132,7 @@ def _apply(p: Tensor, y: Tensor, transpose: bool, scale: float) -> Tensor:
 
 def symmetric(a: Tensor, b: Tensor) -> Tensor:
     """Return a b, known to be symmetric."""
-    if symmetric_kernels.enabled(a.device, a.dtype):
+    if symmetric_kernels.is_enabled(a.device, a.dtype):
         return symmetric_kernels.symmetric_product(a, b)
     return a @ b
 
@@ -140,7 +140,7 @@ def symmetric(a: Tensor, b: Tensor) -> Tensor:
 def polynomial(gram: Tensor, quintic: Quintic) -> Tensor:
     """Return a I + b R + c R^2."""
     a, b, c = quintic
-    if symmetric_kernels.enabled(gram.device, gram.dtype):
+    if symmetric_kernels.is_enabled(gram.device, gram.dtype):
         return symmetric_kernels.symmetric_polynomial(gram, a, b, c)
     out = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
     out.diagonal(dim1=-2, dim2=-1).add_(a)

@@ -66,7 +66,7 @@ def _compose(steps: int, lower: float) -> tuple[tuple[Quintic, ...], float]:
     Greedy is optimal (Amsel et al., PolarExpress): each quintic is best for the interval the ones before it leave.
     """
     low, high = lower, 1.0
-    found = []
+    quintics = []
     for k in range(steps):
         a, b, c = _best_quintic(max(low, _CUSHION * high), high)
 
@@ -78,8 +78,8 @@ def _compose(steps: int, lower: float) -> tuple[tuple[Quintic, ...], float]:
         low = low * (a + low**2 * (b + low**2 * c))
         high = 2 - low
         shrink = _SAFETY if k < steps - 1 else 1.0
-        found.append((a / shrink, b / shrink**3, c / shrink**5))
-    return tuple(found), 1 - low
+        quintics.append((a / shrink, b / shrink**3, c / shrink**5))
+    return tuple(quintics), 1 - low
 
 
 def _best_quintic(low: float, high: float) -> Quintic:

@@ -107,8 +107,8 @@ class Polar:
         return self._iterates(x.shape) and (machine.is_accelerator(x.device) or is_half)
 
     def _iterates(self, shape: Sequence[int]) -> bool:
-        """Return whether such matrices need an iteration: vectors do not, and svd has none."""
-        return bool(self.quintics) and min(shape[-2:]) > 1
+        """Return whether such matrices are iterated on: svd has no iteration, and vectors need none but Muon's own."""
+        return bool(self.quintics) and (min(shape[-2:]) > 1 or self.method == "newton-schulz")
 
     def working_dtype(self, dtype: torch.dtype, device: torch.device, shape: Sequence[int]) -> torch.dtype:
         """Return the dtype to which such matrices are rounded before the iteration, and their factors after it."""
@@ -178,7 +178,7 @@ def _factor(x: Tensor, polar: Polar) -> Tensor:
     quintics, published = polar.quintics, polar.method == "newton-schulz"
     tall = x.shape[-2] > x.shape[-1]
     y = x.mT if tall else x  # (matrices, d, n), d <= n
-    if y.shape[-2] == 1:  # a vector: nothing to iterate
+    if y.shape[-2] == 1 and not published:  # a vector: nothing to iterate, but Muon does
         norm = y.norm(dim=-1, keepdim=True)
         return x / torch.where(norm > 0, norm, 1.0)
     if not quintics:

@@ -24,14 +24,14 @@ DTYPES = (torch.float16, torch.bfloat16)
 _MIN_CAPABILITY = (8, 0)  # of a device: from here on there are tensor cores for bf16
 
 
-def enabled(device: torch.device, dtype: torch.dtype) -> bool:
+def is_enabled(device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether symmetric results of this dtype are computed by the Triton kernels on this device.
 
     Raises:
         RuntimeError: If STEADYNORM_TRITON=1 asks for them and something that they need is missing.
         ValueError: If STEADYNORM_TRITON is neither 0 nor 1.
 
-    >>> enabled(torch.device("cpu"), torch.float16)
+    >>> is_enabled(torch.device("cpu"), torch.float16)
     False
     """
     if device.type != "cuda" or dtype not in DTYPES:

@@ -16,17 +16,17 @@ LAYERED = b', "layers": {'  # in a line with values of single layers; a quote in
 _CRC = re.compile(rb', "crc": (\d{1,10})\}\s*')  # the end of a line that Recorder wrote
 
 
-def sealed(line: bytes) -> bytes:
-    """A line, a JSON object, with its checksum at the end.
+def seal(line: bytes) -> bytes:
+    """Return a line, a JSON object, with its checksum at the end.
 
-    >>> sealed(b'{"step": 1}')
+    >>> seal(b'{"step": 1}')
     b'{"step": 1, "crc": 1034584890}\\n'
     """
     body = line.rstrip()[:-1]
     return body + b', "crc": %d}\n' % zlib.crc32(body)
 
 
-def intact(line: bytes, *, required: bool = False) -> bool:
+def is_intact(line: bytes, *, required: bool = False) -> bool:
     """Return whether a line matches its checksum; a line without one is intact unless it is required."""
     at = line.rfind(b', "crc": ')
     match = _CRC.fullmatch(line, at) if at >= 0 else None
@@ -59,7 +59,7 @@ def read_header(file: IO[bytes], where: Path) -> dict[str, Any]:
         )
     if version != VERSION or not isinstance(header.get("config"), dict) or not isinstance(header.get("name"), str):
         raise RecordError(f"{where}: line 1 is damaged (version, name or config is missing); restore it from a copy")
-    if not intact(line, required="crc" in header):
+    if not is_intact(line, required="crc" in header):
         raise RecordError(f"{where}: line 1 is damaged (its checksum differs); restore it from a copy")
     return header
 
@@ -95,7 +95,7 @@ def steps(file: IO[bytes], where: Path, end: int, header: Mapping[str, Any]) -> 
             continue
         else:
             step = parse(line, where, number)["step"]
-        if required and not intact(line, required=True):
+        if required and not is_intact(line, required=True):
             raise RecordError(
                 f"{where}: line {number} is damaged (its checksum differs); cut the file before it "
                 f"(head -n {number - 1}) or restore it from a copy"

@@ -9,7 +9,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from steadynorm.records.lines import STEP, end_of_lines, intact, parse, read_header, steps
+from steadynorm.records.lines import STEP, end_of_lines, is_intact, parse, read_header, steps
 from steadynorm.records.schema import FILE, RecordError, Run
 
 _LARGEST = sys.float_info.max
@@ -54,7 +54,7 @@ def last_step(path: str | Path) -> int:
             for block in (1 << 16, 1 << 20, 1 << 24):
                 file.seek(max(0, where.stat().st_size - block))
                 for line in reversed(file.read().split(b"\n")[:-1]):
-                    if (match := STEP.match(line)) is not None and intact(line):
+                    if (match := STEP.match(line)) is not None and is_intact(line):
                         return int(match[1])
     except OSError:
         pass

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from steadynorm.files import atomic_write, explain_os_error, make_folder
-from steadynorm.records.lines import LAYERED, end_of_lines, read_header, sealed, steps
+from steadynorm.records.lines import LAYERED, end_of_lines, read_header, seal, steps
 from steadynorm.records.schema import SCHEMA, VERSION, RecordError, flatten
 
 LAYERS = 100  # how closely a long run keeps the values of single layers, see Recorder
@@ -142,15 +142,15 @@ class Recorder:
         """Yield the lines to keep; those of earlier versions get checksums."""
         with self.path.open("rb") as file:
             header = read_header(file, self.path)
-            seal = (lambda line: line.rstrip() + b"\n") if "crc" in header else sealed
+            end_line = (lambda line: line.rstrip() + b"\n") if "crc" in header else seal
             file.seek(0)
-            yield seal(file.readline())
+            yield end_line(file.readline())
             for _, step, line in steps(file, self.path, end_of_lines(file)[0], header):
                 if step >= resume_at:
                     return
                 self._last = step
                 self._last_layered = step if LAYERED in line else self._last_layered
-                yield seal(line)
+                yield end_line(line)
                 if step == resume_at - 1:  # the rest is written again, whatever it is
                     return
 
@@ -161,7 +161,7 @@ def _which(file: os.stat_result) -> tuple[int, int, int]:
 
 
 def _line(values: Mapping[str, Any]) -> bytes:
-    return sealed(json.dumps(values, allow_nan=False).encode())
+    return seal(json.dumps(values, allow_nan=False).encode())
 
 
 def _append(file: int, line: bytes, path: Path) -> None:

@@ -97,7 +97,12 @@ QUANTITIES: Mapping[str, Quantity] = {
     "lr": Quantity("Learning rate", "", "gamma of the step."),
     "alpha": Quantity("Alpha", "", "Weight of the new gradient in the momentum."),
     "effective_lr": Quantity("Effective learning rate", "", "gamma * sqrt(G): total contribution of one gradient."),
-    "weight_decay": Quantity("Weight decay", "", "lambda of the step; 0 where a fixed norm replaces decay."),
+    "weight_decay": Quantity(
+        "Weight decay",
+        "",
+        "lambda of the step; 0 where a fixed norm replaces decay. Under balance it is that of corrected decay, without "
+        "what is measured.",
+    ),
     "steady_norm_sq": Quantity(
         "Target norm squared", "", "C^2, the target of |weights|^2 / |update|^2; for Adam, of the mean square."
     ),

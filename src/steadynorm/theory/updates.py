@@ -12,7 +12,7 @@ import numpy as np
 
 from steadynorm import views
 from steadynorm.theory.kernels import LINEAR, Overlap, mean_kernel, spectral_kernel, vector_kernel
-from steadynorm.views import INPUTS, BlockLayout, Blocks, MatrixView, Run
+from steadynorm.views import INPUTS, BlockLayout, BlockRun, Blocks, MatrixView
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Muon's quintic a s + b s^3 + c s^5: fast at first, never converges
 BY_SHAPE = "by-shape"
@@ -58,7 +58,7 @@ class Update:
         """Return (d_out, d_in) of the matrices in a parameter of this shape, one pair per run of equal blocks."""
         return [(run.d_out, run.d_in) for run in self.view.runs(shape, blocks)]
 
-    def _run_norm_sq(self, run: Run) -> float:
+    def _run_norm_sq(self, run: BlockRun) -> float:
         return self.matrix_norm_sq(run.d_out, run.d_in) * run.matrices / run.divisor**2
 
     def overlap(self, shape: Sequence[int], *, blocks: Blocks = 1) -> Overlap:
@@ -86,15 +86,11 @@ class Update:
     def length_share(self, shape: Sequence[int], blocks: Blocks, method: str, steps: int) -> float:
         """Return |u|^2 over that of an exact lmo, given how polar factors are found; for Gaussian momentum.
 
-        Only Newton-Schulz falls short. A vector is normalised, not iterated on. Of blocks it is the mean of theirs,
-        weighted by their U^2.
+        Only Newton-Schulz falls short. Of blocks it is the mean of theirs, weighted by their U^2.
         """
         if method != "newton-schulz" or not self.is_polar:
             return 1.0
-        shares = [
-            newton_schulz_share(*pair, NEWTON_SCHULZ, steps) if min(pair) > 1 else 1.0
-            for pair in self.sides(shape, blocks)
-        ]
+        shares = [newton_schulz_share(*pair, NEWTON_SCHULZ, steps) for pair in self.sides(shape, blocks)]
         if len(shares) == 1 or not math.prod(shape):
             return shares[0]
         return float(np.average(shares, weights=[self._run_norm_sq(run) for run in self.view.runs(shape, blocks)]))

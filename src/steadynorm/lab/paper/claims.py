@@ -12,7 +12,16 @@ from statistics import fmean
 from typing import Protocol
 
 from steadynorm.lab.paper.metrics import Metric, Score
-from steadynorm.lab.paper.statistics import Estimate, Finding, at_least, at_most, combined, estimate, every, within
+from steadynorm.lab.paper.statistics import (
+    Estimate,
+    Finding,
+    at_least,
+    at_most,
+    combine_findings,
+    estimate,
+    weighted_sums,
+    within,
+)
 
 
 class MissingRunsError(ValueError):
@@ -51,7 +60,7 @@ class Contrast:
 
     def by_seed(self, outcomes: Outcomes) -> list[float]:
         """Return the sum for each seed."""
-        return combined(*((weight, outcomes.values(*key)) for key, weight in self.weights.items()))
+        return weighted_sums(*((weight, outcomes.values(*key)) for key, weight in self.weights.items()))
 
     def over_seeds(self, outcomes: Outcomes) -> Estimate:
         """Return the mean over seeds."""
@@ -114,7 +123,7 @@ def coefficient(direction: Sequence[float], contrasts: Iterable[Contrast]) -> Co
 def all_of(tests: Iterable[Test]) -> Test:
     """Return the test that all `tests` hold, corrected for their number."""
     tests = tuple(tests)
-    return lambda outcomes: every([test(outcomes) for test in tests])
+    return lambda outcomes: combine_findings([test(outcomes) for test in tests])
 
 
 def judge(test: Test, outcomes: Outcomes) -> Finding:

@@ -184,7 +184,7 @@ class _Meter:
 
     def tell_waiting(self, waiting: int) -> None:
         if waiting and not self._waiting:
-            progress.to_stderr(f"waiting for {waiting} run(s) that another command is training")
+            progress.print_to_stderr(f"waiting for {waiting} run(s) that another command is training")
         self._waiting = bool(waiting)
 
     def _tell(self, start: str) -> None:
@@ -193,7 +193,7 @@ class _Meter:
         left = took * (self._steps - self._at) / gone / 60 if gone > 0 and took > 0 else None
         time_left = "" if left is None else f", about {left:.0f} min left"
         share = 100 * self._at / max(self._steps, 1)
-        progress.to_stderr(f"{start}{self._ended} of {self._runs} runs, {share:.0f} % of steps{time_left}")
+        progress.print_to_stderr(f"{start}{self._ended} of {self._runs} runs, {share:.0f} % of steps{time_left}")
 
 
 # Commands

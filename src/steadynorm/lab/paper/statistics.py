@@ -94,10 +94,10 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(fmean(values), sample_sd(values) / math.sqrt(len(values)), len(values))
 
 
-def combined(*terms: tuple[float, Sequence[float]]) -> list[float]:
+def weighted_sums(*terms: tuple[float, Sequence[float]]) -> list[float]:
     """Return a weighted sum of some lists, seed by seed.
 
-    >>> combined((1.0, [2.0, 4.0]), (-0.5, [2.0, 6.0]))
+    >>> weighted_sums((1.0, [2.0, 4.0]), (-0.5, [2.0, 6.0]))
     [1.0, 1.0]
     """
     weights = [weight for weight, _ in terms]
@@ -111,7 +111,7 @@ def difference(ones: Sequence[float], others: Sequence[float]) -> Estimate:
     >>> difference([2.0, 6.0], [1.0, 1.0])
     Estimate(value=3.0, error=2.0, seeds=2)
     """
-    return estimate(combined((1.0, ones), (-1.0, others)))
+    return estimate(weighted_sums((1.0, ones), (-1.0, others)))
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Bound:
     def figure(self) -> str:
         """The estimate with its interval, and the bound."""
         word = "tolerance" if self.side == "within" else "bound"
-        return f"{self.what} {shown(self.estimate)}{self.unit}, {word} {self.bound:.3g}{self.unit}"
+        return f"{self.what} {format_estimate(self.estimate)}{self.unit}, {word} {self.bound:.3g}{self.unit}"
 
     def seeds_needed(self, among: int = 1) -> int | None:
         """Return how many seeds settle it if mean and spread stay as they are; None beyond MOST_SEEDS, or if only one is known.
@@ -271,11 +271,11 @@ def within(mean: Estimate, tolerance: float, what: str, unit: str = "") -> Findi
     return Finding((Bound(what, mean, "within", tolerance, unit),))
 
 
-def every(findings: Sequence[Finding]) -> Finding:
+def combine_findings(findings: Sequence[Finding]) -> Finding:
     """Combine findings: all must hold, and one refutes them (corrected for how many there are).
 
     >>> held, open_ = at_least(Estimate(1.0, 0.1, 3), 0.0, "a"), at_least(Estimate(0.1, 0.1, 3), 0.0, "b")
-    >>> every([held, held]).holds, every([held, open_]).holds
+    >>> combine_findings([held, held]).holds, combine_findings([held, open_]).holds
     (True, None)
     """
     bounds = tuple(bound for finding in findings for bound in finding.tested)
@@ -297,10 +297,10 @@ def holm(chances: Sequence[float], level: float = 1 - CONFIDENCE) -> list[bool]:
     return kept
 
 
-def shown(mean: Estimate) -> str:
+def format_estimate(mean: Estimate) -> str:
     """Format a mean and its confidence interval.
 
-    >>> shown(Estimate(1.0, 0.1, 3)), shown(Estimate(1.0, math.nan, 1))
+    >>> format_estimate(Estimate(1.0, 0.1, 3)), format_estimate(Estimate(1.0, math.nan, 1))
     ('+1 (95 %: +0.57 to +1.43)', '+1')
     """
     if math.isnan(mean.reach):

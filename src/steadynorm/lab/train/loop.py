@@ -23,7 +23,7 @@ from steadynorm.lab.train.parallel import Team
 from steadynorm.lab.train.progress_line import Display
 from steadynorm.lab.train.run_state import RunParts, restore, store
 from steadynorm.monitor import Monitor, log_records
-from steadynorm.signals import handled
+from steadynorm.signals import handle_signals
 
 
 class DivergedError(ValueError):
@@ -64,7 +64,7 @@ def _run(config: Config, team: Team, quiet: bool) -> Result:
             checkpoint.tidy(config.out / "checkpoints")
         team.barrier()  # the main process checks the folder first
         trainer = stack.enter_context(contextlib.closing(Trainer(config, team, quiet or not team.is_main)))
-        stack.enter_context(handled(trainer.stop, signal.SIGTERM, signal.SIGINT))
+        stack.enter_context(handle_signals(trainer.stop, signal.SIGTERM, signal.SIGINT))
         return trainer.run()
 
 
@@ -154,7 +154,7 @@ class Trainer:
         """Return the signal that told any process to stop, or 0; several processes ask only where they synchronize anyway."""
         if self.team.world == 1:
             return self.stopping
-        return self.team.largest(self.stopping) if self.step % _FLUSH == 0 else 0
+        return self.team.max_over_processes(self.stopping) if self.step % _FLUSH == 0 else 0
 
     def _update(self, batch: tasks.Batch) -> Tensor:
         """Take one step on one batch, in micro-batches, and return the mean loss on the device."""

@@ -74,7 +74,7 @@ class Team:
             dist.all_reduce(together)
         return dict(zip(sums, together.tolist(), strict=True))
 
-    def largest(self, number: int) -> int:
+    def max_over_processes(self, number: int) -> int:
         """Return the largest of all processes' numbers, on every process."""
         if self.mesh is None:
             return number

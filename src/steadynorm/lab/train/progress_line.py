@@ -46,7 +46,7 @@ class Display:
         if self._live:
             self._progress.console.print(text, highlight=False, markup=False)
         elif not self._quiet:
-            progress.to_stderr(text)
+            progress.print_to_stderr(text)
 
     def close(self) -> None:
         """Restore the terminal."""

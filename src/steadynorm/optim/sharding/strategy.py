@@ -22,7 +22,7 @@ from steadynorm.dtensor import local
 from steadynorm.optim import buckets, idle
 from steadynorm.optim.batch import Batch, Encoding, SplitRule, stack, write_back
 from steadynorm.optim.buckets import Bucket, BucketStep
-from steadynorm.optim.placement import Local
+from steadynorm.optim.placement import Placement
 from steadynorm.optim.sharding.consensus import Consensus, members
 from steadynorm.optim.sharding.layout import Box, Layout, from_owners, layout_of, local_gradient, to_all, to_owners
 from steadynorm.optim.sharding.ownership import ShardedBucket, layout_in, plan_exchange
@@ -30,8 +30,10 @@ from steadynorm.optim.sharding.ownership import ShardedBucket, layout_in, plan_e
 IN_FLIGHT = 4  # chunks under way at the same time
 
 
-class Sharded(Local):
+class Sharded(Placement):
     """Parameters or state are DTensors: ranks agree before a step, and exchange what has to be whole."""
+
+    is_collective = True
 
     def __init__(self) -> None:
         self._consensus = Consensus()
@@ -61,8 +63,8 @@ class Sharded(Local):
         flags: dict[int, Tensor] = {}
         for step in steps:
             if step.bucket.shard is not None and layout_in(step.bucket).group is not None:
-                own = shard_flags(step.grads, step.bucket)
-                flags |= {id(p): flag for p, flag in zip(step.bucket.params, own, strict=True)}
+                flags_here = shard_flags(step.grads, step.bucket)
+                flags |= {id(p): flag for p, flag in zip(step.bucket.params, flags_here, strict=True)}
         agreed = self._consensus.min_over_shards(flags)
         return [self._with_flags(step, agreed) for step in steps]
 
@@ -83,10 +85,10 @@ class Sharded(Local):
     def run(self, steps: Sequence[BucketStep]) -> None:
         exchanged = [step for step in steps if isinstance(step.bucket, ShardedBucket)]
         # Of row-separable buckets a rank may have no row; all others take part in sums over shards.
-        own = [step for step in steps if not isinstance(step.bucket, ShardedBucket)]
-        has_part = [bool(math.prod(step.bucket.shape)) or not step.bucket.row_separable for step in own]
-        buckets.run([step for step, runs in zip(own, has_part, strict=True) if runs])
-        for step, runs in zip(own, has_part, strict=True):
+        local_steps = [step for step in steps if not isinstance(step.bucket, ShardedBucket)]
+        has_part = [bool(math.prod(step.bucket.shape)) or not step.bucket.row_separable for step in local_steps]
+        buckets.run([step for step, runs in zip(local_steps, has_part, strict=True) if runs])
+        for step, runs in zip(local_steps, has_part, strict=True):
             if not runs:
                 _count_without_part(step)
         if exchanged:
@@ -101,10 +103,6 @@ class Sharded(Local):
         if self._consensus.members is None:
             self._consensus.set_members(list(members(optimizer, lambda group: ())))
         return {**flags, **self._consensus.min_over_shards(flags)}
-
-    @property
-    def is_collective(self) -> bool:
-        return True
 
 
 # --- this rank's part
@@ -136,7 +134,7 @@ def _count_without_part(step: BucketStep) -> None:
     if step.counts is not None:
         buckets.count_updates(step.counts, step.finite)
     if step.momentum_left is not None and not step.bucket.slices.waiting_ndim:
-        buckets.update_momentum_left(step.momentum_left, step.nonzero, step.finite, step.scalars["keep"])
+        buckets.update_momentum_left(step.momentum_left, step.nonzero, step.finite, step.scalars["momentum_keep"])
 
 
 def shard_flags(grads: Sequence[Tensor], bucket: Bucket) -> list[Tensor]:
@@ -273,8 +271,8 @@ def _fade(step: BucketStep, which: slice, exact: torch.dtype) -> Tensor | None:
     slices, layout = step.bucket.slices, layout_in(step.bucket)
     if step.momentum_left is None or step.nonzero is None or step.finite is None or slices.waiting_ndim:
         return None
-    left, keep = step.momentum_left[which], step.scalars["keep"]
-    factors = buckets.update_momentum_left(left, step.nonzero[which], step.finite[which], keep).to(exact)
+    left, momentum_keep = step.momentum_left[which], step.scalars["momentum_keep"]
+    factors = buckets.update_momentum_left(left, step.nonzero[which], step.finite[which], momentum_keep).to(exact)
     if layout.replicated:
         return idle.spread(factors, layout.whole.size, slices)
     return buckets.spread_fade(factors, step.bucket, layout.mine.size)

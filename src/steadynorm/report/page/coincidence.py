@@ -11,13 +11,13 @@ _CLOSE = 0.005  # of the plot's height
 _SHARE = 0.9  # of the points
 
 
-def covering(series: Sequence[Series], *, log: bool = False) -> list[int]:
+def count_coincident(series: Sequence[Series], *, log: bool = False) -> list[int]:
     """Return for each series how many later ones of its style coincide with it nearly everywhere.
 
     With `log`, they are compared on a logarithmic axis.
 
     >>> x = [1, 2, 3, 4]
-    >>> covering([Series("a", x, [1, 2, 3, 4]), Series("b", x, [1, 2, 3, 4]), Series("c", x, [4, 3, 2, 1])])
+    >>> count_coincident([Series("a", x, [1, 2, 3, 4]), Series("b", x, [1, 2, 3, 4]), Series("c", x, [4, 3, 2, 1])])
     [1, 0, 0]
     """
     curves = [_finite(line, log) for line in series]

@@ -18,7 +18,7 @@ import numpy as np
 from steadynorm.extras import remedy
 from steadynorm.files import atomic_write, make_folder
 from steadynorm.report.page.blocks import STYLES, Block, Cell, HeatMap, Page, Plot, Series, Table, Text
-from steadynorm.report.page.coincidence import covering
+from steadynorm.report.page.coincidence import count_coincident
 
 _COLOURS = 8  # --c0 to --c7 in page.css
 _DASHES = ("", "2 3", "7 3 2 3", "10 4", "10 3 2 3")  # after each round of colours; page.js draws the same
@@ -146,7 +146,7 @@ class _Body:
             entry |= {"error": rounded(error)} if error is not None else {}
             entry |= {"run": colour} if line.toggle else {}
             series.append(entry)
-        for entry, under in zip(series, covering(plot.series, log=plot.log_y), strict=True):
+        for entry, under in zip(series, count_coincident(plot.series, log=plot.log_y), strict=True):
             entry |= {"under": under} if under else {}
         values = np.concatenate([np.asarray(line.y, float).ravel() for line in plot.series] or [np.zeros(0)])
         positive = bool((values > 0).any() and not (values < 0).any())

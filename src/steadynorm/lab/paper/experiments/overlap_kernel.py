@@ -11,7 +11,7 @@ from steadynorm.lab.paper import slim_records
 from steadynorm.lab.paper.experiment import Context, Experiment, Outcome
 from steadynorm.lab.paper.experiments.steady_norms import paper_over_exact
 from steadynorm.lab.paper.slim_records import rounded
-from steadynorm.lab.paper.statistics import Estimate, Finding, every, within
+from steadynorm.lab.paper.statistics import Estimate, Finding, combine_findings, within
 from steadynorm.report import page
 
 CLOSE = 0.02  # measured and computed overlaps within which we call them equal
@@ -73,10 +73,10 @@ def run(context: Context) -> Outcome:
         page.Table("Measured overlaps", ("lmo", "r", "measured", "± SE", "formula"), rows),
     ]  # fmt: skip
     numbers = {"pairs": seeds, "points": [list(row) for row in rows]}
-    return Outcome(blocks, {text: every(findings)}, numbers)
+    return Outcome(blocks, {text: combine_findings(findings)}, numbers)
 
 
-def _measure(context: Context, kind: Kind, shape: tuple[int, ...], pairs: int) -> list[simulate.Measured]:
+def _measure(context: Context, kind: Kind, shape: tuple[int, ...], pairs: int) -> list[simulate.MeanWithError]:
     """Return f(r) at every correlation, from the records if they are there."""
     config = {"lmo": kind.lmo, "shape": list(shape), "pairs": pairs, "seed": context.seed, "r": list(CORRELATIONS)}
     name = re.sub(r"[^a-z0-9]+", "-", kind.label)
@@ -88,7 +88,7 @@ def _measure(context: Context, kind: Kind, shape: tuple[int, ...], pairs: int) -
     run = slim_records.read_simulated(context, name, config, len(CORRELATIONS) - 1)
     run = run or slim_records.keep_simulated(context, name, config, enumerate(map(measure, CORRELATIONS)))
     columns = (run.columns[key].tolist() for key in ("overlap", "error"))
-    return list(map(simulate.Measured, *columns))
+    return list(map(simulate.MeanWithError, *columns))
 
 
 OVERLAP = Experiment(

@@ -9,7 +9,7 @@ from steadynorm.lab import simulate
 from steadynorm.lab.paper import slim_records
 from steadynorm.lab.paper.experiment import Context, Experiment, Outcome
 from steadynorm.lab.paper.metrics import MIDDLE
-from steadynorm.lab.paper.statistics import Finding, at_most, estimate, every, within
+from steadynorm.lab.paper.statistics import Finding, at_most, combine_findings, estimate, within
 from steadynorm.report import page
 
 SIZE, RATIO, HALF_LIVES, WARMUP = 1000, 1000.0, 10.0, 0.5  # elements; decay / lr; of them warmup
@@ -35,11 +35,13 @@ def run(context: Context) -> Outcome:
         f"At constant lr the norm settles at 0.71 (within {100 * CLOSE:g} %)": within(
             estimate(_off_settled(slowest)), 100 * CLOSE, f"norm / 0.71 - 1 at eta {etas[-1]:g}", " %"
         ),
-        f"Under cosine decay of lr the norm ends at least {100 * FALL:g} % below the middle of the run, at every scale": every([
-            at_most(estimate(_end_over_middle(systems["cosine", eta][0])), -100 * FALL, f"end / middle - 1 at eta {eta:g}", " %")
-            for eta in etas
-        ]),
-        f"The forecast is within {100 * NEAR:g} % at every recorded step, at every scale": every([
+        f"Under cosine decay of lr the norm ends at least {100 * FALL:g} % below the middle of the run, at every scale":
+            combine_findings([
+                at_most(estimate(_end_over_middle(systems["cosine", eta][0])), -100 * FALL,
+                        f"end / middle - 1 at eta {eta:g}", " %")
+                for eta in etas
+            ]),
+        f"The forecast is within {100 * NEAR:g} % at every recorded step, at every scale": combine_findings([
             forecast_meets(*system, f"{shape}, eta {eta:g}") for (shape, eta), system in systems.items()
         ]),
     }  # fmt: skip
@@ -86,7 +88,7 @@ def _simulate(context: Context, shape: str, eta: float, seeds: int) -> Recorded:
 def forecast_meets(norms: simulate.Trajectory, forecast: np.ndarray, where: str) -> Finding:
     """Test whether the norm is within NEAR of the forecast at every recorded step."""
     off = 100 * (np.sqrt(norms.norm_sq / forecast) - 1)
-    return every([
+    return combine_findings([
         within(estimate(seeds), 100 * NEAR, f"norm / forecast - 1, {where}, step {step}", " %")
         for step, seeds in zip(norms.steps.tolist(), off.T.tolist(), strict=True)
     ])  # fmt: skip
