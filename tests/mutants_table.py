@@ -209,6 +209,8 @@ MUTANTS = (
     idle("is_finite", "gradients near the largest number are taken in", "torch.finfo(largest.dtype).max / 2", "torch.finfo(largest.dtype).max"),
     scion_rule("ScionSettings.slices", "an expert of a dense stack moves for ever", "Slices(waiting, shape[0], 0)", "Slices(waiting)", "test_idle.py::test_an_expert_of_a_dense_stack_fades"),
     Mutant("optim.peak_relative:PeakRelativeOptimizer.add_param_group", "an own optimizer's guessed peak is not watched", "watch(self.param_groups[-1])", "", ("test_decay_choices.py",)),
+    Mutant("decay.peak:_is_below_peak", "a run that has yet to begin is taken for one under way", 'group.get(LARGEST, 0.0) > 0 or group["weight_decay"] != rule.weight_decay', "True", ("test_optim_decay.py",)),
+    Mutant("optim.base:SteadyOptimizer._make_buckets", "a hold that makes no sense in a live group goes unnoticed", "self._check_holds()", "None", ("test_hold.py",)),
     Mutant("optim.peak_relative:loading", "a replaced peak is not reported", "correction.warn_of_replaced(optimizer)", "", ("test_decay_choices.py",)),
     Mutant("optim.peak_relative:loading", "a run that is joined late is judged", "LARGEST not in saved", "False", ("test_decay_choices.py",)),
     # polar
@@ -370,6 +372,8 @@ MUTANTS = (
     fusion("_attention_of", "keys have the heads of queries", "_number(module, _KEY_HEAD_COUNTS) or heads", "heads"),
     builder("_scion_rules", "output decay is the hidden layers'", "lr * decay_0 / output_lr", "decay_0"),
     builder("_adam_rules", "Adam decays vectors", '{"name": "vector", "lr": lr, "weight_decay": 0.0, "corrected": True}', '{"name": "vector", "lr": lr, "weight_decay": decay, "corrected": True}'),
+    builder("Members.fill_unset", "what was changed in a group is filled", "group.get(key) == before.get(key)", "True", "test_groups_filled.py"),
+    roles("_is_parametrized", "lengths of the old weight_norm are matrices", 'hasattr(site.owners[0], f"{stem}_v")', "False"),
     builder("from_radius", "radius left out of the lr", "lr * radius", "lr"),
     # monitor
     spectral("SpectralNorms.__call__", "a record starts from the first vector again", "self.vectors = torch.cat(vectors)", "_ = torch.cat(vectors)"),

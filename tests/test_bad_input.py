@@ -106,6 +106,24 @@ def test_a_corrected_adamw_may_be_made_before_a_lazy_module_runs():
     assert optimizer.param_groups[0]["weight_decay"] == pytest.approx(0.05)
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_a_lazy_module_is_an_error_that_names_it_where_its_shape_is_needed(named: bool):
+    """Until its first step a corrected AdamW needs shapes only to say at which norm to hold weights, and to show them."""
+    lazy = nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(2))
+    made: Any = torch.optim.AdamW(lazy.named_parameters() if named else lazy.parameters(), weight_decay=0.1)
+    name = r"'1\.weight'" if named else "parameter 2"
+    with pytest.raises(
+        ValueError, match=rf"correct: group 0: hold='balance' needs the shape.*{name} has none yet.*run the model"
+    ):
+        sn.correct(made, hold="balance")
+    sn.correct(made, hold="fixed")
+    with pytest.raises(ValueError, match=r"explain: .*(1\.weight|parameter 2) has no shape yet .*run the model once"):
+        sn.explain(made)
+    lazy(torch.ones(1, 4)).sum().backward()
+    made.step()
+    assert "2x4" in sn.explain(made)
+
+
 # --- the model is changed after the optimizer was made
 
 

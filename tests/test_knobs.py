@@ -153,7 +153,11 @@ def test_command_translates_a_fixed_norm_for_every_shape(capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
-    ("extra", "message"), [("", "rms 0.0"), ("--start-rms 0.02 --weight-decay 0.1", "leave decay and target out")]
+    ("extra", "message"),
+    [
+        ("", "hyperball: pass --start-rms, the RMS"),
+        ("--start-rms 0.02 --weight-decay 0.1", "leave decay and target out"),
+    ],
 )
 def test_fixed_norm_needs_a_norm_and_no_decay(extra: str, message: str, capsys: pytest.CaptureFixture[str]):
     assert main(["predict", "--optimizer", "hyperball", "--lr", "0.01", *extra.split()]) != 0

@@ -245,6 +245,12 @@ def test_the_help_of_train_shows_no_doctest(recipe, capsys):
     assert "--optim.lr" in shown and ">>>" not in shown and "Traceback" not in shown
 
 
+def test_without_arguments_the_command_prints_its_help(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main([])
+    assert stopped.value.code == 0 and "usage: steadynorm" in capsys.readouterr().out
+
+
 def test_the_descriptions_in_the_list_of_commands_are_the_commands_own():
     for name in ("demo", "predict", "simulate", "report", "bench"):
         assert commands._load(name, ()).__doc__ == commands.ABOUT[name]

@@ -283,7 +283,7 @@ def test_a_shape_without_translation_says_so(capsys: pytest.CaptureFixture[str])
         ("--lr nan --weight-decay 0.1", "must be above 0"),
         ("--lr 0.1 --weight-decay 0", "the norm grows forever"),
         ("--lr 0.1 --weight-decay 20", "exceeds 1"),
-        ("--lr 0.1 --steady-norm-sq 1e-9", "exceeds 1"),
+        ("--lr 0.1 --steady-norm-sq 1e-9", "is unreachable at lr=0.1"),
         ("--lr 0.1 --weight-decay 0.1 --alpha 1.5", "alpha=1.5 is outside"),
         ("--lr 0.1 --weight-decay 0.1 --shape 3xq", "such as 384x1536"),
         ("--lr 0.1 --weight-decay 0.1 --shape 0x3", "at least 1"),
@@ -327,3 +327,21 @@ def test_unknown_options_and_commands_exit_with_2(capsys: pytest.CaptureFixture[
             main(arguments)
         assert stopped.value.code == 2
     capsys.readouterr()
+
+
+def test_an_unreachable_target_is_called_one(capsys: pytest.CaptureFixture[str]):
+    assert main(["predict", "--lr", "0.01", "--steady-norm-sq", "1e-6", "--shape", "8x8"]) == 2
+    assert "steady_norm_sq=1e-06 is unreachable at lr=0.01" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="unreachable"):
+        ParamSetting(0.01, 0.1, (8, 8), steady_norm_sq=1e-6).decay("linear")
+
+
+def test_rows_that_nobody_asked_for_are_left_out_where_they_are_unreachable(capsys: pytest.CaptureFixture[str]):
+    setting = ParamSetting(0.9, 0.1, (8, 8), weight_decay=1.1)
+    assert [match.lr for match in predict.matches(setting, [])] == [0.225, 0.45]
+    with pytest.raises(ValueError, match=r"unreachable at lr=1\.8"):
+        predict.matches(setting, [], [1.8])
+    # C^2 is 1.06 for the vector and 0.94 for the matrix, so only one of them is in reach of an lr of 1
+    assert main(["predict", "--lr", "0.5", "--weight-decay", "0.565", "--alpha", "0.5", "--shape", "8x8", "8"]) == 0
+    rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│     1 │")]
+    assert [[bool(cell.strip()) for cell in row[4:6]] for row in rows] == [[False, True]]

@@ -3,6 +3,7 @@
 Functions take and return plain numbers and need no torch; `steadynorm predict` prints them.
 """
 
+import contextlib
 import functools
 import math
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from steadynorm import schedule, theory
 from steadynorm.schedule import StepFunction
+from steadynorm.theory.equilibrium import check_reachable
 from steadynorm.theory.updates import Update, update_of
 from steadynorm.views import Blocks
 
@@ -62,12 +64,12 @@ class ParamSetting:
         return self.entry.update_norm_sq(self.shape, blocks=self.blocks)
 
     def decay(self, overlap: theory.Overlap | str) -> float:
-        """Return the decay as set, or the decay that reaches the target under this kernel."""
-        if self.steady_norm_sq is None:
+        """Return the decay as set, or the decay that reaches the target under this kernel; raise ValueError if none does."""
+        target = self.steady_norm_sq
+        if target is None:
             return self.weight_decay or 0.0
-        return theory.weight_decay_for(
-            self.steady_norm_sq, self.lr, self.alpha, nesterov=self.nesterov, overlap=overlap
-        )
+        decay = theory.weight_decay_for(target, self.lr, self.alpha, nesterov=self.nesterov, overlap=overlap)
+        return check_reachable(target, self.lr, decay)
 
 
 def check_decays(lr: float, weight_decay: float | None) -> None:
@@ -170,21 +172,25 @@ class Match:
 def matches(setting: ParamSetting, alphas: Sequence[float], lrs: Sequence[float] = ()) -> list[Match]:
     """Return the decay that keeps the steady norm at each other alpha and at each other lr.
 
-    Without `lrs` these are a quarter, half, twice and four times the lr.
+    Without `lrs` these are a quarter, half, twice and four times the lr, as far as the norm can be reached there.
 
     >>> s = ParamSetting(lr=0.01, alpha=0.1, shape=(384, 384), lmo="spectral", weight_decay=0.08)
     >>> [round(m.paper_decay, 4) for m in matches(s, [0.1, 1.0], [0.005])]
     [0.08, 0.0042, 0.04]
     """
     before, nesterov = predict(setting), setting.nesterov
-    lrs = lrs or (setting.lr / 4, setting.lr / 2, 2 * setting.lr, 4 * setting.lr)
-    out = []
-    for lr, alpha in [(setting.lr, alpha) for alpha in alphas] + [(lr, setting.alpha) for lr in lrs]:
+
+    def match(lr: float, alpha: float) -> Match:
         paper = theory.weight_decay_for(before.paper.formula_norm_sq, lr, alpha, nesterov=nesterov)
         exact = theory.weight_decay_for(
             before.exact.steady_norm_sq, lr, alpha, nesterov=nesterov, overlap=setting.kernel
         )
-        out.append(Match(lr, alpha, theory.effective_lr(lr, alpha, nesterov=nesterov), paper, exact))
+        return Match(lr, alpha, theory.effective_lr(lr, alpha, nesterov=nesterov), paper, exact)
+
+    out = [match(setting.lr, alpha) for alpha in alphas] + [match(lr, setting.alpha) for lr in lrs]
+    for ratio in () if lrs else (0.25, 0.5, 2, 4):
+        with contextlib.suppress(ValueError):  # one update is longer than this norm
+            out.append(match(ratio * setting.lr, setting.alpha))
     return out
 
 

@@ -168,6 +168,10 @@ class Predict:
             )  # fmt: skip
         if self.weight_decay is not None or self.steady_norm_sq is not None:
             raise ValueError("--optimizer hyperball fixes the norm at --start-rms: leave decay and target out")
+        if self.start_rms == 0:
+            raise ValueError(
+                "--optimizer hyperball: pass --start-rms, the RMS per element at which the weights are fixed"
+            )
         return from_fixed_norm(
             self.lr, self.start_rms, shape, self.lmo, alpha=self._alpha, nesterov=self.nesterov, blocks=self._blocks
         )

@@ -108,12 +108,14 @@ def prediction_table(names: Sequence[str], predictions: Sequence[Prediction], ha
 
 
 def matching_table(names: Sequence[str], matches: Sequence[Sequence[Match]]) -> Table:
-    """Return the decays that keep C² at other alphas and learning rates."""
+    """Return the decays that keep C² at other alphas and learning rates; the cell of a shape that has none is empty."""
     columns = ["lr", "alpha", "effective lr", *names]
     table = new_table("Decay that keeps C² (paper's formula / exact)", columns, right=columns)
-    for row in zip(*matches, strict=True):
-        decays = [f"{format_value(match.paper_decay)} / {format_value(match.exact_decay)}" for match in row]
-        table.add_row(*map(format_value, (row[0].lr, row[0].alpha, row[0].effective_lr)), *decays)
+    by_row = [{(match.lr, match.alpha, match.effective_lr): match for match in column} for column in matches]
+    for row in dict.fromkeys(row for column in by_row for row in column):
+        found = [column.get(row) for column in by_row]
+        decays = (match and f"{format_value(match.paper_decay)} / {format_value(match.exact_decay)}" for match in found)
+        table.add_row(*map(format_value, row), *decays)
     return table
 
 

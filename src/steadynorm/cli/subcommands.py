@@ -1,6 +1,7 @@
 """Build a choice of commands in the form that tyro parses."""
 
 import functools
+import itertools
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -27,7 +28,7 @@ def spelled_out(argv: Sequence[str]) -> list[str]:
     (['train', 'gpt', '--bf16', 'False'], ['--bf16', 'auto', '--bf16', 'True', '--steps', '3'])
     """
     words: list[str] = []
-    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+    for word, following in itertools.pairwise([*argv, ""]):
         if word == "--no-bf16":
             words += ["--bf16", "False"]
         elif word == "--bf16" and following not in ("auto", "True", "False"):

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
-from steadynorm.decay.rule import Constant, Group, Target, decay_rule, relative_target
+from steadynorm.decay.rule import Constant, Group, Target, decay_rule, name_of, relative_target
 from steadynorm.machine import exact_dtype
 
 if TYPE_CHECKING:
@@ -45,7 +46,14 @@ def check_hold(group: Group) -> None:
 
 def check_balance(group: Group, family: "Family") -> None:
     """Raise ValueError if a group asks for a balance whose target is unknown."""
-    if hold_of(group) == "balance" and any(target_norm_sq(group, family, p.shape) is None for p in group["params"]):
+    if hold_of(group) != "balance":
+        return
+    if (k := next((k for k, p in enumerate(group["params"]) if is_lazy(p)), None)) is not None:
+        raise ValueError(
+            f"hold='balance' needs the shape of every parameter, and {name_of(group, k)} has none yet (a lazy module); run the "
+            "model once first"
+        )
+    if any(target_norm_sq(group, family, p.shape) is None for p in group["params"]):
         raise ValueError(
             f"hold='balance' needs a norm to aim at, and the size of {family.name} updates does not follow from lr and decay; "
             "use hold='fixed', which keeps the norm of the first step"

@@ -225,6 +225,14 @@ def group_label(index: int, group: Mapping[str, Any]) -> str:
     return f'group {index} ("{group["name"]}")' if "name" in group else f"group {index}"
 
 
+def name_of(group: Group, k: int) -> str:
+    """Return how errors name a group's k-th parameter."""
+    from torch.nn.parameter import is_lazy
+
+    names, p = group.get("param_names"), group["params"][k]
+    return repr(names[k]) if names else f"parameter {k}" + ("" if is_lazy(p) else f" (shape {tuple(p.shape)})")
+
+
 def refuse_scion_groups(group: Mapping[str, Any]) -> None:
     """Raise ValueError for a group made for Scion: its lr and target mean something else elsewhere.
 

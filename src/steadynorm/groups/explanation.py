@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from steadynorm.decay.rule import decay_rule
@@ -27,6 +28,9 @@ def explain(groups: Iterable[Mapping[str, Any]] | Optimizer, *, full: bool = Fal
     Returns:
         A line of titles, then the lines of the parameters. A note on bf16 parameters follows, if an optimizer has any.
 
+    Raises:
+        ValueError: If a parameter has no shape yet.
+
     Examples:
         >>> from torch import nn
         >>> from steadynorm import param_groups
@@ -43,6 +47,8 @@ def explain(groups: Iterable[Mapping[str, Any]] | Optimizer, *, full: bool = Fal
         why, ties = (getattr(members, notes, {}) for notes in ("why", "ties"))
         has_reasons |= bool(why)
         for name, parameter in _named(index, group):
+            if is_lazy(parameter):
+                raise ValueError(f"explain: {name} has no shape yet (a lazy module); run the model once first")
             shown = f"{name} (also {', '.join(ties[name])})" if ties.get(name) else name
             rows.append((shown, *_rule(index, group, parameter), why.get(name, "given by hand")))
     table = [_TITLES, *(rows if full else fold_rows(rows))]

@@ -20,7 +20,7 @@ from steadynorm.decay.hold import (
     hold_state_keys,
     refuse_idle_balance,
 )
-from steadynorm.decay.rule import Group, group_label
+from steadynorm.decay.rule import Group, group_label, name_of
 from steadynorm.dtensor import is_dtensor
 from steadynorm.optim.arithmetic import Arithmetic
 from steadynorm.optim.batch import Descent, Scalars
@@ -34,7 +34,6 @@ from steadynorm.optim.validation import (
     check_dense_gradients,
     check_lr_type,
     check_unchanged,
-    name_of,
     take_params,
 )
 from steadynorm.theory.equilibrium import check_lr

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steadynorm.decay.rule import Group
+from steadynorm.decay.rule import Group, name_of
 from steadynorm.dtensor import is_dtensor, local
-from steadynorm.optim.validation import name_of
 
 RESIDUAL = "weight_residual"  # the key of a group's setting and of a parameter's state
 

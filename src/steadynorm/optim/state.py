@@ -14,10 +14,10 @@ from torch.optim import Optimizer
 
 from steadynorm import machine
 from steadynorm.decay.hold import HOLD_STATE
-from steadynorm.decay.rule import Group, group_label
+from steadynorm.decay.rule import Group, group_label, name_of
 from steadynorm.dtensor import is_dtensor
 from steadynorm.optim.residual import RESIDUAL
-from steadynorm.optim.validation import check_parameter, explain_group_errors, fill_unset, name_of
+from steadynorm.optim.validation import check_parameter, explain_group_errors, fill_unset
 
 MAY_BE_MISSING = ("skipped", "momentum_left", RESIDUAL, *HOLD_STATE.values())  # checkpoints from before these were kept
 _MOMENTUM_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from steadynorm.decay.rule import Group, group_label
+from steadynorm.decay.rule import Group, group_label, name_of
 from steadynorm.suggestions import suggest
 
 
@@ -243,9 +243,3 @@ def find_parameter(optimizer: Optimizer, wanted: Tensor | str) -> tuple[Group, T
     elif isinstance(wanted, Tensor):
         what = f"this parameter of shape {tuple(wanted.shape)}"
     raise ValueError(f"{type(optimizer).__name__}.weight_decay_of: no group has {what}; {remedy}")
-
-
-def name_of(group: Group, k: int) -> str:
-    """Return how errors name a group's k-th parameter."""
-    names, p = group.get("param_names"), group["params"][k]
-    return repr(names[k]) if names else f"parameter {k}" + ("" if is_lazy(p) else f" (shape {tuple(p.shape)})")

@@ -8,9 +8,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from steadynorm.decay.rule import Group, group_label
+from steadynorm.decay.rule import Group, group_label, name_of
 from steadynorm.optim.sharding.layout import Layout, layout_of, process_group
-from steadynorm.optim.validation import name_of
 
 
 class Member(NamedTuple):
