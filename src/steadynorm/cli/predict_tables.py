@@ -113,8 +113,10 @@ def matching_table(names: Sequence[str], matches: Sequence[Sequence[Match]]) -> 
     table = new_table("Decay that keeps C² (paper's formula / exact)", columns, right=columns)
     by_row = [{(match.lr, match.alpha, match.effective_lr): match for match in column} for column in matches]
     for row in dict.fromkeys(row for column in by_row for row in column):
-        found = [column.get(row) for column in by_row]
-        decays = (match and f"{format_value(match.paper_decay)} / {format_value(match.exact_decay)}" for match in found)
+        row_matches = [column.get(row) for column in by_row]
+        decays = (
+            match and f"{format_value(match.paper_decay)} / {format_value(match.exact_decay)}" for match in row_matches
+        )
         table.add_row(*map(format_value, row), *decays)
     return table
 

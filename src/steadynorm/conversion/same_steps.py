@@ -125,8 +125,8 @@ def _steady(source: Source, decay: float) -> tuple[float, float, float]:
     if source.kind != "Muon" or not source.eta or not source.parameter.numel():
         return 0.0, 0.0, 0.0
     was, now = (
-        theory.steady_norm_sq(source.peak, each, source.alpha, nesterov=source.nesterov, limit=True)
-        for each in (source.weight_decay, decay)
+        theory.steady_norm_sq(source.peak, either, source.alpha, nesterov=source.nesterov, limit=True)
+        for either in (source.weight_decay, decay)
     )
     return source.update_norm_sq / source.parameter.numel(), was, now
 

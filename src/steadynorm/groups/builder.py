@@ -27,15 +27,8 @@ from steadynorm.views import BlockLayout, Blocks
 Output = nn.Module | nn.Parameter | str  # one layer: itself, its weight, or the dotted name of either
 Rules = dict[str, dict[str, Any]]  # role -> the values of its group
 KINDS = {"scion": "Scion", "adam": "Adam", "muon": "Muon"}
-_FILLED = (
-    "lr",
-    "alpha",
-    "steady_norm_sq",
-    "weight_decay",
-    "nesterov",
-    "adam_lr",
-    "adjust_lr_fn",
-)  # see `Members.fill_unset`
+# What `Members.fill_unset` fills.
+_FILLED = ("lr", "alpha", "steady_norm_sq", "weight_decay", "nesterov", "adam_lr", "adjust_lr_fn")
 
 
 class Members(list[tuple[str, nn.Parameter]]):

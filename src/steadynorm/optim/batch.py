@@ -248,7 +248,7 @@ def pieces(*stacks: Tensor) -> Iterator[tuple[Tensor, ...]]:
 def decay_and_step_(
     theta: Tensor | Sequence[Tensor], u: Tensor, keep: Tensor, gamma: Tensor, update_share: Tensor
 ) -> None:
-    """theta <- keep theta - gamma update_share u, in place: decay and step of every optimizer but RenormalizedAdamW.
+    """theta <- keep theta - gamma update_share u, in place: decay and step of all our optimizers but AdamC.
 
     Args:
         theta: The weights, stacked, or as a list of parameters.
