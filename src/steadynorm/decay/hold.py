@@ -44,6 +44,15 @@ def check_hold(group: Group) -> None:
         raise ValueError("cautious=True would do nothing, because hold='fixed' replaces decay; leave one of them out")
 
 
+def refuse_hold(optimizer: str, group: Group) -> None:
+    """Raise ValueError if a group asks an optimizer that sets the norm by its own rule to hold it in another way."""
+    if group.get("hold", "decay") != "decay" or group.get("cautious"):
+        raise ValueError(
+            f"hold={group.get('hold', 'decay')!r}, cautious={bool(group.get('cautious'))}: {optimizer} has neither; leave "
+            "them out, or use AdamC"
+        )
+
+
 def check_balance(group: Group, family: "Family") -> None:
     """Raise ValueError if a group asks for a balance whose target is unknown."""
     if hold_of(group) != "balance":

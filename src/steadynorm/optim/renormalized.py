@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from steadynorm.decay.hold import refuse_hold
 from steadynorm.decay.rule import Group, refuse_scion_groups
 from steadynorm.optim.adam_rule import MOMENTS, adam_scalars, adam_update
 from steadynorm.optim.arithmetic import Arithmetic
@@ -110,7 +111,9 @@ class RenormalizedAdamW(SteadyOptimizer):
 
     def check_group(self, group: Group) -> None:
         refuse_scion_groups(group)
+        refuse_hold(type(self).__name__, group)
         check_group_numbers(group, "betas", "eps", "weight_decay")
 
     def scalars(self, group: Group, bucket: Bucket) -> dict[str, float]:
+        refuse_hold(type(self).__name__, group)  # a live group may have asked since
         return adam_scalars(group)
