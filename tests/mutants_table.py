@@ -373,7 +373,7 @@ MUTANTS = (
     builder("_scion_rules", "output decay is the hidden layers'", "lr * decay_0 / output_lr", "decay_0"),
     builder("_adam_rules", "Adam decays vectors", '{"name": "vector", "lr": lr, "weight_decay": 0.0, "corrected": True}', '{"name": "vector", "lr": lr, "weight_decay": decay, "corrected": True}'),
     builder("Members.fill_unset", "what was changed in a group is filled", "group.get(key) == before.get(key)", "True", "test_groups_filled.py"),
-    roles("_is_parametrized", "lengths of the old weight_norm are matrices", 'hasattr(site.owners[0], f"{stem}_v")', "False"),
+    roles("_weight_name", "lengths of the old weight_norm are matrices", "hasattr(owner, beside)", "False"),
     builder("from_radius", "radius left out of the lr", "lr * radius", "lr"),
     # monitor
     spectral("SpectralNorms.__call__", "a record starts from the first vector again", "self.vectors = torch.cat(vectors)", "_ = torch.cat(vectors)"),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from group_models import MODELS, PLAIN, Holding, Transformer, VisionTransformer, by_group, group_of, mlp
 from torch import nn
+from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import steadynorm as sn
@@ -363,6 +364,30 @@ def test_lengths_of_the_old_weight_norm_are_vectors(kind: str) -> None:
     layer = nn.Linear(4, 6)
     layer.weight_g = nn.Parameter(torch.ones(6, 1))  # no direction beside it: the name says nothing
     assert group_of(param_groups(layer, kind=kind, output=False), "weight_g")["name"] in ("hidden", "matrix")
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
+@pytest.mark.parametrize("hook", [nn.utils.weight_norm, nn.utils.spectral_norm, prune.identity])
+def test_a_weight_made_by_the_hooks_of_older_torch_is_found_by_its_name(hook: Any) -> None:
+    layers = {
+        "qkv": nn.Linear(8, 24),
+        "gate_up_proj": nn.Linear(8, 24),
+        "mlp": nn.Linear(8, 4),
+        "head": nn.Linear(4, 9),
+    }
+    rnn = nn.LSTM(4, 4)
+    plain = nn.ModuleDict({**layers, "rnn": rnn})
+    names = {name for name, p in plain.named_parameters() if p.ndim > 1 and name != "rnn.weight_ih_l0"}
+    expected = {name: group for group in param_groups(plain, output="head") for name, _ in group["params"]}
+    hooked = {name: hook(layer, "weight") for name, layer in layers.items()}
+    model = nn.ModuleDict({**hooked, "rnn": hook(rnn, "weight_hh_l0")})
+    groups = param_groups(model, output="head.weight", blocks={"mlp.weight": 2})
+    found = {name.removesuffix("_v").removesuffix("_orig"): g for g in groups for name, p in g["params"] if p.ndim > 1}
+    assert {name: found[name]["name"] for name in names - {"mlp.weight"}} == {
+        name: expected[name]["name"] for name in names - {"mlp.weight"}
+    }
+    assert found["mlp.weight"]["blocks"] == 2
+    assert found["qkv.weight"]["blocks"] == 3
 
 
 def test_a_constant_decay_beside_a_target_or_in_every_group_of_scionc_is_refused() -> None:

@@ -77,7 +77,11 @@ BAD: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "beta 1": (sn.LionC, {"betas": (0.9, 1.0)}, r"group 0.*betas\[1\]=1"),
     "beta nan": (sn.RenormalizedAdamW, {"betas": (math.nan, 0.9)}, r"group 0.*betas\[0\]=nan"),
     "eps": (sn.RenormalizedAdamW, {"eps": -1.0}, r"group 0.*eps=-1"),
-    "fixed, Renormalized": (renormalized_group, {"hold": "fixed"}, r"group 0.*hold='fixed'.*RenormalizedAdamW has neither"),
+    "fixed, Renormalized": (
+        renormalized_group,
+        {"hold": "fixed"},
+        r"group 0.*hold='fixed'.*RenormalizedAdamW has neither",
+    ),
     "cautious, Renormalized": (renormalized_group, {"cautious": True}, r"group 0.*cautious=True.*use AdamC"),
     "beta of a group, Adam": (adam_group, {"betas": (1.5, 0.9)}, r"AdamC, group 0.*betas\[0\]=1.5"),
     "one beta of a group, Adam": (adam_group, {"betas": (0.9,)}, r"AdamC, group 0.*two numbers"),
@@ -145,7 +149,11 @@ STEP_TIME: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "betas, Renormalized": (sn.RenormalizedAdamW, {"betas": (1.5, 0.9)}, r"beta"),
     "one beta, Renormalized": (sn.RenormalizedAdamW, {"betas": (0.9,)}, r"betas=\(0\.9,\) must be two numbers"),
     "eps, Renormalized": (sn.RenormalizedAdamW, {"eps": math.nan}, r"eps=nan"),
-    "balance, Renormalized": (sn.RenormalizedAdamW, {"hold": "balance"}, r"hold='balance'.*RenormalizedAdamW has neither"),
+    "balance, Renormalized": (
+        sn.RenormalizedAdamW,
+        {"hold": "balance"},
+        r"hold='balance'.*RenormalizedAdamW has neither",
+    ),
     "flip, Adam": (sn.AdamC, {"corrected": False, "weight_decay": 1e6}, r"exceeds 1"),
     "flip, fused Adam": (partial(sn.AdamC, fused=True), {"base_weight_decay": 1e6}, r"exceeds 1"),
     **{

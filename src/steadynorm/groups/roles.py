@@ -28,6 +28,7 @@ TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTransp
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 _PARAMETRIZED_NAME = re.compile(r"(^|\.)parametrizations\.(\w+)\.original\d*$")
+_HOOKED_NAME = re.compile(r"(\w+)_(g|v|orig)$")  # of the old weight_norm, and of the old spectral_norm and pruning
 _EXPERT_CLASS = re.compile(r"experts?$", re.I)
 
 
@@ -45,14 +46,19 @@ class ParamSite:
         return self.names[0]
 
     @property
+    def plain_names(self) -> tuple[str, ...]:
+        """The name of the weight at each place, which the owner may make of this parameter and others."""
+        return tuple(map(_weight_name, self.names, self.owners))
+
+    @property
     def plain_name(self) -> str:
-        return plain_name(self.name)
+        return self.plain_names[0]
 
     def is_owned_by(self, *kinds: type[nn.Module]) -> bool:
         return any(isinstance(owner, kinds) for owner in self.owners)
 
     def first_match(self, patterns: Iterable[str]) -> str | None:
-        return first_match(self.names, patterns)
+        return first_match((*self.names, *self.plain_names), patterns)
 
 
 def first_match(names: Iterable[str], patterns: Iterable[str]) -> str | None:
@@ -70,6 +76,17 @@ def plain_name(name: str) -> str:
     'conv.weight'
     """
     return _PARAMETRIZED_NAME.sub(r"\1\2", name.replace("_orig_mod.", "").removesuffix("._orig_mod"))
+
+
+def _weight_name(name: str, owner: nn.Module) -> str:
+    """Return the plain name of the weight that a module makes of a parameter, also by the hooks of older torch."""
+    prefix, _, last = plain_name(name).rpartition(".")
+    if (match := _HOOKED_NAME.fullmatch(last)) is None:
+        return plain_name(name)
+    stem, part = match.groups()
+    beside = {"g": f"{stem}_v", "v": f"{stem}_g", "orig": stem}[part]
+    is_hooked = hasattr(owner, beside) and stem not in owner._parameters
+    return f"{prefix}.{stem}".lstrip(".") if is_hooked else plain_name(name)
 
 
 def param_sites(model: nn.Module) -> list[ParamSite]:
@@ -137,10 +154,8 @@ def _role_by_module(site: ParamSite) -> tuple[str, str] | None:
 
 
 def _is_parametrized(site: ParamSite) -> bool:
-    """Return whether a weight is made from this and other parameters, also by the old torch.nn.utils.weight_norm."""
-    stem, mark, end = site.name.rpartition(".")[2].rpartition("_g")
-    with_direction = bool(mark) and not end and hasattr(site.owners[0], f"{stem}_v")
-    return with_direction or _PARAMETRIZED_NAME.search(site.name) is not None
+    """Return whether a weight is made from this and other parameters."""
+    return site.plain_name != site.name.replace("_orig_mod.", "")
 
 
 def is_conv1d(site: ParamSite) -> bool:
@@ -219,9 +234,9 @@ def _output_weight(item: Any, source: str, model: nn.Module, sites: list[ParamSi
     """Return the parameter meant by a parameter, a module with one matrix, or the name of either."""
     where = f"{source}{item!r}" if isinstance(item, str) else f"{source}<{type(item).__name__}>"
     if isinstance(item, str):
-        named: dict[str, Any] = {name: site.parameter for site in sites for name in site.names}
-        named |= dict(model.named_modules(remove_duplicate=False))
-        named = {plain_name(name): value for name, value in named.items()} | named
+        modules = dict(model.named_modules(remove_duplicate=False))
+        named: dict[str, Any] = {plain_name(name): module for name, module in modules.items()} | modules
+        named |= {name: site.parameter for site in sites for name in (*site.plain_names, *site.names)}
         if item not in named:
             raise ValueError(f"{where} is not in {type(model).__name__}; {suggest(item, map(plain_name, named))}")
         item = named[item]
