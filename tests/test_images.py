@@ -5,6 +5,9 @@ import itertools
 import multiprocessing
 import os
 import pickle
+import signal
+import subprocess
+import sys
 from collections import Counter
 
 import numpy as np
@@ -224,6 +227,34 @@ def test_workers_make_the_same_batches_as_the_main_process():
     assert all(os.getpgid(child.pid) == child.pid for child in children)  # Ctrl-C does not reach them
     stream.close()
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.filterwarnings(FORK_ON_ONE_CORE)
+def test_sigterm_to_every_process_of_a_job_leaves_the_workers_working():
+    """The main process saves a checkpoint on it, and may evaluate before."""
+    stream = iter(loader(workers=2))
+    found = [next(stream) for _ in range(4)]
+    for child in multiprocessing.active_children():
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGTERM)
+    found += [next(stream) for _ in range(8)]
+    assert same(found, take(loader(), 12))
+    stream.close()
+    assert not multiprocessing.active_children()
+
+
+def test_an_error_nobody_catches_ends_a_program_with_workers():
+    """They ignore the SIGTERM by which multiprocessing would end them."""
+    script = (
+        "import numpy as np; from steadynorm.lab.data.augment import Augment\n"
+        "from steadynorm.lab.data.images import ImageLoader, InMemory\n"
+        "data = InMemory(np.zeros((6, 8, 8, 3), np.uint8), range(6), classes='abcdef')\n"
+        "stream = iter(ImageLoader(data, batch=4, augment=Augment(8), seed=1, workers=1)); next(stream)\n"
+        "raise TypeError('uncaught')"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.endswith("TypeError: uncaught\n")
 
 
 @pytest.mark.parametrize("world", [2, 4])

@@ -5,10 +5,12 @@ The global batches are therefore the same for any number of ranks and worker pro
 position, an int, without going through what came before.
 """
 
+import atexit
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -266,20 +268,34 @@ def _batches(samples: _Samples, keys: Iterator[list[Key]], workers: int) -> Iter
         batch_size=None,
         num_workers=workers,
         pin_memory=torch.cuda.is_available(),  # for faster copies to a GPU
-        worker_init_fn=_leave_group,
+        worker_init_fn=_leave_signals,
         generator=torch.Generator(),  # an iterator would otherwise draw from torch's global generator
     )
     iterator = iter(loader)
+    end = partial(_end_workers, iterator)
+    atexit.register(end)  # multiprocessing would only send SIGTERM, and wait
     try:
         yield from iterator
     finally:  # after an error, garbage collection would wait five seconds per worker
-        getattr(iterator, "_shutdown_workers", lambda: None)()
+        end()
+        atexit.unregister(end)
 
 
-def _leave_group(worker: int) -> None:
-    """Leave the process group, so that Ctrl-C reaches only the main process, which then ends its workers."""
+def _end_workers(iterator: Any) -> None:
+    """End the workers of a DataLoader's iterator, if it has any: ask them to, then kill them."""
+    getattr(iterator, "_shutdown_workers", lambda: None)()
+    for worker in getattr(iterator, "_workers", ()):
+        worker.kill()
+
+
+def _leave_signals(worker: int) -> None:
+    """Leave Ctrl-C and SIGTERM to the main process, which saves a checkpoint with its workers' help and then ends them.
+
+    Ctrl-C reaches a whole process group, and Slurm and systemd send SIGTERM to every process of a job.
+    """
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 @lru_cache(maxsize=4)
