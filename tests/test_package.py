@@ -11,7 +11,6 @@ import tomllib
 import venv
 import zipfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -258,7 +257,8 @@ def test_the_descriptions_in_the_list_of_commands_are_the_commands_own():
 
 def test_a_run_stopped_before_its_first_evaluation_ends_without_a_semicolon(monkeypatch, capsys):
     from steadynorm.lab.train import loop
+    from steadynorm.lab.train.recipes import RECIPES
 
     monkeypatch.setattr(loop, "train", lambda config: loop.Result(37, {}, stopped_by=signal.SIGTERM))
-    code = training.run_training(SimpleNamespace(out="runs/gpt"))  # pyright: ignore[reportArgumentType]
+    code = training.run_training(RECIPES["gpt"])
     assert (code, capsys.readouterr().out) == (143, "runs/gpt: stopped at step 37\n")

@@ -1,20 +1,27 @@
 """Options of runs that experiments vary: untied embeddings and their rows, polar factors, and what a hold leaves alone."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 
 from steadynorm import records
+from steadynorm.cli import main
 from steadynorm.groups.builder import param_groups
 from steadynorm.lab.data.encoders import BYTE_VOCAB
 from steadynorm.lab.data.shards import write_shard
 from steadynorm.lab.models import GPT, GPTConfig
+from steadynorm.lab.paper import EXPERIMENTS
+from steadynorm.lab.paper.experiment import Context, TrainedExperiment
 from steadynorm.lab.train import token_rows
-from steadynorm.lab.train.config import Config, Gpt, Optim, Schedule, plain, training_part
+from steadynorm.lab.train.config import Config, Gpt, Optim, OptimizerName, Schedule, plain, training_part
 from steadynorm.lab.train.loop import train
 from steadynorm.lab.train.optimizers import build
+from steadynorm.lab.train.recipes import RECIPES, with_optimizer
+from steadynorm.lab.train.unused import refuse_unused
 
 MODEL = GPTConfig(layers=1, width=16, heads=2, vocab=BYTE_VOCAB, context=16)
 
@@ -90,6 +97,38 @@ def test_decay_by_lr_alone_is_refused_where_it_would_be_lost(name, end):
     schedule = Schedule(momentum="linear", decay_by_lr_alone=True, steady_norm_sq_end=end)
     with pytest.raises(ValueError, match="decay_by_lr_alone needs scionc without steady_norm_sq_end"):
         build(GPT(MODEL), Optim(name), schedule, 10)
+
+
+UNUSED: dict[str, tuple[str, ...]] = {
+    "optim.weight_decay=0.3: not used by scionc": ("--optim.weight-decay", "0.3"),
+    "optim.alpha=0.3: not used by adamw": ("--optim.name", "adamw", "--optim.alpha", "0.3"),
+    "optim.overlap=exact: not used by scion ": ("--optim.name", "scion", "--optim.overlap", "exact"),
+    "optim.nesterov=True: not used by sgdc": ("--optim.name", "sgdc", "--optim.nesterov"),
+    "optim.steady_norm_sq=3.0: not used by muonc": ("--optim.name", "muonc", "--optim.steady-norm-sq", "3"),
+    "schedule.alpha_end=0.5: .*schedule.momentum=constant; leave it out": ("--schedule.alpha-end", "0.5"),
+    "schedule.decay_by_lr_alone=True: not used": ("--schedule.decay-by-lr-alone",),
+    "final 0.5: a constant schedule ends at its peak": ("--schedule.lr", "constant", "--schedule.final", "0.5"),
+}
+
+
+@pytest.mark.parametrize("message", UNUSED)
+def test_the_command_line_refuses_an_option_that_the_run_would_ignore(message, tmp_path, capsys):
+    """A run with --optim.weight-decay 0.3 was the same as without it."""
+    short = ("--steps", "1", "--task.eval-tokens", "1536", "--no-tensorboard", "--out", str(tmp_path / "run"))
+    assert main(["train", "gpt", *UNUSED[message], *short]) == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_declared_run_has_an_option_that_it_ignores():
+    """Experiments print their runs as commands."""
+    trained = [experiment for experiment in EXPERIMENTS.values() if isinstance(experiment, TrainedExperiment)]
+    configs = [with_optimizer(recipe, name) for recipe in RECIPES for name in get_args(OptimizerName)]
+    for scale in ("desk", "paper"):
+        for experiment in trained:
+            configs += experiment.plan(Context(Path(), scale=scale)).configs.values()
+    for config in {(config.optim, config.schedule): config for config in configs}.values():
+        refuse_unused(config)
 
 
 def test_too_few_eval_tokens_are_refused_before_the_first_step(tmp_path):

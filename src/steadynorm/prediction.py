@@ -210,6 +210,10 @@ class LrPlan:
             raise ValueError(f"steps {self.steps}, warmup {self.warmup}: pass at least one step and a shorter warmup")
         if not 0 <= self.final <= 1:
             raise ValueError(f"final {self.final}: pass the last lr as a fraction of the peak, from 0 to 1")
+        if self.schedule == "constant" and self.final:
+            raise ValueError(
+                f"final {self.final}: a constant schedule ends at its peak; leave it out, or choose another"
+            )
 
     @property
     def ratio(self) -> StepFunction:

@@ -42,7 +42,10 @@ def run_training(config: Config) -> int:
     """Train, print how it ended and return the exit code."""
     from steadynorm import records
     from steadynorm.lab.train.loop import train
+    from steadynorm.lab.train.unused import refuse_unused
 
+    config.check()
+    refuse_unused(config)
     result = train(config)
     code = exit_code(result.stopped_by)
     if os.environ.get("RANK", "0") != "0":  # of several processes only the first prints

@@ -20,7 +20,7 @@ MomentumName = Literal["constant", "linear", "matched", "matched-gamma-prime"]
 
 @dataclass(frozen=True)
 class Optim:
-    """Optimizer and its settings; by default Scion's. Settings that an optimizer does not have are ignored.
+    """Optimizer and its settings; by default Scion's. The command line refuses settings that an optimizer does not use.
 
     `recipes.with_optimizer` has the settings of the other families; the command line starts from them.
     """

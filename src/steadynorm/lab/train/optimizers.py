@@ -1,7 +1,6 @@
 """Build optimizers and their schedules from a configuration."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from steadynorm.decay.foreign import correct
 from steadynorm.groups.builder import param_groups
 from steadynorm.lab.train.config import Optim, Schedule
 from steadynorm.optim import SGDC, AdamC, LionC, MuonC, RenormalizedAdamW, Scion, ScionC
+from steadynorm.prediction import LrPlan
 from steadynorm.schedule import StepFunction
 from steadynorm.scheduler import Scheduler
 
@@ -41,9 +41,8 @@ def build(
 
 
 def _scion(model: nn.Module, optim: Optim, mesh: Any) -> Optimizer:
-    corrected, target, decay = optim.name == "scionc", optim.steady_norm_sq, optim.weight_decay
-    if decay is None:
-        decay = theory.weight_decay_for(target, optim.lr, optim.alpha, nesterov=optim.nesterov)
+    corrected = optim.name == "scionc"
+    decay = None if corrected else _constant_decay(optim)
     groups = param_groups(
         model,
         lr=optim.lr,
@@ -51,8 +50,8 @@ def _scion(model: nn.Module, optim: Optim, mesh: Any) -> Optimizer:
         output_weight_decay=optim.output_weight_decay,
         output_bias=optim.output_bias,
         alpha=optim.alpha,
-        steady_norm_sq=target if corrected else None,
-        weight_decay=None if corrected else decay,
+        steady_norm_sq=optim.steady_norm_sq if corrected else None,
+        weight_decay=decay,
         nesterov=optim.nesterov,
     )
     output = next(group for group in groups if group["name"] == "output")
@@ -65,14 +64,19 @@ def _scion(model: nn.Module, optim: Optim, mesh: Any) -> Optimizer:
     for group in groups:  # the output layer has a target at which to hold its norm only if it is corrected
         if group is not output or (corrected and optim.correct_output):
             group |= _hold(optim)
-    if not corrected:
+    if decay is not None:
         return Scion(groups, weight_decay=decay, **common)
     if optim.correct_output:  # the target is the norm that the constant decay leads to at the peak
         decay, output["weight_decay"] = output["weight_decay"], None
         output["steady_norm_sq"] = theory.steady_norm_sq(
             output["lr"], decay, output["alpha"], nesterov=optim.nesterov, limit=True
         )
-    return ScionC(groups, steady_norm_sq=target, overlap=optim.overlap, **common)
+    return ScionC(groups, steady_norm_sq=optim.steady_norm_sq, overlap=optim.overlap, **common)
+
+
+def _constant_decay(optim: Optim) -> float:
+    decay, target = optim.weight_decay, optim.steady_norm_sq  # recipes have the target, whoever sets the decay
+    return theory.weight_decay_for(target, optim.lr, optim.alpha, nesterov=optim.nesterov) if decay is None else decay
 
 
 def _adam_family(model: nn.Module, optim: Optim, mesh: Any) -> Optimizer:
@@ -142,7 +146,7 @@ def _scheduler(optimizer: Optimizer, optim: Optim, schedule: Schedule, steps: in
         alpha: StepFunction = schedules.linear_alpha(optim.alpha, schedule.alpha_end, steps)
         lr: StepFunction = ratio
     else:
-        after = replace(schedule, warmup=0).plan(steps - schedule.warmup).ratio
+        after = LrPlan(steps - schedule.warmup, 0, schedule.lr, schedule.final).ratio
         matched = schedules.MatchedMomentum(
             optim.alpha, schedule.alpha_end, after, warmup=schedule.warmup, nesterov=optim.nesterov,
             match="gamma-prime" if schedule.momentum == "matched-gamma-prime" else "gamma-eff",
