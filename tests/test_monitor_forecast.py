@@ -245,8 +245,9 @@ def test_a_gradient_that_pushes_outward_has_negative_excess():
         lambda p: sn.ScionC(p, lr=0.05, lmo="by-shape"),
         lambda p: sn.correct(torch.optim.AdamW(p, lr=0.01, weight_decay=1.0)),
         lambda p: sn.LionC(p, lr=0.01),
+        lambda p: sn.LionC(p, lr=0.01, hold="fixed"),  # reading records also advances the forecast
     ],
-    ids=["ScionC", "AdamW", "LionC"],
+    ids=["ScionC", "AdamW", "LionC", "LionC fixed"],
 )
 def test_a_resumed_monitor_continues_as_the_unbroken_one_does(make):
     """The run stops between two measurements, with records unread and one parameter sometimes without gradients."""
