@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from steadynorm.extras import describe_missing
 from steadynorm.signals import Terminated, exit_code
@@ -12,6 +13,9 @@ from steadynorm.signals import Terminated, exit_code
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `steadynorm`; errors that the user can fix print one line, without a traceback, and exit with code 2."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started the command
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # without UTF-8, characters such as ² become question marks

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rich.console import Console
 from tyro.conf import Positional
 
 from steadynorm import progress
 from steadynorm.cli.subcommands import one_of
-from steadynorm.cli.text import new_table
+from steadynorm.cli.text import Output, new_table
 from steadynorm.lab import paper
 from steadynorm.lab.paper import Context, Experiment, TrainedExperiment, null, runner
 
@@ -40,7 +39,7 @@ class PaperList:
                 parts = "".join(f"\n{scale} scale: {_joined(names)}" for scale, names in experiment.parts.items())
             text = f"{experiment.title}: {experiment.paper_finding}{parts}"
             table.add_row(experiment.name, str(runs or ""), f"{seconds / 60:.0f}", text)
-        Console().print(table)
+        Output().print(table)
         runs, seconds = runner.estimate(plans)
         total = (seconds + simulated) / 60
         print(
@@ -81,7 +80,7 @@ class PaperNull:
                     leaning += share > null.MOST
                     table.add_row(folder.name, claim, f"{100 * share:.1f}" + " !" * (share > null.MOST))
                 tell(1)
-        Console().print(table)
+        Output().print(table)
         print(f"{leaning} of {table.row_count} claims hold in more than {100 * null.MOST:g} % of draws")
         return 1 if leaning else 0
 
@@ -149,7 +148,7 @@ class PaperRun:
         table = new_table(f"{experiment.name}: {experiment.title}", ["claim", "verdict", "figure"])
         for text, finding in finished.outcome.claims.items():
             table.add_row(text, finding.verdict, finding.figure)
-        Console().print(table)
+        Output().print(table)
         print(f"page: {finished.page}\nsummary: {context.folder / runner.SUMMARY}", flush=True)
         return dict(finished.failed)
 

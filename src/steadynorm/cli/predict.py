@@ -8,12 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console
 from rich.table import Table
 
 from steadynorm import prediction
 from steadynorm.cli import predict_tables as tables
-from steadynorm.cli.text import format_value, parse_shape, refuse_options
+from steadynorm.cli.text import Output, format_value, parse_shape, refuse_options
 from steadynorm.conversion import translation
 from steadynorm.conversion.equivalents import find_equivalents, from_fixed_norm
 from steadynorm.conversion.knobs import describe_setting, find_knobs
@@ -215,7 +214,7 @@ class Predict:
         return kind(self.lr, self.weight_decay, **options)
 
     def _print(self, shown: _Shown) -> None:
-        console = Console()
+        console = Output()
         for block in shown.blocks:
             console.print(block, highlight=False, markup=False)
         for text, forecast in shown.forecasts.items():

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from tyro.conf import Positional
 
-from steadynorm.cli.text import new_table
+from steadynorm.cli.text import Output, new_table
 
 if TYPE_CHECKING:
     from steadynorm.lab.demo import Summary
@@ -28,7 +27,7 @@ class Demo:
         from steadynorm import machine
         from steadynorm.lab import demo
 
-        console = Console()
+        console = Output()
         predicted = ["paper", "exact", "simulated"]
         table = new_table("Random gradients: where does |θ|²/|u|² settle?", ["parameter", *predicted], right=predicted)
         for system in demo.compare_systems():

@@ -4,9 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from rich.console import Console
-
-from steadynorm.cli.text import format_value, new_table, parse_shape, refuse_options
+from steadynorm.cli.text import Output, format_value, new_table, parse_shape, refuse_options
 from steadynorm.prediction import LrPlan, ParamSetting
 
 
@@ -81,7 +79,7 @@ class Simulate:
                 cells.append(f"{response.response:.4f} ± {response.response_error:.4f}")
                 cells += [format_value(response.expected_response), format_value(response.effective_lr)]
             table.add_row(*cells)
-        Console().print(table)
+        Output().print(table)
 
     def _compare_holds(self, settings: Sequence[ParamSetting], steps: int) -> None:
         """Simulate each way to hold the norm under each setting, and print norms beside the target."""
@@ -118,4 +116,4 @@ class Simulate:
                 format_value(norm.alpha), norm.hold, f"{norm.target:.4f}", f"{norm.mean:.4f} ± {norm.error:.4f}",
                 f"{norm.mean_ratio:.4f}", f"{norm.end:.4f}", f"{norm.end_ratio:.4f}",
             )  # fmt: skip
-        Console().print(table)
+        Output().print(table)

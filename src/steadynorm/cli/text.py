@@ -2,7 +2,15 @@
 
 from collections.abc import Collection, Sequence
 
+from rich.console import Console
 from rich.table import Table
+
+
+class Output(Console):
+    """A console on stdout that leaves a closed pipe to `cli.main`; rich would exit with 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise  # the BrokenPipeError that rich is handling
 
 
 def refuse_options(command: object, names: Sequence[str], why: str) -> None:
