@@ -68,6 +68,8 @@ def test_a_missing_gpu_is_refused_with_the_remedy(monkeypatch, capsys, tmp_path)
         assert "sees no GPU; install torch with CUDA" in capsys.readouterr().err
         assert main([*command, "--device", "gpu"]) == 2
         assert "device 'gpu' is unknown; choose cpu, cuda" in capsys.readouterr().err
+    assert main(["train", "gpt", "--out", str(tmp_path / "run"), "--device", "hpu"]) == 2
+    assert "device 'hpu' is not available: " in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

@@ -1,5 +1,6 @@
 """The paper's recipes at full size: every number is the paper's, and each takes two real steps."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -291,3 +292,17 @@ def test_an_empty_evaluation_is_refused_before_the_first_step(recipe: str, key: 
     config.check()
     with pytest.raises(ValueError, match=rf"task\.{key}=0: must be at least 1"):
         replace(config, task=replace(config.task, **{key: 0})).check()
+
+
+@pytest.mark.parametrize("end", [-1.0, math.nan])
+def test_a_final_target_below_zero_is_refused_before_the_first_step(end: float):
+    """The run ended only where the target crossed zero."""
+    config = RECIPES["gpt"]
+    with pytest.raises(ValueError, match=r"schedule\.steady_norm_sq_end=.*: must be finite and not negative"):
+        replace(config, schedule=replace(config.schedule, steady_norm_sq_end=end)).check()
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64])
+def test_a_seed_that_torch_does_not_take_is_refused(seed: int):
+    with pytest.raises(ValueError, match=f"seed={seed}: must be 0 or more"):
+        replace(RECIPES["gpt"], seed=seed).check()

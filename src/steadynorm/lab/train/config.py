@@ -184,6 +184,13 @@ class Config:
             raise ValueError(f"task.{key}={amount}: must be at least 1; leave it out to use all")
         if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):
             raise ValueError(f"clip={self.clip}: must be above 0; leave it out for no clipping")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed={self.seed}: must be 0 or more and less than 2^63")
+        end = self.schedule.steady_norm_sq_end
+        if end is not None and not (
+            math.isfinite(end) and end >= 0
+        ):  # else only the step that falls below 0 would say so
+            raise ValueError(f"schedule.steady_norm_sq_end={end}: must be finite and not negative")
         if not 0 <= self.schedule.warmup < self.steps:
             raise ValueError(
                 f"schedule.warmup={self.schedule.warmup} must be 0 or more and less than steps={self.steps}"
