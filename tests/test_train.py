@@ -311,6 +311,20 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_last_good_checkpoint(shar
     assert loop.train(made, quiet=True).finished
 
 
+def test_weights_that_are_not_finite_are_not_saved(shards: Path, tmp_path: Path):
+    """A gradient can overflow where the loss does not, and torch's AdamW takes it."""
+    made = config(shards, tmp_path / "run", steps=12, optim=Optim("adamw", lr=1e-3))
+
+    def spoil(trainer: loop.Trainer) -> None:
+        weight = next(trainer.parts.model.parameters())
+        handle = weight.register_hook(lambda grad: (handle.remove(), grad * torch.inf)[1])
+
+    with before_update(spoil, 9), pytest.raises(loop.DivergedError, match=r"after step 10 are not finite.*step-000005"):
+        loop.train(made, quiet=True)
+    assert [path.name for path in checkpoint.list_checkpoints(made.out / "checkpoints")] == ["step-000005"]
+    assert loop.train(made, quiet=True).finished
+
+
 def advance(optimizer: torch.optim.Optimizer, scheduler: Scheduler, steps: int) -> None:
     for _ in range(steps):
         optimizer.step()  # there are no gradients: nothing moves

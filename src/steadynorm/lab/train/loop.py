@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from steadynorm import machine, records
+from steadynorm.dtensor import local
 from steadynorm.files import lock, make_folder, read_json, write_json
 from steadynorm.lab import origin
 from steadynorm.lab.train import checkpoint, optimizers, parallel, tasks
@@ -141,6 +142,7 @@ class Trainer:
             if evaluates or saves or self.step % _FLUSH == 0:
                 self._flush(loss, self._evaluate() if evaluates else {})
             if saves:
+                self._check_weights()
                 if self.recorder is not None:
                     self.recorder.sync()  # after a power cut, no checkpoint may be ahead of the records
                 progress = self.step, self.seconds, self.final
@@ -217,12 +219,19 @@ class Trainer:
             log_records(self.writer, taken)
         bad = next((r["step"] for r in taken if "loss" in r and r["loss"] is None), None)
         if bad is not None or not math.isfinite(loss.item()):
-            out, kept = self.config.out, checkpoint.list_checkpoints(self.config.out / "checkpoints")
-            good = f"the last good checkpoint is {kept[-1]}" if kept else "there is no checkpoint yet"
-            raise DivergedError(
-                f"{out}: the loss of step {bad or self.step} is not finite; {good}; lower the lr, or check the data"
-            )
+            raise self._diverged(f"the loss of step {bad or self.step} is")
         self.display.update(self.step, taken[-1] if taken else {}, self.final)
+
+    def _check_weights(self) -> None:
+        """Raise DivergedError, on all processes, if weights are not finite: the next loss would be, after they were saved."""
+        weights = [local(p).detach() for p in self.parts.model.parameters()]
+        if self.team.max_over_processes(int(not all(bool(weight.isfinite().all()) for weight in weights))):
+            raise self._diverged(f"the weights after step {self.step} are")
+
+    def _diverged(self, what: str) -> DivergedError:
+        out, kept = self.config.out, checkpoint.list_checkpoints(self.config.out / "checkpoints")
+        good = f"the last good checkpoint is {kept[-1]}" if kept else "there is no checkpoint yet"
+        return DivergedError(f"{out}: {what} not finite; {good}; lower the lr, or check the data")
 
 
 _FLUSH = 20  # steps between transfers from the device
