@@ -84,7 +84,8 @@ def to_folder(
 
     A folder holds one run. If it already has records, they are continued if the monitor was resumed
     (`Monitor.load_state_dict`) and `config` is the same; records since the checkpoint are replaced. Otherwise the first
-    write raises RecordError and leaves the folder unchanged.
+    write raises RecordError and leaves the folder unchanged. Of several processes only one may write, because all of them
+    have the same records.
 
     Args:
         folder: The run's folder.
