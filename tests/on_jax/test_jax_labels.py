@@ -2,6 +2,8 @@
 
 import needs_jax  # noqa: F401  # isort: skip
 
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -138,6 +140,21 @@ def test_items_of_lists_and_flaxs_variables_have_paths():
     assert [path for path, _ in path_leaves(tree)] == ["layers/0", "layers/1/weight/value"]
     label = sj.label_params(tree, output=False, roles={"layers/0": "hidden"})["layers/1/weight/value"]
     assert label.role == "hidden"
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Variable:
+    """As in flax's nnx: a node whose array is its `value`."""
+
+    value: jax.Array
+
+
+def test_labels_of_nnxs_variables_fit_the_arrays_that_its_optimizer_passes_on():
+    arrays = {"up": {"kernel": jnp.ones((4, 4))}, "head": {"kernel": jnp.ones((4, 2)), "bias": jnp.ones(2)}}
+    labels = sj.label_params(jax.tree.map(Variable, arrays))
+    assert labels == sj.label_params(arrays) and labels["head/bias"].role == "output-bias"
+    sj.scionc(0.01, labels).init(arrays)
 
 
 def test_the_table_folds_arrays_that_differ_by_a_number():
