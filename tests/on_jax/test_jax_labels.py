@@ -108,6 +108,11 @@ def test_names_of_other_libraries_say_how_they_store():
     }
 
 
+@pytest.mark.parametrize("name", ["embed", "token_embedding", "word_embeddings", "pos_embed", "wte", "wpe", "tok_emb"])
+def test_tables_are_known_by_the_usual_names_of_their_fields(name):
+    assert labels_of(**{f"{name}__weight": (9, 4)}) == {f"{name}/weight": ("embedding", "embedding")}
+
+
 def test_fused_weights_are_split_into_blocks_of_their_outputs():
     labels = sj.label_params(
         shaped(attn__qkv__kernel=(8, 24), mlp__gate_up_proj__kernel=(8, 32), qkv__weight=(24, 8)), output=False
