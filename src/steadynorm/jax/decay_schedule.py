@@ -133,7 +133,21 @@ def add_corrected_decay(
         learning_rate, weight_decay, family=family, peak_lr=peak_lr, steady_norm_sq=steady_norm_sq, alpha=alpha,
         betas=betas, nesterov=nesterov, reference=reference, overlap=overlap,
     )  # fmt: skip
-    return optax.add_decayed_weights(schedule, mask)
+    return keep_dtypes(optax.add_decayed_weights(schedule, mask))
+
+
+def keep_dtypes(transformation: Any) -> Any:
+    """Return a transformation whose updates have the dtype of gradient and weight, which an array as decay may widen."""
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        wide, state = optax.with_extra_args_support(transformation).update(updates, state, params, **extra)
+
+        def narrow(gradient: Any, theta: Any, u: Any) -> Any:
+            return None if gradient is None else u.astype(jnp.result_type(gradient, theta))
+
+        return jax.tree.map(narrow, updates, params, wide, is_leaf=lambda leaf: leaf is None), state
+
+    return optax.GradientTransformationExtraArgs(transformation.init, update)
 
 
 def tabulate(step_function: Callable[[int], float], steps: int) -> Schedule:
