@@ -166,7 +166,11 @@ REFUSED = {
     "negative decay": (lambda: sj.corrected_decay(0.1, -0.1), "weight_decay=-0.1 must be finite and not negative"),
     "alpha 2": (lambda: sj.corrected_decay(0.1, 0.1, family="scion", alpha=2), "outside \\(0, 1\\]"),
     "beta 1": (lambda: sj.lionc(0.1, b1=1.0), "betas\\[0\\]=1.0 is outside"),
-    "injected momentum": (lambda: sj.muonc(0.1, beta=jnp.float32(0.9)), "pass reference="),
+    "injected momentum": (lambda: sj.muonc(0.1, beta=jnp.float32(0.9)), "muonc: reference_beta="),
+    "lr lambda above 1": (lambda: sj.adamc(20.0, weight_decay=0.1), "lr \\* weight_decay = 2 exceeds 1"),
+    "above 1 at the peak": (lambda: sj.lionc(LR, weight_decay=100.0, peak_lr=0.02), "lr \\* weight_decay = 2 exceeds 1"),
+    "lr above its peak": (lambda: sj.adamc(1e-2, peak_lr=1e-3), "learning_rate=0.01 exceeds peak_lr=0.001"),
+    "no way to the target": (lambda: sj.corrected_decay(2.0, steady_norm_sq=1.0), "steady_norm_sq=1 is unreachable"),
     "no overlap": (
         lambda: sj.corrected_decay(0.1, family="scion", alpha=0.1, steady_norm_sq=1.0, overlap="round")(0),
         "pass 'linear' or an Overlap",

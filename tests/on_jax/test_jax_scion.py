@@ -239,6 +239,8 @@ REFUSED = {
     "negative lr": (lambda: sj.scionc(-0.1), "lr=-0.1"),
     "alpha 0": (lambda: sj.scion(0.1, alpha=0.0), "alpha=0.0 is outside"),
     "target 0": (lambda: sj.scionc(0.1, steady_norm_sq=0.0), "steady_norm_sq=0.0 must be positive"),
+    "lr lambda above 1": (lambda: sj.scion(2.0, weight_decay=1.0), "lr \\* weight_decay = 2 exceeds 1"),
+    "no way to the target": (lambda: sj.scionc(1.0), "steady_norm_sq=1.1875 is unreachable at lr=1"),
     "negative decay": (lambda: sj.scion(0.1, weight_decay=-1.0), "weight_decay=-1.0"),
     "unknown dtype": (lambda: sj.scion(0.1, momentum_dtype="int8"), "choose 'bfloat16' or 'float32'"),
     "unknown lmo": (lambda: sj.scion(0.1, "spectrum").init(MATRIX), "unknown lmo 'spectrum'"),

@@ -14,14 +14,22 @@ import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 import optax  # pyright: ignore[reportMissingImports]
 
 from steadynorm.groups.role_table import OUTPUT_LR_RATIO
-from steadynorm.jax.decay_schedule import Value, check_decay, find_peak, is_number, target_decay, value_at
+from steadynorm.jax.decay_schedule import (
+    Value,
+    check_decay,
+    corrected_decay,
+    find_peak,
+    is_number,
+    target_decay,
+    value_at,
+)
 from steadynorm.jax.factors import PolarMethod, split_method, wide_dtype
 from steadynorm.jax.labels import Label, Labels, label_params, path_leaves, same_lmo
 from steadynorm.jax.mesh_axes import on_automatic_axes
 from steadynorm.jax.oracles import find_oracle
 from steadynorm.jax.stacks import Gradient, accumulate, blocks_of, decay_and_step, find_updates, fresh_left, split_left
 from steadynorm.suggestions import suggest
-from steadynorm.theory.equilibrium import check_lr, check_target
+from steadynorm.theory.equilibrium import check_lr, check_target, eta_of
 from steadynorm.theory.momentum import check_alpha
 
 LabelsLike = Labels | str | Callable[[Any], Labels] | None
@@ -106,7 +114,9 @@ def scionc(
     """
     if overlap not in _OVERLAPS:
         raise ValueError(f"overlap={overlap!r} is unknown; choose 'linear' or 'exact'")
-    if is_number(steady_norm_sq):
+    if overlap == "linear":  # checks that the numbers are in range and the target is reachable
+        corrected_decay(learning_rate, family="scion", alpha=alpha, steady_norm_sq=steady_norm_sq, nesterov=nesterov)
+    elif is_number(steady_norm_sq):
         check_target("steady_norm_sq", steady_norm_sq)
 
     def start_decay(peak: Any) -> Any:
@@ -155,6 +165,8 @@ def scion(
 
     if is_number(weight_decay):
         check_decay("weight_decay", weight_decay)
+        if is_number(learning_rate):
+            eta_of(learning_rate, weight_decay)
 
     def start_decay(peak: Any) -> Any:
         return _start("weight_decay", weight_decay)
