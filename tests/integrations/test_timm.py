@@ -102,12 +102,13 @@ def test_our_optimizers_can_be_made_by_name_with_timms_own_groups(opt: str):
     assert {group["lr"] for group in optimizer.param_groups} == {1e-3}
 
 
-def test_layer_decay_keeps_a_peak_for_each_group():
+@pytest.mark.parametrize("lr", [{"lr": 1e-3}, {}], ids=["an lr", "the optimizer's own lr"])
+def test_layer_decay_keeps_a_peak_for_each_group(lr: dict[str, float]):
     """timm's scheduler multiplies a group's lr by its lr_scale: each group decays as requested at its peak, and by
     half at half.
     """
     model = vit()
-    optimizer = create_optimizer_v2(model, opt="steadyadamc", lr=1e-3, weight_decay=0.1, layer_decay=0.5)
+    optimizer = create_optimizer_v2(model, opt="steadyadamc", weight_decay=0.1, layer_decay=0.5, **lr)
     assert len({group["lr_scale"] for group in optimizer.param_groups}) > 2
     scheduler = CosineLRScheduler(optimizer, t_initial=10, t_in_epochs=False)
     for update, ratio in ((0, 1.0), (5, 0.5)):
@@ -117,6 +118,15 @@ def test_layer_decay_keeps_a_peak_for_each_group():
         for group in optimizer.param_groups:
             assert group["lr"] == pytest.approx(1e-3 * group["lr_scale"] * ratio)
             assert group["weight_decay"] == pytest.approx(group["base_weight_decay"] * ratio)
+
+
+@pytest.mark.parametrize("opt", ["steadysgdc", "steadyscionc"])
+def test_a_momentum_that_would_be_lost_is_refused_and_timms_default_is_ours(opt: str):
+    groups = partial(sn.param_groups, kind="scion" if opt == "steadyscionc" else "adam", lr=0.01)
+    assert create_optimizer_v2(vit(), opt=opt, param_group_fn=groups).param_groups[0]["alpha"] == 0.1
+    assert create_optimizer_v2(vit(), opt=opt, param_group_fn=groups, alpha=0.1).param_groups[0]["alpha"] == 0.1
+    with pytest.raises(TypeError, match="alpha"):
+        create_optimizer_v2(vit(), opt=opt, param_group_fn=groups, momentum=0.95)
 
 
 def test_scionc_without_roles_is_refused_with_the_remedy():

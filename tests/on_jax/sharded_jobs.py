@@ -2,6 +2,7 @@
 
 import needs_jax  # noqa: F401  # isort: skip
 
+import contextlib
 import sys
 
 import jax
@@ -59,9 +60,10 @@ def main() -> None:
         "injected": lambda: optax.inject_hyperparams(sj.scionc)(LR, labels, output_weight_decay=0.004),
         "adamc": lambda: sj.adamc(LR, peak_lr=0.02),
     }
+    makers["mesh-not-set"] = makers["scionc"]  # the parameters' sharding names the mesh
     for name, make in makers.items():
         alone, _ = train(make(), None)
-        with jax.set_mesh(mesh):
+        with contextlib.nullcontext() if name == "mesh-not-set" else jax.set_mesh(mesh):
             together, state = train(make(), mesh)
         apart = jax.tree.map(lambda a, b: np.abs(jax.device_get(a) - jax.device_get(b)).max(), alone, together)
         state = getattr(state, "inner_state", state)

@@ -131,6 +131,17 @@ def test_a_constant_lr_leaves_optaxs_own_optimizers():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), *results)
 
 
+@pytest.mark.parametrize(("x64", "dtype"), [(False, jnp.bfloat16), (True, jnp.float32)], ids=str)
+@pytest.mark.parametrize("make", [sj.adamc, sj.lionc, sj.muonc])
+def test_a_scheduled_decay_leaves_the_dtype_of_the_updates(make, x64, dtype):
+    """`optax.apply_if_finite` refuses updates of another dtype than the gradients."""
+    with jax.enable_x64(x64):
+        tx = optax.apply_if_finite(make(sj.tabulate(lambda step: 0.01, 3), peak_lr=0.01), 2)
+        params = {"w": jnp.ones((3, 2), dtype)}
+        updates, _ = jax.jit(tx.update)(params, tx.init(params), params)
+        assert updates["w"].dtype == dtype
+
+
 def test_muonc_halves_the_decay_at_half_the_lr_for_matrices_and_for_its_adam():
     lr = sj.tabulate(lambda step: 0.02 if step == 0 else 0.01, 2)
     tx = sj.muonc(lr, 0.4, peak_lr=0.02, adam_weight_decay=0.2)
@@ -155,7 +166,11 @@ REFUSED = {
     "negative decay": (lambda: sj.corrected_decay(0.1, -0.1), "weight_decay=-0.1 must be finite and not negative"),
     "alpha 2": (lambda: sj.corrected_decay(0.1, 0.1, family="scion", alpha=2), "outside \\(0, 1\\]"),
     "beta 1": (lambda: sj.lionc(0.1, b1=1.0), "betas\\[0\\]=1.0 is outside"),
-    "injected momentum": (lambda: sj.muonc(0.1, beta=jnp.float32(0.9)), "pass reference="),
+    "injected momentum": (lambda: sj.muonc(0.1, beta=jnp.float32(0.9)), "muonc: reference_beta="),
+    "lr lambda above 1": (lambda: sj.adamc(20.0, weight_decay=0.1), "lr \\* weight_decay = 2 exceeds 1"),
+    "above 1 at the peak": (lambda: sj.lionc(LR, weight_decay=100.0, peak_lr=0.02), "lr \\* weight_decay = 2 exceeds 1"),
+    "lr above its peak": (lambda: sj.adamc(1e-2, peak_lr=1e-3), "learning_rate=0.01 exceeds peak_lr=0.001"),
+    "no way to the target": (lambda: sj.corrected_decay(2.0, steady_norm_sq=1.0), "steady_norm_sq=1 is unreachable"),
     "no overlap": (
         lambda: sj.corrected_decay(0.1, family="scion", alpha=0.1, steady_norm_sq=1.0, overlap="round")(0),
         "pass 'linear' or an Overlap",

@@ -2,6 +2,8 @@
 
 import needs_jax  # noqa: F401  # isort: skip
 
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -106,6 +108,11 @@ def test_names_of_other_libraries_say_how_they_store():
     }
 
 
+@pytest.mark.parametrize("name", ["embed", "token_embedding", "word_embeddings", "pos_embed", "wte", "wpe", "tok_emb"])
+def test_tables_are_known_by_the_usual_names_of_their_fields(name):
+    assert labels_of(**{f"{name}__weight": (9, 4)}) == {f"{name}/weight": ("embedding", "embedding")}
+
+
 def test_fused_weights_are_split_into_blocks_of_their_outputs():
     labels = sj.label_params(
         shaped(attn__qkv__kernel=(8, 24), mlp__gate_up_proj__kernel=(8, 32), qkv__weight=(24, 8)), output=False
@@ -138,6 +145,21 @@ def test_items_of_lists_and_flaxs_variables_have_paths():
     assert [path for path, _ in path_leaves(tree)] == ["layers/0", "layers/1/weight/value"]
     label = sj.label_params(tree, output=False, roles={"layers/0": "hidden"})["layers/1/weight/value"]
     assert label.role == "hidden"
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Variable:
+    """As in flax's nnx: a node whose array is its `value`."""
+
+    value: jax.Array
+
+
+def test_labels_of_nnxs_variables_fit_the_arrays_that_its_optimizer_passes_on():
+    arrays = {"up": {"kernel": jnp.ones((4, 4))}, "head": {"kernel": jnp.ones((4, 2)), "bias": jnp.ones(2)}}
+    labels = sj.label_params(jax.tree.map(Variable, arrays))
+    assert labels == sj.label_params(arrays) and labels["head/bias"].role == "output-bias"
+    sj.scionc(0.01, labels).init(arrays)
 
 
 def test_the_table_folds_arrays_that_differ_by_a_number():

@@ -48,7 +48,7 @@ def test_four_devices_end_where_one_does_and_the_state_follows_the_parameters(ax
     flags = "--xla_force_host_platform_device_count=4"
     printed = python(Path(__file__).with_name("sharded_jobs.py"), axes, XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
     lines = [line.split() for line in printed.splitlines()]
-    assert [line[0] for line in lines] == ["scionc", "injected", "adamc"]
+    assert [line[0] for line in lines] == ["scionc", "injected", "adamc", "mesh-not-set"]
     for name, devices, apart, follows, stays in lines:
         assert devices == "4" and float(apart) < 1e-5, (name, apart)
         assert (follows, stays) == ("True", "True"), name

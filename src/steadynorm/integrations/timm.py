@@ -5,6 +5,7 @@ create_optimizer_v2(model, opt="steadyscionc", param_group_fn=partial(param_grou
 create_optimizer_v2(model, opt="steadylionc", lr=1e-4, weight_decay=1.0)        # timm's own groups
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -35,15 +36,17 @@ def register() -> None:
                 _maker(cls),  # pyright: ignore[reportArgumentType]
                 f"steadynorm's {cls.__name__}",
                 has_eps=cls in (AdamC, RenormalizedAdamW),
+                has_momentum=not betas,  # so that timm passes it on, and the optimizer can refuse it
                 has_betas=betas,
             )
             default_registry.register(info)
 
 
-def _with_own_peak(group: Any, lr: float | None) -> Any:
+def _with_own_peak(group: Any, lr: float) -> Any:
     """Set the peak of a group with layer decay, where timm's schedulers multiply lr by the group's `lr_scale`."""
-    lr = group.get("lr", lr) if isinstance(group, dict) else None
-    return group if lr is None or "lr_scale" not in group else {"peak_lr": lr * group["lr_scale"], **group}
+    if not isinstance(group, dict) or "lr_scale" not in group:
+        return group
+    return {"peak_lr": group.get("lr", lr) * group["lr_scale"], **group}
 
 
 def _maker(cls: type[Optimizer]) -> Callable[..., Optimizer]:
@@ -57,8 +60,14 @@ def _maker(cls: type[Optimizer]) -> Callable[..., Optimizer]:
                 f"create_optimizer: lr={lr:g} would not be used, the groups have {', '.join(f'{value:g}' for value in own)}; "
                 "pass it to the groups: param_group_fn=partial(steadynorm.param_groups, lr=...)"
             )
+        # What timm passes if nobody asked: momentum 0.9, which is our alpha of 0.1, and no decay, which ScionC computes.
+        if settings.get("momentum") == 0.9:
+            del settings["momentum"]
+        if cls is ScionC and settings.get("weight_decay") == 0:
+            del settings["weight_decay"]
         if cls in (AdamC, LionC, SGDC):
-            groups = [_with_own_peak(group, lr) for group in groups]
+            usual_lr = inspect.signature(cls).parameters["lr"].default
+            groups = [_with_own_peak(group, usual_lr if lr is None else lr) for group in groups]
         return cls(groups, **settings) if lr is None else cls(groups, lr=lr, **settings)  # pyright: ignore[reportCallIssue]
 
     make.__name__ = cls.__name__

@@ -24,6 +24,7 @@ _CONVOLUTION = re.compile(r"conv", re.I)
 _TO_HEADS = re.compile(r"^(query|key|value|[qkv]_proj)$", re.I)  # flax's attention: (d_in, heads, d_head)
 _FROM_HEADS = re.compile(r"^(out|o_proj)$", re.I)  # (heads, d_head, d_out)
 _INDEX = re.compile(r"_\d+$")
+_TABLE = re.compile(rf"{TABLE_NAME.pattern}|(^|_)(wte|wpe|emb)$", re.I)  # equinox names tables by their field only
 
 
 def find_role(
@@ -40,7 +41,7 @@ def find_role(
     if path in outputs:
         if len(shape) <= 1:
             return "output-bias", outputs[path], 0
-        transposed = first and not TABLE_NAME.search(name)
+        transposed = first and not _TABLE.search(name)
         return ("output-transposed", outputs[path], len(shape) - 1) if transposed else ("output", outputs[path], 0)
     layers = [_INDEX.sub("", word) for word in split_path(path)[:-1] if not word.isdigit()]
     reason = f"{name} of {layers[-1]}" if layers else name
@@ -49,7 +50,7 @@ def find_role(
         return "vector", reason, 0
     if wide <= 1:
         return "vector", f"{reason}: only one dimension above 1", 0
-    if wide == 2 and (TABLE_NAME.search(name) or (name == "weight" and TABLE_NAME.search(owner))):
+    if wide == 2 and (_TABLE.search(name) or (name == "weight" and _TABLE.search(owner))):
         return "embedding", f"{reason}: a table whose rows are looked up", 0
     if first is None:
         raise ValueError(

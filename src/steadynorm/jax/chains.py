@@ -5,7 +5,7 @@ from typing import Any
 
 import optax  # pyright: ignore[reportMissingImports]
 
-from steadynorm.jax.decay_schedule import Value, add_corrected_decay, corrected_decay
+from steadynorm.jax.decay_schedule import Value, add_corrected_decay, corrected_decay, keep_dtypes
 
 
 def adamc(
@@ -144,7 +144,7 @@ def muonc(
     adam_peak = adam_peak if adam_peak_lr is None else adam_peak_lr
     is_zero = isinstance(adam_weight_decay, int | float) and adam_weight_decay == 0
     adam_decay = 0.0 if is_zero else corrected_decay(adam_lr, adam_weight_decay, peak_lr=adam_peak)
-    return optax.contrib.muon(
+    muon = optax.contrib.muon(
         learning_rate,
         beta=beta,
         nesterov=nesterov,
@@ -153,6 +153,7 @@ def muonc(
         adam_weight_decay=adam_decay,
         **(options or {}),
     )
+    return keep_dtypes(muon)
 
 
 def _base(weight_decay: Value | None, target: Value | None, default: float) -> Value | None:

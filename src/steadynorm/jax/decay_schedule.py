@@ -15,7 +15,9 @@ import optax  # pyright: ignore[reportMissingImports]
 from steadynorm.theory import Overlap
 from steadynorm.theory.equilibrium import (
     check_lr,
+    check_reachable,
     check_target,
+    eta_of,
     limit_decay,
     linear_gain,
     norm_sq_from_gain,
@@ -90,8 +92,14 @@ def corrected_decay(
             lr, target = value_at(learning_rate, count), value_at(steady_norm_sq, count)
             return target_decay(target, lr, family, _at(momentum, count), nesterov=nesterov, overlap=overlap)
 
+        if overlap == "linear" and all(map(is_number, (learning_rate, steady_norm_sq, *_parts(momentum)))):
+            decay = aim(0)
+            if is_number(decay):  # Lion's is an array
+                check_reachable(steady_norm_sq, learning_rate, decay)
         return aim
     peak = find_peak("corrected_decay", learning_rate, peak_lr)
+    if is_number(peak) and is_number(weight_decay):
+        eta_of(peak, weight_decay)
     start = _reference(family, momentum, reference)
 
     def follow(count: Any) -> Any:
@@ -133,7 +141,21 @@ def add_corrected_decay(
         learning_rate, weight_decay, family=family, peak_lr=peak_lr, steady_norm_sq=steady_norm_sq, alpha=alpha,
         betas=betas, nesterov=nesterov, reference=reference, overlap=overlap,
     )  # fmt: skip
-    return optax.add_decayed_weights(schedule, mask)
+    return keep_dtypes(optax.add_decayed_weights(schedule, mask))
+
+
+def keep_dtypes(transformation: Any) -> Any:
+    """Return a transformation whose updates have the dtype of gradient and weight, which an array as decay may widen."""
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        wide, state = optax.with_extra_args_support(transformation).update(updates, state, params, **extra)
+
+        def narrow(gradient: Any, theta: Any, u: Any) -> Any:
+            return None if gradient is None else u.astype(jnp.result_type(gradient, theta))
+
+        return jax.tree.map(narrow, updates, params, wide, is_leaf=lambda leaf: leaf is None), state
+
+    return optax.GradientTransformationExtraArgs(transformation.init, update)
 
 
 def tabulate(step_function: Callable[[int], float], steps: int) -> Schedule:
@@ -171,6 +193,10 @@ def find_peak(where: str, learning_rate: Value, peak_lr: Value | None) -> Value:
     peak = learning_rate if peak_lr is None else peak_lr
     if is_number(peak):
         check_target("peak_lr", peak)
+        if is_number(learning_rate) and learning_rate > peak:
+            raise ValueError(
+                f"{where}: learning_rate={learning_rate} exceeds peak_lr={peak}; pass peak_lr=<its maximum>"
+            )
     return peak
 
 
@@ -248,17 +274,23 @@ def _at(momentum: Any, count: Any) -> Any:
     return tuple(value_at(b, count) for b in momentum) if isinstance(momentum, tuple) else value_at(momentum, count)
 
 
+def _parts(momentum: Any) -> tuple[Any, ...]:
+    """Return the numbers of a momentum, without those that are None."""
+    parts = momentum if isinstance(momentum, tuple) else (momentum,)
+    return tuple(part for part in parts if part is not None)
+
+
 def _reference(family: str, momentum: Any, reference: Any) -> Any:
     """Return the momentum at which F = 1; None if it never changes."""
-    parts = momentum if isinstance(momentum, tuple) else (momentum,)
+    parts = _parts(momentum)
     if reference is not None:
         return _momentum(family, *((None, tuple(reference)) if family == "lion" else (reference, None)))
-    if all(part is None or is_number(part) for part in parts):
+    if all(map(is_number, parts)):
         return None
     if any(not (is_number(part) or callable(part)) for part in parts):
         raise ValueError(
-            "an injected momentum has no known start; pass reference=<the momentum at which weight_decay holds>, "
-            "or keep it a number with static_args"
+            "an injected momentum has no known start; pass reference= (lionc: reference_betas=, muonc: reference_beta=), the "
+            "momentum at which weight_decay holds, or keep it a number with static_args"
         )
     return _at(momentum, 0)
 

@@ -161,9 +161,16 @@ def explain(labels: Labels, *, full: bool = False) -> str:
 
 
 def path_leaves(tree: Any) -> list[tuple[str, Any]]:
-    """Return the leaves of a tree with their paths, as in "Block_0/Dense_1/kernel"."""
+    """Return the leaves of a tree with their paths, as in "Block_0/Dense_1/kernel".
+
+    A variable of flax's nnx is a node whose array is its `value`, but `nnx.Optimizer` passes on the arrays without it. Paths
+    leave it out, so that labels of `nnx.state(model, nnx.Param)` fit both.
+    """
     pairs = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in pairs]
+    value = jax.tree_util.GetAttrKey("value")
+    paths = [path[:-1] if len(path) > 1 and path[-1] == value else path for path, _ in pairs]
+    names = (jax.tree_util.keystr(path, simple=True, separator="/") for path in paths)
+    return [(name, leaf) for name, (_, leaf) in zip(names, pairs, strict=True)]
 
 
 def same_lmo(lmo: str) -> Callable[[Any], Labels]:

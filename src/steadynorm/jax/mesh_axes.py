@@ -22,13 +22,15 @@ def on_automatic_axes(advance: Callable[..., tuple[Any, Any]], updates: Any, sta
         params: The weights, whose sharding names the mesh.
         now: The scalars of this step.
     """
-    axes = {axis for leaf in jax.tree.leaves(params) for axis in _explicit_axes(leaf)}
-    if not axes:
+    meshes = [mesh for leaf in jax.tree.leaves(params) if (mesh := jax.typeof(leaf).sharding.mesh).explicit_axes]
+    if not meshes:
         return advance(updates, state, params, now)
-    placed = jax.tree.map(lambda leaf: jax.typeof(leaf).sharding, (params, state))
-    run = jax.sharding.auto_axes(advance, axes=tuple(sorted(axes)), out_sharding=placed)
+    everywhere = jax.sharding.NamedSharding(meshes[0], jax.sharding.PartitionSpec())
+
+    def placement(leaf: Any) -> Any:
+        sharding = jax.typeof(leaf).sharding
+        return everywhere if sharding.mesh.empty else sharding  # without jax.set_mesh, counts are on no mesh
+
+    placed = jax.tree.map(placement, (params, state))
+    run = jax.sharding.auto_axes(advance, axes=meshes[0].explicit_axes, out_sharding=placed)
     return run(updates, state, params, now)
-
-
-def _explicit_axes(leaf: Any) -> tuple[str, ...]:
-    return jax.typeof(leaf).sharding.mesh.explicit_axes

@@ -14,14 +14,22 @@ import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 import optax  # pyright: ignore[reportMissingImports]
 
 from steadynorm.groups.role_table import OUTPUT_LR_RATIO
-from steadynorm.jax.decay_schedule import Value, check_decay, find_peak, is_number, target_decay, value_at
+from steadynorm.jax.decay_schedule import (
+    Value,
+    check_decay,
+    corrected_decay,
+    find_peak,
+    is_number,
+    target_decay,
+    value_at,
+)
 from steadynorm.jax.factors import PolarMethod, split_method, wide_dtype
 from steadynorm.jax.labels import Label, Labels, label_params, path_leaves, same_lmo
 from steadynorm.jax.mesh_axes import on_automatic_axes
 from steadynorm.jax.oracles import find_oracle
-from steadynorm.jax.stacks import Gradient, accumulate, blocks_of, decay_and_step, fading_shape, find_updates
+from steadynorm.jax.stacks import Gradient, accumulate, blocks_of, decay_and_step, find_updates, fresh_left, split_left
 from steadynorm.suggestions import suggest
-from steadynorm.theory.equilibrium import check_lr, check_target
+from steadynorm.theory.equilibrium import check_lr, check_target, eta_of
 from steadynorm.theory.momentum import check_alpha
 
 LabelsLike = Labels | str | Callable[[Any], Labels] | None
@@ -36,12 +44,13 @@ class ScionState(NamedTuple):
     Attributes:
         count: Completed steps.
         momentum: The moving average of the gradients, a tree like the parameters.
-        left: {path: how much is left of the momentum of each of its matrices since their last gradient}.
+        left: How much is left of the momentum of each matrix whose updates fade, in the order of the tree. It is one array
+            because `optax.tree_map_params` needs a structure that does not depend on the labels.
     """
 
     count: Any
     momentum: Any
-    left: dict[str, Any]
+    left: Any
 
 
 class _Settings(NamedTuple):
@@ -105,7 +114,9 @@ def scionc(
     """
     if overlap not in _OVERLAPS:
         raise ValueError(f"overlap={overlap!r} is unknown; choose 'linear' or 'exact'")
-    if is_number(steady_norm_sq):
+    if overlap == "linear":  # checks that the numbers are in range and the target is reachable
+        corrected_decay(learning_rate, family="scion", alpha=alpha, steady_norm_sq=steady_norm_sq, nesterov=nesterov)
+    elif is_number(steady_norm_sq):
         check_target("steady_norm_sq", steady_norm_sq)
 
     def start_decay(peak: Any) -> Any:
@@ -154,6 +165,8 @@ def scion(
 
     if is_number(weight_decay):
         check_decay("weight_decay", weight_decay)
+        if is_number(learning_rate):
+            eta_of(learning_rate, weight_decay)
 
     def start_decay(peak: Any) -> Any:
         return _start("weight_decay", weight_decay)
@@ -241,27 +254,27 @@ def _transformation(settings: _Settings, rates: _Rates) -> Any:
         if any(labels[path].is_output for path, _ in path_leaves(params)) and rates.output_weight_decay is None:
             rates.default_output_decay()  # raises now rather than in a compiled step
         momentum = jax.tree.map(lambda p: jnp.zeros_like(p, _momentum_dtype(p, settings.momentum_dtype)), params)
-        left = {}
-        for path, leaf in path_leaves(params):
-            if (matrices := fading_shape(labels[path], settings.own_time)) is not None:
-                left[path] = jnp.ones(matrices, wide_dtype(leaf.dtype))
+        dtype = jnp.result_type(jnp.float32, *(leaf.dtype for leaf in jax.tree.leaves(params)))
+        left = fresh_left([labels[path] for path, _ in path_leaves(params)], settings.own_time, dtype)
         return ScionState(jnp.zeros([], jnp.int32), momentum, left)
 
     def advance(updates: Any, state: ScionState, params: Any, now: _Now) -> tuple[Any, ScionState]:
         labels, treedef = resolve_labels(settings.labels, params), jax.tree.structure(updates)
         pairs = zip(path_leaves(updates), jax.tree.leaves(state.momentum), jax.tree.leaves(params), strict=True)
-        leaves, momenta, left = [], [], {}
-        for (path, grad), m, theta in pairs:
+        parts = split_left(state.left, [labels[path] for path, _ in path_leaves(params)], settings.own_time)
+        leaves, momenta, left = [], [], [state.left[:0]]
+        for ((path, grad), m, theta), part in zip(pairs, parts, strict=True):
             gradient = Gradient(path, labels[path], grad, now.alpha, settings.nesterov, settings.own_time)
-            leaf, momentum, kept = accumulate(gradient, m, theta, state.left.get(path))
+            leaf, momentum, part = accumulate(gradient, m, theta, part)
             leaves.append(leaf)
             momenta.append(momentum)
-            left |= {} if kept is None else {path: kept}
+            left += [] if part is None else [part.reshape(-1)]
         deltas = [
             decay_and_step(leaf, u, now.lr[leaf.path], now.eta[leaf.path])
             for leaf, u in zip(leaves, find_updates(leaves, settings.polar), strict=True)
         ]
-        state = ScionState(optax.safe_increment(state.count), jax.tree.unflatten(treedef, momenta), left)
+        momentum = jax.tree.unflatten(treedef, momenta)
+        state = ScionState(optax.safe_increment(state.count), momentum, jnp.concatenate(left))
         return jax.tree.unflatten(treedef, deltas), state
 
     def update(updates: Any, state: ScionState, params: Any = None) -> tuple[Any, ScionState]:
@@ -276,6 +289,8 @@ def _transformation(settings: _Settings, rates: _Rates) -> Any:
 
 def resolve_labels(labels: LabelsLike, params: Any) -> Mapping[str, Label]:
     """Return the label of every array of a tree; raise ValueError if one is missing or has another shape."""
+    if not path_leaves(params):
+        return {}  # everything is masked, or optax.tree_map_params asks for the state's structure
     if labels is None:
         return label_params(params)
     labels = same_lmo(labels) if isinstance(labels, str) else labels

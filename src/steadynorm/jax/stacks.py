@@ -6,6 +6,7 @@ out once almost nothing is left of the momentum: left_t is 1 where the gradient 
 elsewhere, and the update is multiplied by min(1, left_t / FADES_BELOW).
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax  # pyright: ignore[reportMissingImports]
@@ -111,7 +112,24 @@ def decay_and_step(leaf: Leaf, u: Any, gamma: Any, eta: Any) -> Any:
     return (delta if leaf.active is None else delta * leaf.active).astype(leaf.theta.dtype)
 
 
-def fading_shape(label: Label, own_time: bool) -> tuple[int, ...] | None:
+def fresh_left(labels: list[Label], own_time: bool, dtype: Any) -> Any:
+    """Return `left` at the start: 1 for each matrix whose updates fade, those of all arrays in one array."""
+    shapes = (_fading_shape(label, own_time) for label in labels)
+    return jnp.ones(sum(math.prod(shape) for shape in shapes if shape is not None), dtype)
+
+
+def split_left(left: Any, labels: list[Label], own_time: bool) -> list[Any]:
+    """Return the part of `left` that belongs to each array; None where slices wait."""
+    parts, first = [], 0
+    for label in labels:
+        shape = _fading_shape(label, own_time)
+        last = first + (0 if shape is None else math.prod(shape))
+        parts.append(None if shape is None else left[first:last].reshape(shape))
+        first = last
+    return parts
+
+
+def _fading_shape(label: Label, own_time: bool) -> tuple[int, ...] | None:
     """Return the shape of the stack of matrices whose updates fade; None if slices wait instead."""
     if _waiting_ndim(label, own_time):
         return None
