@@ -43,8 +43,8 @@ PAPER = SimulationSizes(  # its own sizes
     0.1,
     (0.05, 0.1, 0.5),
     (
-        Kind("vector, 1024", "bias", (1024,), 16),
-        Kind("square, 384 x 384", "spectral", (384, 384), 1),
+        Kind("vector, 1024", "bias", (1024,), 32),
+        Kind("square, 384 x 384", "spectral", (384, 384), 2),
         Kind("1:4, 384 x 1536", "spectral", (384, 1536), 1),
     ),
     10.0,
