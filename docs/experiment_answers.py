@@ -80,20 +80,27 @@ def answers(summaries: Mapping[str, Mapping[str, Any]]) -> str:
         f"**{question}** " + " ".join(_sentence(sentence, summaries) for sentence in sentences)
         for question, sentences in ANSWERS.items()
     ]
-    failed: dict[bool, list[str]] = {True: [], False: []}
-    for folder, held in summaries.items():
-        experiment = paper.get(held["experiment"])
-        for number, claim in enumerate(held["claims"], 1):
-            if claim["verdict"] == FAILS:
-                is_ours = claim["text"].startswith("Ours") or experiment.paper_finding.startswith("ours")
-                failed[is_ours].append(f"- Not so: {claim['text']}. {claim['figure']} ({claim_link(folder, number)}).")
     whose = {False: "Of the paper's claims", True: "Of our own"}
+    failed = claims_with(FAILS, summaries)
     lists = [
-        f"{words}, {len(failed[ours])} did not hold here:\n\n" + "\n".join(failed[ours])
-        for ours, words in whose.items()
-        if failed[ours]
+        f"{words}, {len(lines)} did not hold here:\n\n" + "\n".join(lines)
+        for is_ours, words in whose.items()
+        if (lines := [f"- Not so: {line}" for ours, line in failed if ours == is_ours])
     ]
     return "\n\n".join([*parts, "**Where does it fail?** " + ("\n\n".join(lists) or "No claim was refuted.")])
+
+
+def claims_with(verdict: str, summaries: Mapping[str, Mapping[str, Any]]) -> list[tuple[bool, str]]:
+    """Return every claim with this verdict: whether it is ours, and its text with its numbers and a link."""
+    return [
+        (
+            claim["text"].startswith("Ours") or paper.get(held["experiment"]).paper_finding.startswith("ours"),
+            f"{claim['text']}. {claim['figure']} ({claim_link(folder, number)}).",
+        )
+        for folder, held in summaries.items()
+        for number, claim in enumerate(held["claims"], 1)
+        if claim["verdict"] == verdict
+    ]
 
 
 def claim_link(folder: str, number: int, words: str = "") -> str:

@@ -4,7 +4,6 @@ Run from the repository's root: .venv/bin/python docs/experiments.py   (`make do
 "what you gain" in docs/, between <!-- gain --> and <!-- /gain -->.
 """
 
-import json
 import shutil
 import sys
 from collections import Counter
@@ -18,7 +17,7 @@ from steadynorm.files import read_json
 from steadynorm.lab import paper
 from steadynorm.lab.paper import runner
 from steadynorm.lab.paper.experiment import Outcome
-from steadynorm.lab.paper.provenance import describe, trace
+from steadynorm.lab.paper.provenance import SHORT, describe, trace
 from steadynorm.lab.paper.statistics import CONFIDENCE, LEAST, VERDICTS, Finding, holm
 from steadynorm.lab.paper.winners import COMPARISONS, Comparison, Pair, pairs
 from steadynorm.report import page
@@ -26,7 +25,7 @@ from steadynorm.report import page
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks/ and docs/ are not installed
 from benchmarks.pages import fill  # noqa: E402
-from docs.experiment_answers import answers  # noqa: E402
+from docs.experiment_answers import answers, claims_with  # noqa: E402
 from docs.experiment_pictures import Picture, pictures_of  # noqa: E402
 
 MOST_PLOTS = 9
@@ -76,10 +75,9 @@ def of_experiment(folder: Path, outcome: Outcome) -> tuple[str, dict[str, Pictur
 
 def overviews(root: Path) -> dict[str, str]:
     """Return the pages about all experiments, by the paths they go to."""
-    calibration = json.loads((root / "results" / "calibration.json").read_text(encoding="utf-8"))
     return {
         "index.md": _index(root, list(results(root)), _certain(results(root))),
-        "calibration.md": _calibration(calibration),
+        "calibration.md": _calibration(**read_json(root / "results" / "calibration.json")),
     }
 
 
@@ -244,16 +242,21 @@ def _comparison(comparison: Comparison, compared: Sequence[Pair]) -> str:
     return "\n\n".join([f"### {comparison.question}", _rows(header, rows), f"{seeds} {comparison.note}".strip()])
 
 
-def _undecided(summaries: Iterable[Mapping[str, Any]]) -> str:
-    """Return why claims are open: too few seeds so far, a difference too close to its bound, or nothing to compare."""
-    needed = [c.get("seeds_needed") for held in summaries for c in held["claims"] if c["verdict"] == VERDICTS[2]]
-    few = sum(seeds is not None and seeds <= MANY_SEEDS for seeds in needed)
-    many = sum(seeds is not None and seeds > MANY_SEEDS for seeds in needed)
-    return (
-        f"Of the {len(needed)} open claims, {few} would be settled by at most {MANY_SEEDS} seeds if means and spreads stayed as they are, {many} "
-        f"would need more, because the difference is close to its bound, and {len(needed) - few - many} no number of seeds that we would run settles: "
-        "runs are missing, there is only one seed, the norm of the baseline hardly moves at this scale, or the difference is at its bound."
-    )
+def _undecided(summaries: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the open claims, and why they are open: too few seeds so far, or a difference too close to its bound."""
+    lines = [f"- {line}" for _, line in claims_with(VERDICTS[2], summaries)]
+    waiting = [name for name, held in summaries.items() if len(held.get("seeds", [])) < MANY_SEEDS and _is_open(held)]
+    parts = [
+        f"**What stays open.** We run at most {MANY_SEEDS} seeds. Where a claim is open with all of them, the true value is close to its "
+        "bound, or runs differ too much. How many seeds would settle it presumes that means and spreads stay as they are.",
+        f"Not at {MANY_SEEDS} seeds yet: {', '.join(f'[{name}]({name}.md)' for name in waiting)}." if waiting else "",
+        "\n".join(lines),
+    ]  # fmt: skip
+    return "\n\n".join(filter(None, parts)) if lines else "No claim is open."
+
+
+def _is_open(held: Mapping[str, Any]) -> bool:
+    return any(claim["verdict"] == VERDICTS[2] for claim in held["claims"])
 
 
 def _index(root: Path, folders: Sequence[Path], certain: Certain) -> str:
@@ -295,32 +298,32 @@ def _index(root: Path, folders: Sequence[Path], certain: Certain) -> str:
         f"verdicts is made at {100 * CONFIDENCE:g} % by itself, so some may be wrong by chance; {sum(certain.values())} stay if the chance of even "
         f"one wrong verdict on this page is to be at most {100 - 100 * CONFIDENCE:g} % (Holm's correction for {len(certain)} claims, the column "
         f"*{AFTER}*).",
-        _undecided(summaries.values()),
         _rows(("experiment", "shows", *VERDICTS, AFTER, "runs", "core minutes"), [*rows, summed]),
         "Runs that several experiments ask for are trained once, and counted in each.",
         "\n".join(["Not run yet:", "", *(f"- {name}" for name in waiting)]) if waiting else "",
+        _undecided(summaries),
         "## Which code made them",
         describe(map(trace, folders)),
     ]  # fmt: skip
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _calibration(rows: Sequence[dict[str, Any]]) -> str:
+def _calibration(commit: str, machine: str, runs: Sequence[dict[str, Any]]) -> str:
     """Return the page of the sweeps behind the baselines, the best of each task, optimizer and length in bold."""
-    keys = list(dict.fromkeys(key for row in rows for key in row))
+    keys = list(dict.fromkeys(key for row in runs for key in row))
     kinds: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in rows:
+    for row in runs:
         kinds.setdefault((row["task"], row["optimizer"], row["steps"]), []).append(row)
     best = [min(alike, key=lambda row: row["val_loss"]) for alike in kinds.values()]
     lines = [
         [f"**{row[key]}**" if row in best and key == "val_loss" else str(row.get(key, "")) for key in keys]
-        for row in rows
+        for row in runs
     ]
     parts = [
         "# How the baselines were chosen",
         "<!-- written by docs/experiments.py from results/: do not edit -->",
         "These are short sweeps with one seed (`results/calibrate.py`). eta is lr times the first decay; ln 2 / eta steps are a half-life. "
-        "The lowest validation loss of its kind is bold.",
+        f"The lowest validation loss of its kind is bold. Commit `{commit[:SHORT]}`, machine {machine}.",
         _rows(keys, lines),
     ]
     return "\n\n".join(parts) + "\n"

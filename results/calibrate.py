@@ -1,9 +1,8 @@
 """How the baselines of the desk experiments were chosen: short sweeps with one seed, kept in calibration.json.
 
-.venv/bin/python results/calibrate.py      (an hour on one core; docs/paper/calibration.md shows what came out)
+.venv/bin/python results/calibrate.py      (half an hour of one core; docs/paper/calibration.md shows what came out)
 """
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,6 +10,8 @@ from typing import Any
 
 import torch
 
+from steadynorm.files import write_json
+from steadynorm.lab import origin
 from steadynorm.lab.paper.baselines import GPT, VIT, Baseline
 from steadynorm.lab.train.config import Config
 from steadynorm.lab.train.loop import train
@@ -62,7 +63,7 @@ def main() -> None:
             rounded = {key: round(value, 4) for key, value in final.items()}
             rows.append({"task": task, "optimizer": name, "steps": steps, **options, **rounded})
             print(rows[-1], flush=True)
-            (HERE / "calibration.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+            write_json(HERE / "calibration.json", {**origin.describe(), "runs": rows})
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def figures(run: records.Run) -> dict[str, float | None]:
 
 if __name__ == "__main__":
     name, command, *folders = sys.argv[1:]
-    summary = {"command": command, "commit": origin.commit(), "runs": {}}
+    summary = {"command": command, **origin.describe(), "runs": {}}
     for folder in map(Path, folders):
         run = records.read(folder)
         summary["runs"][folder.name] = figures(run)

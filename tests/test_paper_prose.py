@@ -1,0 +1,92 @@
+"""Numbers in hand-written pages follow from results/: each sentence is given once more here, with its numbers worked out."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from steadynorm.files import read_json
+from steadynorm.lab.paper.statistics import difference
+
+ROOT = Path(__file__).parent.parent
+DRIFT = "drift of hidden_norm, %"
+MISS = "100 ln(measured / forecast norm) at the end, matrices"
+
+
+def values(folder: str, quantity: str, arm: str) -> list[float]:
+    """Return a quantity of an arm for every seed, at its longest budget."""
+    by_budget = read_json(ROOT / "results" / folder / "summary.json")["numbers"][quantity][arm]
+    return by_budget[max(by_budget, key=int)]["values"]
+
+
+def mean(folder: str, quantity: str, arm: str) -> float:
+    """Return the mean over seeds of a quantity of an arm."""
+    per_seed = values(folder, quantity, arm)
+    return sum(per_seed) / len(per_seed)
+
+
+def lead(folder: str, quantity: str, ahead: str, behind: str) -> float:
+    """Return by how much one arm's mean is above another's."""
+    return mean(folder, quantity, ahead) - mean(folder, quantity, behind)
+
+
+def sweep_cost(arm: str) -> float:
+    """Return what half and twice the lr cost an arm of fig-hold, on average."""
+    return sum(lead("fig-hold", "validation loss", f"{arm}, lr x {ratio}", arm) for ratio in ("0.5", "2")) / 2
+
+
+def behind_adamw() -> str:
+    """Return by how many points AdamC is behind AdamW over all budgets, as the claim of table-vit has it."""
+    accuracy = read_json(ROOT / "results" / "table-vit" / "summary.json")["numbers"]["accuracy"]
+    by_seed = {
+        arm: [
+            sum(seed) / len(seed) for seed in zip(*(budget["values"] for budget in accuracy[arm].values()), strict=True)
+        ]
+        for arm in ("AdamW", "AdamC")
+    }
+    gap = difference(by_seed["AdamW"], by_seed["AdamC"])
+    return f"{gap.value:.1f} points ({gap.value - gap.reach:.1f} to {gap.value + gap.reach:.1f})"
+
+
+def misses() -> tuple[float, float]:
+    """Return how far the six optimizers of fig-forecast end below and above their forecasts, in percent."""
+    arms = read_json(ROOT / "results" / "fig-forecast" / "summary.json")["numbers"][MISS]
+    percents = [100 * math.expm1(mean("fig-forecast", MISS, arm) / 100) for arm in arms]
+    return -min(percents), max(percents)
+
+
+def vit_costs() -> list[float]:
+    """Return what balance (both T) and a fixed norm cost the ViT, in points."""
+    ways = ("balanced decay, T = 20", "balanced decay, T = 200", "fixed norm")
+    return [lead("fig-hold-vit", "accuracy", "corrected decay", way) for way in ways]
+
+
+def sentences() -> list[tuple[str, str]]:
+    """Return every sentence with numbers from results/, and the file that it must stand in."""
+    muonc, muon = (mean("fig-muon", DRIFT, arm) for arm in ("MuonC", "Muon"))
+    scion, scionc = (mean("fig-nanogpt", DRIFT, arm) for arm in ("Scion", "ScionC"))
+    below, above = misses()
+    *balanced, fixed = vit_costs()
+    targets = ("corrected decay", "balanced decay, T = 20", "balanced decay, T = 200", "fixed norm", "cautious decay")
+    costs = [sweep_cost(arm) for arm in targets]
+    wide = lead("fig-nanogpt-wide", "validation loss", "ScionC", "MuonC")
+    return [
+        ("README.md", f"drifts by {muonc:.1f} %, with torch's Muon by {muon:.1f} %"),
+        ("README.md", f"they cost {min(*balanced, fixed):.1f} to {max(*balanced, fixed):.1f} points of accuracy"),
+        ("README.md", f"ended between {below:.0f} % below and {above:.0f} % above"),
+        ("README.md", f"from {scion:.1f} % to {scionc:.1f} %"),
+        ("README.md", f"AdamC's accuracy on the small ViT is {behind_adamw().split(' (')[0]} below AdamW's"),
+        ("docs/index.md", f"AdamC's accuracy on a small ViT is {behind_adamw()} below AdamW's"),
+        ("docs/which.md", f"ended between {below:.0f} % below and {above:.0f} % above"),
+        ("docs/which.md", f"MuonC ended [{wide:.2f} nats below ScionC]"),
+        ("docs/hold-the-norm.md", f"ended up to {max(below, above):.0f} % away"),
+        ("docs/hold-the-norm.md", f"balanced decay ends {min(balanced):.1f} to {max(balanced):.1f} points of accuracy below"),
+        ("docs/hold-the-norm.md", f"a fixed norm {fixed:.1f} points"),
+        ("docs/hold-the-norm.md", f"target {min(costs):.3f} to {max(costs):.3f} nats and constant decay {sweep_cost('constant decay'):.3f}"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(sentences())))
+def test_a_number_in_prose_is_that_of_the_results(number: int):
+    path, sentence = sentences()[number]
+    assert sentence in " ".join((ROOT / path).read_text(encoding="utf-8").split()), f"{path} should say: {sentence}"
