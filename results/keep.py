@@ -1,4 +1,4 @@
-"""Keep the outcome of runs that belong to no experiment: slim records, and a summary with the command and the commit.
+"""Keep the outcome of runs that belong to no experiment: slim records, and a summary with the command and their origin.
 
 .venv/bin/python results/keep.py NAME "COMMAND" RUN [RUN ...]
 """
@@ -8,7 +8,6 @@ from pathlib import Path
 
 from steadynorm import records
 from steadynorm.files import write_json
-from steadynorm.lab import origin
 from steadynorm.lab.paper import slim_records
 from steadynorm.lab.paper.metrics import END, MIDDLE, final, mean_over
 from steadynorm.lab.paper.plots import round_to
@@ -21,6 +20,8 @@ NORMS = (
     "forecast_norm",
     "forecast_norm/hidden",
     "spectral_norm",
+    "excess_alignment/hidden",
+    "excess_alignment/output",
     "loss",
 )
 FINAL = ("val_loss", "val_accuracy", "seconds")
@@ -38,9 +39,10 @@ def figures(run: records.Run) -> dict[str, float | None]:
 
 if __name__ == "__main__":
     name, command, *folders = sys.argv[1:]
-    summary = {"command": command, **origin.describe(), "runs": {}}
+    summary = {"command": command, "runs": {}}
     for folder in map(Path, folders):
         run = records.read(folder)
+        summary |= run.origin
         summary["runs"][folder.name] = figures(run)
         slim_records.keep(run, HERE / name / folder.name / records.FILE, run.name, tuple(run.columns))
     write_json(HERE / name / "summary.json", summary)

@@ -291,6 +291,26 @@ def test_skip_applies_to_a_resumed_run_without_skips() -> None:
     assert shrink(optimizer) == pytest.approx([DECAY / 2, DECAY / 2, DECAY])
 
 
+@pytest.mark.parametrize("hold", ["decay", "fixed"])
+@pytest.mark.parametrize("loads_first", [True, False])
+def test_a_skipped_group_of_a_resumed_run_has_its_base_decay_and_is_not_held(loads_first: bool, hold: str) -> None:
+    """The checkpoint was corrected everywhere: it has the decay of its last step, and holds every group."""
+
+    def made() -> Optimizer:
+        return adamw({"params": [weight()]}, {"params": [weight()]})
+
+    saved, resumed = correct(made(), hold=hold), made()
+    shrink(saved, LR / 1000)
+    if loads_first:
+        resumed.load_state_dict(through_disk(saved)[0])
+    correct(resumed, hold=hold, skip=[parameters(resumed)[1]])
+    if not loads_first:
+        resumed.load_state_dict(through_disk(saved)[0])
+    assert shrink(resumed)[1] == pytest.approx(DECAY)
+    head = resumed.param_groups[1]
+    assert (head["corrected"], head["weight_decay"], head.get("hold")) == (False, DECAY, None)
+
+
 def old_layout() -> dict[str, Any]:
     """Return a checkpoint from when `skip` split groups: the second of three parameters has its own group at the end."""
     params = [weight() for _ in range(4)]

@@ -339,6 +339,18 @@ def test_skipped_group_is_not_held_and_a_group_keeps_its_own_choice():
     assert [group.get("hold") for group in optimizer.param_groups] == ["fixed", "balance", None]
 
 
+@pytest.mark.parametrize("hold", ["fixed", "balance"])
+def test_hooks_from_before_the_correction_see_weights_as_they_stay(hold: str):
+    """A monitor made before `correct` used to measure norms before they were scaled, and to advise against the hold."""
+    params = parameters(SHAPES)
+    optimizer, seen = torch.optim.AdamW(list(params.values()), lr=LR, weight_decay=DECAY), []
+    optimizer.register_step_post_hook(lambda *_: seen.append([norm_sq(p) for p in params.values()]))
+    sn.correct(optimizer, hold=hold)
+    for t in range(3):
+        run(optimizer, params, [t], pull=-0.1)
+        assert seen[-1] == [norm_sq(p) for p in params.values()]
+
+
 def test_balance_leaves_constant_decay_alone():
     params, plain = parameters(SHAPES), parameters(SHAPES)
     held, open_loop = (

@@ -99,6 +99,28 @@ def test_fused_adam_takes_gradients_of_other_strides():
     torch.testing.assert_close(turned, plain)
 
 
+@pytest.mark.parametrize("when", ["in the middle of a run", "before loading"])
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_fused_adam_follows_a_conversion_to_channels_last(when: str, amsgrad: bool):
+    """The moments keep the strides that the weights had, and so does a checkpoint."""
+    steps = {}
+    for fused in (True, False):
+        conv = nn.Conv2d(4, 8, 3, bias=False)
+        conv.weight.data = noise("weight", 0, conv.weight.shape).float()
+        optimizer = sn.AdamC(conv.parameters(), lr=0.01, amsgrad=amsgrad, fused=fused)
+        for t in range(6):
+            if t == 3:
+                saved = optimizer.state_dict()
+                conv.to(memory_format=torch.channels_last)
+                if when == "before loading":
+                    optimizer = sn.AdamC(conv.parameters(), lr=0.01, amsgrad=amsgrad, fused=fused)
+                    optimizer.load_state_dict({**saved, "param_groups": [{**saved["param_groups"][0], "fused": fused}]})
+            conv.weight.grad = noise("gradient", t, conv.weight.shape).float()
+            optimizer.step()
+        steps[fused] = conv.weight.detach()
+    torch.testing.assert_close(steps[True], steps[False])
+
+
 @pytest.mark.skipif(not dist.is_available(), reason="this torch has no distributed package")
 def test_fused_adam_takes_sharded_gradients_of_other_strides():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -61,6 +61,35 @@ def vit_costs() -> list[float]:
     return [lead("fig-hold-vit", "accuracy", "corrected decay", way) for way in ways]
 
 
+def squares() -> dict[tuple[str, float], tuple[float, float]]:
+    """Return the paper's and the exact prediction over the simulated norm, for squares of the paper's size."""
+    points = read_json(ROOT / "results" / "fig-steady-state-paper" / "summary.json")["numbers"]["points"]
+    return {
+        (point["momentum"], point["alpha"]): (point["paper"] / point["simulated"], point["exact"] / point["simulated"])
+        for point in points
+        if point["kind"].startswith("square")
+    }
+
+
+def demo_rows() -> list[str]:
+    """Return the rows of the table in docs/monitor.md, from what is kept of `make demo`."""
+    runs = read_json(ROOT / "results" / "demo" / "summary.json")["runs"].values()
+
+    def row(name: str, key: str, digits: str) -> str:
+        cells = [f"{run[key + ', middle']:{digits}} → {run[key + ', end']:{digits}}" for run in runs]
+        return f"| {name} | {' | '.join(cells)} |"
+
+    ratios = [run["weight_norm/hidden, end"] / run["forecast_norm/hidden, end"] for run in runs]
+    losses = [f"{run['val_loss']:.4f}" for run in runs]
+    return [
+        f"| validation loss | {' | '.join(losses)} |",
+        row("weight norm of hidden layers, middle → end", "weight_norm/hidden", ".1f"),
+        row("gradient norm, middle → end", "grad_norm", ".3f"),
+        f"(1 means as forecast) | {' | '.join(f'{ratio:.3f}' for ratio in ratios)} |",
+        row("excess alignment of the output layer, middle → end", "excess_alignment/output", "+.2f"),
+    ]
+
+
 def sentences() -> list[tuple[str, str]]:
     """Return every sentence with numbers from results/, and the file that it must stand in."""
     muonc, muon = (mean("fig-muon", DRIFT, arm) for arm in ("MuonC", "Muon"))
@@ -70,7 +99,14 @@ def sentences() -> list[tuple[str, str]]:
     targets = ("corrected decay", "balanced decay, T = 20", "balanced decay, T = 200", "fixed norm", "cautious decay")
     costs = [sweep_cost(arm) for arm in targets]
     wide = lead("fig-nanogpt-wide", "validation loss", "ScionC", "MuonC")
+    ratios = {key: f"{paper:.3f} / {exact:.3f}" for key, (paper, exact) in squares().items()}
+    rows = [[ratios[momentum, alpha] for alpha in (0.05, 0.1, 0.5)] for momentum in ("plain", "nesterov")]
+    error = max(abs(exact - 1) for _, exact in squares().values())
     return [
+        *(("docs/monitor.md", row) for row in demo_rows()),
+        ("README.md", f"agrees with simulation to {math.ceil(1000 * error) / 10} % at the paper's own size"),
+        ("docs/predict.md", f"| plain: paper / exact kernel | {' | '.join(rows[0])} |"),
+        ("docs/predict.md", f"| Nesterov: paper / exact kernel | {' | '.join(rows[1])} |"),
         ("README.md", f"drifts by {muonc:.1f} %, with torch's Muon by {muon:.1f} %"),
         ("README.md", f"they cost {min(*balanced, fixed):.1f} to {max(*balanced, fixed):.1f} points of accuracy"),
         ("README.md", f"ended between {below:.0f} % below and {above:.0f} % above"),

@@ -57,8 +57,8 @@ def convert(
         lr_ours = factor lr: the same effective lr        C^2: the steady norm that peak lr and decay had
 
     It takes over from torch's AdamW, torch's Muon, MuonC, the published Scion, or several together (Muon and its AdamW). The
-    old optimizer is not changed, but must not step any more. Make schedulers again: the groups keep `initial_lr` and
-    the like, so `last_epoch=` works.
+    old optimizer is not changed, but must not step any more. Make schedulers again at `initial_lr`, which the groups keep,
+    and replay their steps (docs/moving.md).
 
     Momentum is copied. AdamW's exp_avg_sq and step map only to AdamC. ScionLight's momentum, which is in the gradients,
     does not map. `hold`, `balance_steps`, `cautious` and `maximize` stay as they were, unless you pass others.

@@ -32,7 +32,7 @@ from steadynorm.decay.rule import (
     names_peak,
     weight_decay_now,
 )
-from steadynorm.decay.skip import StandIn, uncorrected_positions, unsplit
+from steadynorm.decay.skip import StandIn, keep_constant, uncorrected_positions, unsplit
 from steadynorm.machine import exact_dtype
 from steadynorm.theory.equilibrium import check_lr
 
@@ -170,6 +170,8 @@ class Correction:
                 guess_again(group)
             elif known.get(UNCORRECTED) and not group.get(UNCORRECTED):  # nobody had been skipped, or groups were split
                 group.update({UNCORRECTED: known[UNCORRECTED], "corrected": known["corrected"]})
+            elif not known.get("corrected", True) and group.get("corrected"):
+                keep_constant(group)
             for key in HOLD_KEYS:  # a checkpoint from before the norm was held
                 if key in known:
                     group.setdefault(key, known[key])

@@ -23,7 +23,7 @@ from steadynorm.decay.rule import (
     group_label,
     refuse_idle_target,
 )
-from steadynorm.decay.skip import find_uncorrected, output_weights
+from steadynorm.decay.skip import find_uncorrected, keep_constant, output_weights
 
 
 def correct(
@@ -126,7 +126,7 @@ def correct(
         if positions:
             groups[index][UNCORRECTED] = sorted({*groups[index].get(UNCORRECTED, ()), *positions})
         else:
-            groups[index]["corrected"] = False
+            keep_constant(groups[index])
     choices = {"peak_lr": peak_lr, "steady_norm_sq": steady_norm_sq, "initial_momentum": reference_momentum}
     choices |= {UNCORRECTED: skip} | {key: held.get(key) for key in ("hold", "cautious")}
     correction = Correction(family, [key for key, choice in choices.items() if choice is not None])
@@ -198,9 +198,11 @@ def correction_of(optimizer: Optimizer) -> Correction | None:
 
 
 def _attach(optimizer: Optimizer, correction: Correction) -> None:
+    after_step = optimizer.register_step_post_hook(correction.after_step)
+    optimizer._optimizer_step_post_hooks.move_to_end(after_step.id, last=False)  # others see weights as they stay
     correction.handles = [
         optimizer.register_step_pre_hook(correction),
-        optimizer.register_step_post_hook(correction.after_step),
+        after_step,
         optimizer.register_state_dict_pre_hook(correction.before_save),
         optimizer.register_load_state_dict_pre_hook(correction.before_load),
         optimizer.register_load_state_dict_post_hook(correction.after_load),

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from steadynorm.decay.hold import is_rescaled
+from steadynorm.decay.hold import HOLD_KEYS, is_rescaled
 from steadynorm.decay.rule import UNCORRECTED, Group, is_live
 from steadynorm.suggestions import suggest
 
@@ -59,6 +59,14 @@ class StandIn:
 def uncorrected_positions(group: Group) -> set[int]:
     """Return the positions of parameters that keep constant decay in a group that is corrected otherwise."""
     return set(group.get(UNCORRECTED) or ()) if group.get("corrected") else set()
+
+
+def keep_constant(group: Group) -> None:
+    """Keep the decay of a whole group at its base, and hold no norm in it; a checkpoint has the decay of one moment."""
+    if group["corrected"]:
+        group.update(corrected=False, weight_decay=group["base_weight_decay"])
+    for key in HOLD_KEYS:
+        group.pop(key, None)
 
 
 def _is_decayed_elsewhere(group: Group) -> bool:

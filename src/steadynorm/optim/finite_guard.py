@@ -65,11 +65,25 @@ class NonFiniteSkipper(StateKeeper):
         for p, _ in withheld:
             p.grad = None
         for kind in kinds:
-            for p in kind.params if self.param_groups[kind.group]["fused"] else ():
-                if (grad := p.grad) is not None and local(grad).stride() != local(p).stride():
-                    withheld.append((p, grad))  # torch's fused kernel goes by memory, not by strides
-                    p.grad = torch.empty_like(p).copy_(grad)
+            if (group := self.param_groups[kind.group])["fused"]:
+                withheld += self._lay_out(kind.params, self.moment_keys(group))
         return withheld
+
+    def _lay_out(self, params: list[Tensor], moments: tuple[str, ...]) -> list[tuple[Tensor, Tensor]]:
+        """Give gradients and moments the strides of their parameters; return the gradients that this replaces.
+
+        torch's fused kernel goes by memory, not by strides. Those of moments differ after a conversion to channels_last.
+        """
+        replaced = []
+        for p in params:
+            strides, state = local(p).stride(), self.state[p]
+            if (grad := p.grad) is not None and local(grad).stride() != strides:
+                replaced.append((p, grad))
+                p.grad = torch.empty_like(p).copy_(grad)
+            for key in moments:
+                if local(state[key]).stride() != strides:
+                    state[key] = torch.empty_like(p, dtype=state[key].dtype).copy_(state[key])
+        return replaced
 
     def give_back(self, withheld: list[tuple[Tensor, Tensor]]) -> None:
         """Restore the gradients that `withhold_non_finite` took away."""
