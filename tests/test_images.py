@@ -252,7 +252,9 @@ def test_an_error_nobody_catches_ends_a_program_with_workers():
         "stream = iter(ImageLoader(data, batch=4, augment=Augment(8), seed=1, workers=1)); next(stream)\n"
         "raise TypeError('uncaught')"
     )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8", timeout=120, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, encoding="utf-8", timeout=120, check=False
+    )
     assert ended.returncode == 1
     assert ended.stderr.endswith("TypeError: uncaught\n")
 
