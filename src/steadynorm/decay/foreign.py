@@ -199,7 +199,8 @@ def correction_of(optimizer: Optimizer) -> Correction | None:
 
 def _attach(optimizer: Optimizer, correction: Correction) -> None:
     after_step = optimizer.register_step_post_hook(correction.after_step)
-    optimizer._optimizer_step_post_hooks.move_to_end(after_step.id, last=False)  # others see weights as they stay
+    hooks: Any = optimizer._optimizer_step_post_hooks  # an OrderedDict
+    hooks.move_to_end(after_step.id, last=False)  # the others see weights as they stay
     correction.handles = [
         optimizer.register_step_pre_hook(correction),
         after_step,
