@@ -248,7 +248,7 @@ def _undecided(summaries: Mapping[str, Mapping[str, Any]]) -> str:
     waiting = [name for name, held in summaries.items() if len(held.get("seeds", [])) < MANY_SEEDS and _is_open(held)]
     parts = [
         f"**What stays open.** We run at most {MANY_SEEDS} seeds. Where a claim is open with all of them, the true value is close to its "
-        "bound, or runs differ too much. How many seeds would settle it presumes that means and spreads stay as they are.",
+        "bound, or runs differ too much. The number of seeds that would settle a claim assumes that means and spreads stay as they are.",
         f"Not at {MANY_SEEDS} seeds yet: {', '.join(f'[{name}]({name}.md)' for name in waiting)}." if waiting else "",
         "\n".join(lines),
     ]  # fmt: skip
@@ -323,7 +323,7 @@ def _calibration(commit: str, machine: str, runs: Sequence[dict[str, Any]]) -> s
         "# How the baselines were chosen",
         "<!-- written by docs/experiments.py from results/: do not edit -->",
         "These are short sweeps with one seed (`results/calibrate.py`). eta is lr times the first decay; ln 2 / eta steps are a half-life. "
-        f"The lowest validation loss of its kind is bold. Commit `{commit[:SHORT]}`, machine {machine}.",
+        f"The lowest validation loss of its kind is bold. Commit `{commit[:SHORT]}{'+' if commit.endswith('+') else ''}`, machine {machine}.",
         _rows(keys, lines),
     ]
     return "\n\n".join(parts) + "\n"

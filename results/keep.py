@@ -42,6 +42,8 @@ if __name__ == "__main__":
     summary = {"command": command, "runs": {}}
     for folder in map(Path, folders):
         run = records.read(folder)
+        if any(summary.get(key, value) != value for key, value in run.origin.items()):
+            raise SystemExit(f"{folder} comes from another commit or machine than the folders before it")
         summary |= run.origin
         summary["runs"][folder.name] = figures(run)
         slim_records.keep(run, HERE / name / folder.name / records.FILE, run.name, tuple(run.columns))
