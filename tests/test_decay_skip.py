@@ -34,7 +34,8 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer, lr_scheduler
 
 import steadynorm as sn
-from steadynorm import correct
+from steadynorm import correct, uncorrect
+from steadynorm.decay.hold import HOLD_KEYS
 from steadynorm.decay.rule import KEYS, applied_weight_decay
 
 
@@ -561,6 +562,40 @@ def test_skipping_a_parameter_of_scion_leaves_its_decay_constant():
     assert 1 - corrected[0].item() == pytest.approx(LR / 2 * DECAY / 2, rel=1e-3)
     assert 1 - skipped[0].item() == pytest.approx(LR / 2 * DECAY, rel=1e-3)
     assert optimizer.param_groups[0]["corrected"] is True
+
+
+@pytest.mark.parametrize("own", [{}, {"hold": "fixed"}], ids=["decay", "fixed"])
+def test_skipping_a_group_of_scion_keeps_the_settings_that_its_step_reads(own: dict[str, Any]):
+    optimizer = sn.Scion([{"params": [weight()]}, {"params": [weight()]}], lr=LR, lmo="bias", weight_decay=DECAY, **own)
+    before = [{key: group[key] for key in HOLD_KEYS} for group in optimizer.param_groups]
+    assert decays(correct(optimizer, skip=[1]), LR / 2) == [DECAY / 2, DECAY]
+    assert decays(uncorrect(optimizer), LR / 2) == [DECAY, DECAY]
+    assert [{key: group[key] for key in HOLD_KEYS} for group in optimizer.param_groups] == before
+
+
+def test_a_skipped_group_leaves_nothing_of_a_checkpoint_that_held_it():
+    def made() -> torch.optim.AdamW:
+        return adamw({"params": [weight()]}, {"params": [weight()]})
+
+    held = correct(made(), hold="fixed")
+    step(held)
+    late, early = made(), correct(made(), hold="fixed", skip=[1])
+    for loaded in (late, early):
+        loaded.load_state_dict(held.state_dict())
+    correct(late, skip=[1])
+    for loaded in (late, early):
+        corrected, skipped = ([*loaded.state[p]] for group in loaded.param_groups for p in group["params"])
+        assert ("held_norm_sq" in corrected, "held_norm_sq" in skipped) == (True, False)
+        assert not {*HOLD_KEYS} & loaded.param_groups[1].keys()
+
+
+@pytest.mark.parametrize("asked", [{"hold": "fixed"}, {"cautious": True}], ids=["fixed", "cautious"])
+def test_correct_refuses_to_hold_norms_that_renormalized_adamw_sets(asked: dict[str, Any]):
+    optimizer = sn.RenormalizedAdamW([weight()], lr=LR, weight_decay=DECAY)
+    before = [{**group} for group in optimizer.param_groups]
+    with pytest.raises(ValueError, match="RenormalizedAdamW has neither; leave them out, or use AdamC"):
+        correct(optimizer, decoupled=True, **asked)
+    assert [{**group} for group in optimizer.param_groups] == before
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
@@ -69,7 +70,11 @@ def test_a_missing_gpu_is_refused_with_the_remedy(monkeypatch, capsys, tmp_path)
         assert main([*command, "--device", "gpu"]) == 2
         assert "device 'gpu' is unknown; choose cpu, cuda" in capsys.readouterr().err
     assert main(["train", "gpt", "--out", str(tmp_path / "run"), "--device", "hpu"]) == 2
-    assert "device 'hpu' is not available: " in capsys.readouterr().err
+    assert re.search(
+        "device 'hpu' is not available: torch .* without it, or finds none; choose", capsys.readouterr().err
+    )
+    assert main(["train", "gpt", "--out", str(tmp_path / "run"), "--device", "meta"]) == 2
+    assert "device 'meta' holds no values to train" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

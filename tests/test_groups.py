@@ -388,6 +388,17 @@ def test_a_weight_made_by_the_hooks_of_older_torch_is_found_by_its_name(hook: An
     }
     assert found["mlp.weight"]["blocks"] == 2
     assert found["qkv.weight"]["blocks"] == 3
+    optimizer = sn.correct(torch.optim.AdamW(model.parameters()), model, skip="mlp.weight")
+    positions = [k for k, (name, _) in enumerate(model.named_parameters()) if name.startswith("mlp.weight")]
+    assert optimizer.param_groups[0]["uncorrected"] == positions
+
+
+def test_a_part_of_no_weight_keeps_its_own_name() -> None:
+    """`gate.w_g` and `gate.w_v` look like the parts of a weight `gate.w`, which is not there."""
+    gate = nn.Module()
+    gate.w_g, gate.w_v = nn.Parameter(torch.ones(4, 4)), nn.Parameter(torch.ones(4, 4))
+    with pytest.raises(ValueError, match=r"roles\['gate\.w'\] matches no"):
+        param_groups(nn.ModuleDict({"gate": gate}), output=False, roles={"gate.w": "hidden"})
 
 
 def test_a_constant_decay_beside_a_target_or_in_every_group_of_scionc_is_refused() -> None:

@@ -152,6 +152,27 @@ SCHEDULERS = {
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.parametrize("name", [name for name in SCHEDULERS if name != "OneCycleLR"])  # its max_lr is an argument
+def test_a_replayed_scheduler_has_the_course_of_the_old_one_where_the_lr_was_converted(name: str):
+    model = Net()
+    old = adamw(model)
+    scheduler = SCHEDULERS[name](old)
+    for t in range(6):
+        train(model, old, t, t + 1)
+        scheduler.step()
+    new, _ = sn.convert(old, model, to=sn.ScionC, peak_lr=LR)
+    first = [group["initial_lr"] for group in new.param_groups]
+    assert LR not in first
+    for group, lr in zip(new.param_groups, first, strict=True):
+        group["lr"] = lr
+    again = SCHEDULERS[name](new)
+    for _ in range(6):
+        again.step()
+    ratio = old.param_groups[0]["lr"] / LR
+    assert [group["lr"] for group in new.param_groups] == pytest.approx([lr * ratio for lr in first])
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_replayed_scheduler_continues_where_the_old_one_was(name: str):
     """With `last_epoch=` instead, four of them take another course without a word: docs/moving.md says to replay."""

@@ -79,9 +79,13 @@ def test_the_output_layer_is_held_only_if_it_is_corrected(hold):
 
 @pytest.mark.parametrize("name", ["scionc", "scion", "muonc", "adamc", "lionc", "muon-corrected"])
 def test_a_hold_reaches_every_optimizer_that_has_it(name):
-    optim = Optim(name, hold="fixed", balance_steps=7, weight_decay=0.1)
+    optim = Optim(name, hold="balance", balance_steps=7, weight_decay=0.1)
+    if name == "scion":  # its decay is constant
+        optim = replace(optim, hold="fixed")
     (optimizer, _), *_ = build(GPT(MODEL), optim, Schedule(), 10)
-    assert ("fixed", 7) in [(group["hold"], group["balance_steps"]) for group in optimizer.param_groups]
+    assert (optim.hold, 20 if name == "scion" else 7) in [
+        (group["hold"], group["balance_steps"]) for group in optimizer.param_groups
+    ]
 
 
 @pytest.mark.parametrize("name", ["adamw", "renormalized-adamw", "muon"])
@@ -102,6 +106,15 @@ def test_decay_by_lr_alone_is_refused_where_it_would_be_lost(name, end):
 UNUSED: dict[str, tuple[str, ...]] = {
     "optim.weight_decay=0.3: not used by scionc": ("--optim.weight-decay", "0.3"),
     "optim.alpha=0.3: not used by adamw": ("--optim.name", "adamw", "--optim.alpha", "0.3"),
+    "optim.balance_steps=7.0: not used by scionc with optim.hold=decay": ("--optim.balance-steps", "7"),
+    "optim.polar_steps=3: not used by muonc with .*polar=svd": (
+        "--optim.name",
+        "muonc",
+        "--optim.polar",
+        "svd",
+        "--optim.polar-steps",
+        "3",
+    ),
     "optim.overlap=exact: not used by scion ": ("--optim.name", "scion", "--optim.overlap", "exact"),
     "optim.nesterov=True: not used by sgdc": ("--optim.name", "sgdc", "--optim.nesterov"),
     "optim.steady_norm_sq=3.0: not used by muonc": ("--optim.name", "muonc", "--optim.steady-norm-sq", "3"),

@@ -43,12 +43,16 @@ def find_device(name: str) -> torch.device:
             )
         if (device.index or 0) >= (count := torch.cuda.device_count()):
             raise ValueError(f"device {name!r} is not available: torch sees {count}; choose cuda:0 to cuda:{count - 1}")
+    elif device.type == "meta":
+        raise ValueError("device 'meta' holds no values to train; choose another, such as cpu")
     elif device.type != "cpu":
         try:
             torch.empty(0, device=device)
-        except (AssertionError, ImportError, RuntimeError) as error:  # this torch was built without it, or finds none
-            reason = str(error).partition("\n")[0]
-            raise ValueError(f"device {name!r} is not available: {reason}; choose another, such as cpu") from None
+        except (AssertionError, ImportError, RuntimeError):
+            raise ValueError(
+                f"device {name!r} is not available: torch {torch.__version__} was built without it, or finds none; choose "
+                "another, such as cpu"
+            ) from None
     return device
 
 

@@ -2,6 +2,9 @@
 
 import needs_jax  # noqa: F401  # isort: skip
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -169,11 +172,12 @@ REFUSED = {
     "injected momentum": (lambda: sj.muonc(0.1, beta=jnp.float32(0.9)), "muonc: reference_beta="),
     "lr lambda above 1": (lambda: sj.adamc(20.0, weight_decay=0.1), "lr \\* weight_decay = 2 exceeds 1"),
     "above 1 at the peak": (lambda: sj.lionc(LR, weight_decay=100.0, peak_lr=0.02), "lr \\* weight_decay = 2 exceeds 1"),
-    "lr above its peak": (lambda: sj.adamc(1e-2, peak_lr=1e-3), "learning_rate=0.01 exceeds peak_lr=0.001"),
+    "above 1 above the peak": (lambda: sj.adamc(2.0, weight_decay=0.1, peak_lr=0.1), "lr \\* weight_decay = 4 exceeds 1"),
     "no way to the target": (lambda: sj.corrected_decay(2.0, steady_norm_sq=1.0), "steady_norm_sq=1 is unreachable"),
+    "no way to Lion's target": (lambda: sj.lionc(2.0, steady_norm_sq=1e-3), "steady_norm_sq=0.001 is unreachable"),
     "no overlap": (
-        lambda: sj.corrected_decay(0.1, family="scion", alpha=0.1, steady_norm_sq=1.0, overlap="round")(0),
-        "pass 'linear' or an Overlap",
+        lambda: sj.corrected_decay(0.1, family="scion", alpha=0.1, steady_norm_sq=1.0, overlap="round"),
+        "overlap='round'",
     ),
     "options twice": (lambda: sj.muonc(0.1, options={"beta": 0.9}), "options has beta; pass it to muonc itself"),
 }  # fmt: skip
@@ -184,3 +188,18 @@ def test_what_cannot_be_known_is_refused_with_a_remedy(case):
     make, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_an_lr_above_the_peak_that_was_passed_has_more_decay_as_in_torch():
+    assert float(sj.corrected_decay(0.2, 0.1, peak_lr=0.1)(0)) == pytest.approx(0.2)
+
+
+def test_optimizers_are_made_before_a_backend_is_started():
+    """`jax.distributed.initialize` has to come before the backend, and optimizers may be made before it."""
+    program = """
+import steadynorm.jax as sj
+sj.lionc(1e-3, steady_norm_sq=0.01), sj.scionc(0.01, overlap="exact"), sj.adamc(1e-3), sj.muonc(0.02)
+from jax._src import xla_bridge
+assert not xla_bridge.backends_are_initialized()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

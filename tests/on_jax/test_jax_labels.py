@@ -113,6 +113,13 @@ def test_tables_are_known_by_the_usual_names_of_their_fields(name):
     assert labels_of(**{f"{name}__weight": (9, 4)}) == {f"{name}/weight": ("embedding", "embedding")}
 
 
+@pytest.mark.parametrize(
+    "name", ["patch_embed", "patch_emb", "time_embed", "time_emb", "timestep_embedding", "rotary_emb"]
+)
+def test_layers_that_are_only_named_like_tables_are_hidden(name):
+    assert labels_of(**{f"{name}__weight": (9, 4)}) == {f"{name}/weight": ("hidden", "spectral")}
+
+
 def test_fused_weights_are_split_into_blocks_of_their_outputs():
     labels = sj.label_params(
         shaped(attn__qkv__kernel=(8, 24), mlp__gate_up_proj__kernel=(8, 32), qkv__weight=(24, 8)), output=False
@@ -160,6 +167,20 @@ def test_labels_of_nnxs_variables_fit_the_arrays_that_its_optimizer_passes_on():
     labels = sj.label_params(jax.tree.map(Variable, arrays))
     assert labels == sj.label_params(arrays) and labels["head/bias"].role == "output-bias"
     sj.scionc(0.01, labels).init(arrays)
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Attention:
+    """An attention whose fields are bare arrays."""
+
+    query: jax.Array
+    value: jax.Array
+
+
+def test_a_field_called_value_beside_others_keeps_its_name():
+    tree = {"attn": Attention(jnp.ones((4, 4)), jnp.ones((4, 4)))}
+    assert list(sj.label_params(tree, output=False, roles={"attn/*": "hidden"})) == ["attn/query", "attn/value"]
 
 
 def test_the_table_folds_arrays_that_differ_by_a_number():

@@ -43,6 +43,8 @@ MUTANTS = (
     oracles("_FUNCTIONS", "rows too long", "normalize(x, -1) / math.sqrt(x.shape[-1])", "normalize(x, -1) * math.sqrt(x.shape[-1])"),
     labels("Label.seen_shape", "inputs and outputs swapped", "(*lead, math.prod(self.shape[first:]), math.prod(self.shape[self.stack:first]))", "(*lead, math.prod(self.shape[self.stack:first]), math.prod(self.shape[first:]))"),
     labels("Label.to_seen", "kernels not transposed", "x.reshape(*lead, d_in, d_out).mT", "x.reshape(*lead, d_out, d_in)"),
+    labels("path_leaves", "a field called value loses its name", "leaves_below[path[:-1]] == 1", "True"),
+    decay("check_in_reach", "an unreachable target is accepted", "check_reachable(target, lr, decay)", "None"),
     stacks("accumulate", "momentum keeps too much", "(alpha if active is None else alpha * active) * (grad - before)", "alpha * alpha * (grad - before)"),
     stacks("accumulate", "Nesterov is plain momentum", "now + alpha * (grad - now)", "now"),
     stacks("accumulate", "updates do not fade", "left / FADES_BELOW", "left / left", f"{SCION}::test_updates_fade_once_the_momentum_is_gone"),

@@ -241,6 +241,12 @@ REFUSED = {
     "target 0": (lambda: sj.scionc(0.1, steady_norm_sq=0.0), "steady_norm_sq=0.0 must be positive"),
     "lr lambda above 1": (lambda: sj.scion(2.0, weight_decay=1.0), "lr \\* weight_decay = 2 exceeds 1"),
     "no way to the target": (lambda: sj.scionc(1.0), "steady_norm_sq=1.1875 is unreachable at lr=1"),
+    "no exact way to it": (lambda: sj.scionc(2.0, overlap="exact"), "steady_norm_sq=1.1875 is unreachable at lr=2"),
+    "output's above 1": (
+        lambda: sj.scionc(0.01, output_lr=10.0, output_weight_decay=1.0),
+        "lr \\* weight_decay = 10 exceeds 1",
+    ),
+    "default output's above 1": (lambda: sj.scionc(0.01, output_weight_decay=6.0), "lr \\* weight_decay = 1.2 exceeds 1"),
     "negative decay": (lambda: sj.scion(0.1, weight_decay=-1.0), "weight_decay=-1.0"),
     "unknown dtype": (lambda: sj.scion(0.1, momentum_dtype="int8"), "choose 'bfloat16' or 'float32'"),
     "unknown lmo": (lambda: sj.scion(0.1, "spectrum").init(MATRIX), "unknown lmo 'spectrum'"),

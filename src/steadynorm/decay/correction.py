@@ -157,6 +157,7 @@ class Correction:
 
     def after_load(self, optimizer: Optimizer) -> None:
         """Take the weight_decay of a checkpoint from before the correction as the base, and keep the other keys."""
+        self._load_held(optimizer)
         for group, known in zip(optimizer.param_groups, self.saved_keys, strict=True):
             if "capturable" in group:  # how a step runs is up to this run and its device
                 group["capturable"] = known.get("capturable", False)
@@ -171,11 +172,10 @@ class Correction:
             elif known.get(UNCORRECTED) and not group.get(UNCORRECTED):  # nobody had been skipped, or groups were split
                 group.update({UNCORRECTED: known[UNCORRECTED], "corrected": known["corrected"]})
             elif not known.get("corrected", True) and group.get("corrected"):
-                keep_constant(group)
+                keep_constant(optimizer, group)
             for key in HOLD_KEYS:  # a checkpoint from before the norm was held
                 if key in known:
                     group.setdefault(key, known[key])
-        self._load_held(optimizer)
         self.record_guesses(optimizer.param_groups)
         self.warn_of_replaced(optimizer)
 

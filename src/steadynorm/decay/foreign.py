@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from steadynorm.decay.correction import Correction, check_held, exact_kernel
 from steadynorm.decay.families import FAMILIES, Family
-from steadynorm.decay.hold import BALANCE_STEPS, HOLD_KEYS, HOLD_STATE, refuse_idle_balance
+from steadynorm.decay.hold import BALANCE_STEPS, keys_of_correct, refuse_hold, refuse_idle_balance
 from steadynorm.decay.peak import LARGEST, check_guess, spread_peaks, watch
 from steadynorm.decay.recognition import family_of, unwrap
 from steadynorm.decay.rule import (
@@ -23,7 +23,7 @@ from steadynorm.decay.rule import (
     group_label,
     refuse_idle_target,
 )
-from steadynorm.decay.skip import find_uncorrected, keep_constant, output_weights
+from steadynorm.decay.skip import drop_hold, find_uncorrected, keep_constant, output_weights
 
 
 def correct(
@@ -126,7 +126,7 @@ def correct(
         if positions:
             groups[index][UNCORRECTED] = sorted({*groups[index].get(UNCORRECTED, ()), *positions})
         else:
-            keep_constant(groups[index])
+            keep_constant(optimizer, groups[index])
     choices = {"peak_lr": peak_lr, "steady_norm_sq": steady_norm_sq, "initial_momentum": reference_momentum}
     choices |= {UNCORRECTED: skip} | {key: held.get(key) for key in ("hold", "cautious")}
     correction = Correction(family, [key for key, choice in choices.items() if choice is not None])
@@ -158,19 +158,17 @@ def uncorrect(optimizer: Optimizer) -> Optimizer:
         raise ValueError(f"uncorrect: this {type(optimizer).__name__} is not corrected")
     for handle in correction.handles if correction is not None else ():
         handle.remove()
-    for key in HOLD_KEYS:
+    for key in keys_of_correct(optimizer):
         optimizer.defaults.pop(key, None)
     for group in optimizer.param_groups:
         if "base_weight_decay" in group:
             kept = {"corrected": False} if group.get("corrected") is False else {}
             if not kept:
                 group["weight_decay"] = group["base_weight_decay"]
-            for key in (*KEYS, *HOLD_KEYS, LARGEST):
+            for key in (*KEYS, LARGEST):
                 group.pop(key, None)
+            drop_hold(optimizer, group)
             group.update(kept)
-            for state in (optimizer.state.get(p, {}) for p in group["params"]):
-                for key in HOLD_STATE.values():
-                    state.pop(key, None)
     return wrapped
 
 
@@ -249,6 +247,7 @@ def _refuse_what_ours_do(optimizer: Optimizer, group: Group, held: Group) -> Non
     name = type(optimizer).__name__
     if held and "hold" in group:
         raise ValueError(f"{name} holds norms inside its own step; pass hold= and cautious= to it, not to correct()")
+    refuse_hold(name, held)
     if group.get("capturable"):
         raise ValueError(
             f"{name} fills the scalars of a captured step itself; use ScionC, or leave capturable=True out"

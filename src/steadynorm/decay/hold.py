@@ -13,12 +13,14 @@ expectations in place of the means it is the corrected decay.
 Everything is per parameter and stays on the device. The functions take stacks of parameters, (batch,) for each number.
 """
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
 from steadynorm.decay.rule import Constant, Group, Target, decay_rule, name_of, relative_target
 from steadynorm.machine import exact_dtype
@@ -31,6 +33,12 @@ HOLD_KEYS = ("hold", "balance_steps", "cautious")
 HOLD_STATE = {"balance": "balance_means", "fixed": "held_norm_sq"}  # the key of a parameter's state, by group["hold"]
 BALANCE_STEPS = 20
 _MOST_GROWTH, _MOST_DECAY = -0.1, 0.5  # bounds of a balanced eta
+
+
+def keys_of_correct(optimizer: Optimizer) -> list[str]:
+    """Return the hold keys that `correct` writes for this optimizer; its step reads the ones that it takes itself."""
+    arguments = inspect.signature(type(optimizer)).parameters
+    return [key for key in HOLD_KEYS if key not in arguments]
 
 
 def check_hold(group: Group) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from steadynorm.decay.hold import HOLD_KEYS, is_rescaled
+from steadynorm.decay.hold import HOLD_STATE, is_rescaled, keys_of_correct
 from steadynorm.decay.rule import UNCORRECTED, Group, is_live
+from steadynorm.groups.roles import find_outputs, first_match, param_sites
 from steadynorm.suggestions import suggest
 
 _OF_A_PART = ("params", "param_names", "weight_decay")  # what the two parts of a group do not share
@@ -61,12 +62,20 @@ def uncorrected_positions(group: Group) -> set[int]:
     return set(group.get(UNCORRECTED) or ()) if group.get("corrected") else set()
 
 
-def keep_constant(group: Group) -> None:
+def keep_constant(optimizer: Optimizer, group: Group) -> None:
     """Keep the decay of a whole group at its base, and hold no norm in it; a checkpoint has the decay of one moment."""
     if group["corrected"]:
         group.update(corrected=False, weight_decay=group["base_weight_decay"])
-    for key in HOLD_KEYS:
+    drop_hold(optimizer, group)
+
+
+def drop_hold(optimizer: Optimizer, group: Group) -> None:
+    """Take back what `correct` or its checkpoint wrote to hold the norms of a group."""
+    for key in (keys := keys_of_correct(optimizer)):
         group.pop(key, None)
+    for state in (optimizer.state.get(p, {}) for p in group["params"]) if "hold" in keys else ():
+        for key in HOLD_STATE.values():
+            state.pop(key, None)
 
 
 def _is_decayed_elsewhere(group: Group) -> bool:
@@ -138,8 +147,6 @@ def find_uncorrected(groups: Sequence[Group], skip: Any, model: nn.Module | None
 
 def output_weights(model: nn.Module) -> list[Tensor]:
     """Return the weights of a model's output layer, found as `param_groups` finds it."""
-    from steadynorm.groups.roles import find_outputs, param_sites  # only where a model is given
-
     sites = param_sites(model)
     try:
         outputs = find_outputs(model, sites, None, {})
@@ -157,9 +164,9 @@ def _names(groups: Sequence[Group], model: nn.Module | None) -> dict[Tensor, lis
     for group in groups:
         for p, name in zip(group["params"], group.get("param_names") or [None] * len(group["params"]), strict=True):
             names[p] = [] if name is None else [name]
-    for name, p in model.named_parameters(remove_duplicate=False) if model is not None else ():
-        if p in names:
-            names[p].append(name)
+    for site in param_sites(model) if model is not None else ():
+        if site.parameter in names:
+            names[site.parameter] += [*site.names, *site.plain_names]
     return names
 
 
@@ -179,8 +186,6 @@ def _meant(entry: Any, names: Mapping[Tensor, list[str]]) -> set[Tensor]:
 
 def _named(pattern: str, names: Mapping[Tensor, list[str]]) -> set[Tensor]:
     """Return the parameters that a name or glob means, of theirs or of a module's."""
-    from steadynorm.groups.roles import first_match
-
     matches = {p for p, its in names.items() if first_match(its, (pattern, f"{pattern}.*"))}
     if not matches:
         known = {name for its in names.values() for name in its}

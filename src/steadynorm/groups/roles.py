@@ -85,7 +85,7 @@ def _weight_name(name: str, owner: nn.Module) -> str:
         return plain_name(name)
     stem, part = match.groups()
     beside = {"g": f"{stem}_v", "v": f"{stem}_g", "orig": stem}[part]
-    is_hooked = hasattr(owner, beside) and stem not in owner._parameters
+    is_hooked = hasattr(owner, beside) and hasattr(owner, stem) and stem not in owner._parameters
     return f"{prefix}.{stem}".lstrip(".") if is_hooked else plain_name(name)
 
 

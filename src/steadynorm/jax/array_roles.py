@@ -24,7 +24,8 @@ _CONVOLUTION = re.compile(r"conv", re.I)
 _TO_HEADS = re.compile(r"^(query|key|value|[qkv]_proj)$", re.I)  # flax's attention: (d_in, heads, d_head)
 _FROM_HEADS = re.compile(r"^(out|o_proj)$", re.I)  # (heads, d_head, d_out)
 _INDEX = re.compile(r"_\d+$")
-_TABLE = re.compile(rf"{TABLE_NAME.pattern}|(^|_)(wte|wpe|emb)$", re.I)  # equinox names tables by their field only
+_TABLE = re.compile(rf"{TABLE_NAME.pattern}|(^|_)(wte|wpe)$|^((tok|token|word|char|pos|type)_)?emb$", re.I)
+_PROJECTION = re.compile(r"^(patch|time|timestep|rotary)_?emb", re.I)  # linear layers that are named like tables
 
 
 def find_role(
@@ -50,7 +51,10 @@ def find_role(
         return "vector", reason, 0
     if wide <= 1:
         return "vector", f"{reason}: only one dimension above 1", 0
-    if wide == 2 and (_TABLE.search(name) or (name == "weight" and _TABLE.search(owner))):
+    names_table = (
+        name == "weight" and _TABLE.search(owner) and not _PROJECTION.search(owner)
+    )  # equinox: by its field only
+    if wide == 2 and (_TABLE.search(name) or names_table):
         return "embedding", f"{reason}: a table whose rows are looked up", 0
     if first is None:
         raise ValueError(

@@ -14,14 +14,17 @@ import optax  # pyright: ignore[reportMissingImports]
 
 from steadynorm.theory import Overlap
 from steadynorm.theory.equilibrium import (
+    adam_weight_decay_for,
     check_lr,
     check_reachable,
     check_target,
     eta_of,
     limit_decay,
     linear_gain,
+    lion_weight_decay_for,
     norm_sq_from_gain,
     relative_decay,
+    weight_decay_for,
 )
 from steadynorm.theory.kernels import sum_gain, vector_kernel
 from steadynorm.theory.momentum import check_alpha, check_beta, ema, lion, mixed_correlation
@@ -92,14 +95,13 @@ def corrected_decay(
             lr, target = value_at(learning_rate, count), value_at(steady_norm_sq, count)
             return target_decay(target, lr, family, _at(momentum, count), nesterov=nesterov, overlap=overlap)
 
-        if overlap == "linear" and all(map(is_number, (learning_rate, steady_norm_sq, *_parts(momentum)))):
-            decay = aim(0)
-            if is_number(decay):  # Lion's is an array
-                check_reachable(steady_norm_sq, learning_rate, decay)
+        if all(map(is_number, (learning_rate, steady_norm_sq, *_parts(momentum)))):
+            check_in_reach(steady_norm_sq, learning_rate, family, momentum, nesterov=nesterov, overlap=overlap)
         return aim
     peak = find_peak("corrected_decay", learning_rate, peak_lr)
     if is_number(peak) and is_number(weight_decay):
-        eta_of(peak, weight_decay)
+        largest = max(peak, learning_rate) if is_number(learning_rate) else peak
+        eta_of(largest, relative_decay(weight_decay, largest, peak))
     start = _reference(family, momentum, reference)
 
     def follow(count: Any) -> Any:
@@ -193,10 +195,6 @@ def find_peak(where: str, learning_rate: Value, peak_lr: Value | None) -> Value:
     peak = learning_rate if peak_lr is None else peak_lr
     if is_number(peak):
         check_target("peak_lr", peak)
-        if is_number(learning_rate) and learning_rate > peak:
-            raise ValueError(
-                f"{where}: learning_rate={learning_rate} exceeds peak_lr={peak}; pass peak_lr=<its maximum>"
-            )
     return peak
 
 
@@ -210,6 +208,19 @@ def target_decay(
     if kernel != "linear":
         raise ValueError(f"overlap={overlap!r}: pass 'linear' or an Overlap from steadynorm.theory.overlap(lmo, shape)")
     return limit_decay(target, lr, _gain(family, momentum, nesterov))
+
+
+def check_in_reach(
+    target: float, lr: float, family: str, momentum: Any, *, nesterov: bool = False, overlap: str | Overlap = "linear"
+) -> None:
+    """Raise ValueError if no decay brings weights to this target; in numbers only, so no JAX backend starts."""
+    if family == "adam":
+        decay = adam_weight_decay_for(target, lr)
+    elif family == "lion":
+        decay = lion_weight_decay_for(target, lr, *momentum)
+    else:
+        decay = weight_decay_for(target, lr, momentum, nesterov=nesterov, overlap=overlap)
+    check_reachable(target, lr, decay)
 
 
 def _exact_decay(target: Any, lr: Any, kernel: Overlap, logs: tuple[Any, Any]) -> Any:
@@ -275,7 +286,7 @@ def _at(momentum: Any, count: Any) -> Any:
 
 
 def _parts(momentum: Any) -> tuple[Any, ...]:
-    """Return the numbers of a momentum, without those that are None."""
+    """Return what a momentum consists of, without None: one alpha or two betas, each a number, schedule or array."""
     parts = momentum if isinstance(momentum, tuple) else (momentum,)
     return tuple(part for part in parts if part is not None)
 

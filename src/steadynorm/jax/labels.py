@@ -5,6 +5,7 @@ The lmo sees d_out x d_in, and many JAX libraries store d_in x d_out, so a label
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -168,7 +169,8 @@ def path_leaves(tree: Any) -> list[tuple[str, Any]]:
     """
     pairs = jax.tree_util.tree_flatten_with_path(tree)[0]
     value = jax.tree_util.GetAttrKey("value")
-    paths = [path[:-1] if len(path) > 1 and path[-1] == value else path for path, _ in pairs]
+    leaves_below = Counter(path[:depth] for path, _ in pairs for depth in range(1, len(path)))
+    paths = [path[:-1] if path[-1:] == (value,) and leaves_below[path[:-1]] == 1 else path for path, _ in pairs]
     names = (jax.tree_util.keystr(path, simple=True, separator="/") for path in paths)
     return [(name, leaf) for name, (_, leaf) in zip(names, pairs, strict=True)]
 

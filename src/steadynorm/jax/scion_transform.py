@@ -29,7 +29,8 @@ from steadynorm.jax.mesh_axes import on_automatic_axes
 from steadynorm.jax.oracles import find_oracle
 from steadynorm.jax.stacks import Gradient, accumulate, blocks_of, decay_and_step, find_updates, fresh_left, split_left
 from steadynorm.suggestions import suggest
-from steadynorm.theory.equilibrium import check_lr, check_target, eta_of
+from steadynorm.theory.equilibrium import check_lr, eta_of
+from steadynorm.theory.kernels import vector_kernel
 from steadynorm.theory.momentum import check_alpha
 
 LabelsLike = Labels | str | Callable[[Any], Labels] | None
@@ -114,10 +115,10 @@ def scionc(
     """
     if overlap not in _OVERLAPS:
         raise ValueError(f"overlap={overlap!r} is unknown; choose 'linear' or 'exact'")
-    if overlap == "linear":  # checks that the numbers are in range and the target is reachable
-        corrected_decay(learning_rate, family="scion", alpha=alpha, steady_norm_sq=steady_norm_sq, nesterov=nesterov)
-    elif is_number(steady_norm_sq):
-        check_target("steady_norm_sq", steady_norm_sq)
+    any_kernel = "linear" if overlap == "linear" else vector_kernel(1)  # a target that is in reach of one is of all
+    corrected_decay(  # checks that the numbers are in range and the target is in reach
+        learning_rate, family="scion", alpha=alpha, steady_norm_sq=steady_norm_sq, nesterov=nesterov, overlap=any_kernel
+    )
 
     def start_decay(peak: Any) -> Any:
         alpha_0, target_0 = _start("alpha", alpha), _start("steady_norm_sq", steady_norm_sq)
@@ -248,6 +249,9 @@ def _transformation(settings: _Settings, rates: _Rates) -> Any:
             check(value)
     if is_number(rates.output_weight_decay):
         check_decay("output_weight_decay", rates.output_weight_decay)
+        ratio, lr = (OUTPUT_LR_RATIO, rates.learning_rate) if rates.output_lr is None else (1, rates.output_lr)
+        if is_number(lr):
+            eta_of(ratio * lr, rates.output_weight_decay)
 
     def init(params: Any) -> ScionState:
         labels = resolve_labels(settings.labels, params)

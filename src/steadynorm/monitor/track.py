@@ -102,7 +102,7 @@ class ForecastTrack:
         if self.has_norm:
             self._advance_measured(lengths, pending, lr, eta)
         filters = [params.filter for params in pending]
-        if before.norm_sq == 0:  # so it is held where the norm stays that of the start
+        if before.norm_sq == 0:  # held at the start: advance_forecast has no cosine of zeros
             before = replace(before, norm_sq=_ALMOST_ZERO)
         after, cosines, self.state = theory.advance_forecast(before, self.kernel, filters, lr, eta)
         norms = np.array([before.norm_sq, *after])

@@ -20,7 +20,7 @@ MomentumName = Literal["constant", "linear", "matched", "matched-gamma-prime"]
 
 @dataclass(frozen=True)
 class Optim:
-    """Optimizer and its settings; by default Scion's. The command line refuses settings that an optimizer does not use.
+    """Optimizer and its settings; by default Scion's. The command line refuses what an optimizer never reads.
 
     `recipes.with_optimizer` has the settings of the other families; the command line starts from them.
     """
@@ -187,9 +187,8 @@ class Config:
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed={self.seed}: must be 0 or more and less than 2^63")
         end = self.schedule.steady_norm_sq_end
-        if end is not None and not (
-            math.isfinite(end) and end >= 0
-        ):  # else only the step that falls below 0 would say so
+        is_target = end is None or (math.isfinite(end) and end >= 0)
+        if not is_target:  # or only the step that falls below 0 would say so
             raise ValueError(f"schedule.steady_norm_sq_end={end}: must be finite and not negative")
         if not 0 <= self.schedule.warmup < self.steps:
             raise ValueError(

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from steadynorm import schedule as schedules
 from steadynorm import theory
 from steadynorm.decay.foreign import correct
+from steadynorm.decay.hold import refuse_hold
 from steadynorm.groups.builder import param_groups
 from steadynorm.lab.train.config import Optim, Schedule
 from steadynorm.optim import SGDC, AdamC, LionC, MuonC, RenormalizedAdamW, Scion, ScionC
@@ -28,10 +29,8 @@ def build(
 
     With DDP, `mesh` holds the processes over which Scion, ScionC, MuonC and LionC shard their state and work.
     """
-    if optim.name in _NOT_HELD and (optim.hold != "decay" or optim.cautious):
-        raise ValueError(
-            f"optim.hold={optim.hold!r}, optim.cautious={optim.cautious}: {optim.name} has neither; leave them out"
-        )
+    if optim.name in _NOT_HELD:
+        refuse_hold(optim.name, {"hold": optim.hold, "cautious": optim.cautious})
     if optim.name in ("muon", "muon-corrected"):
         optimizers = _muon(model, optim)
     else:
@@ -58,8 +57,8 @@ def _scion(model: nn.Module, optim: Optim, mesh: Any) -> Optimizer:
     if optim.output_alpha is not None:
         output["alpha"] = optim.output_alpha
     common: dict[str, Any] = {
-        "lr": optim.lr, "alpha": optim.alpha, "nesterov": optim.nesterov, "polar": optim.polar,
-        "polar_steps": optim.polar_steps, "own_time": optim.own_time, "mesh": mesh,
+        "lr": optim.lr, "alpha": optim.alpha, "nesterov": optim.nesterov, "own_time": optim.own_time, "mesh": mesh,
+        **_polar(optim),
     }  # fmt: skip
     for group in groups:  # the output layer has a target at which to hold its norm only if it is corrected
         if group is not output or (corrected and optim.correct_output):
@@ -101,7 +100,12 @@ def _adam_family(model: nn.Module, optim: Optim, mesh: Any) -> Optimizer:
 
 
 def _hold(optim: Optim) -> dict[str, Any]:
-    return {"hold": optim.hold, "balance_steps": optim.balance_steps, "cautious": optim.cautious}
+    steps = {"balance_steps": optim.balance_steps} if optim.hold == "balance" else {}
+    return {"hold": optim.hold, "cautious": optim.cautious, **steps}
+
+
+def _polar(optim: Optim) -> dict[str, Any]:
+    return {"polar": optim.polar} | ({} if optim.polar == "svd" else {"polar_steps": optim.polar_steps})
 
 
 def _muonc(model: nn.Module, optim: Optim, mesh: Any) -> Optimizer:
@@ -112,7 +116,7 @@ def _muonc(model: nn.Module, optim: Optim, mesh: Any) -> Optimizer:
     )  # fmt: skip
     return MuonC(
         groups, lr=optim.lr, momentum=1 - optim.alpha, nesterov=optim.nesterov, weight_decay=decay, betas=optim.betas,
-        eps=optim.eps, polar=optim.polar, polar_steps=optim.polar_steps, mesh=mesh, **_hold(optim),
+        eps=optim.eps, mesh=mesh, **_polar(optim), **_hold(optim),
     )  # fmt: skip
 
 

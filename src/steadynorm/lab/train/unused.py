@@ -1,4 +1,7 @@
-"""Find the options of a run that would change nothing, because its optimizer or schedule never reads them."""
+"""Find the options of a run that would change nothing, because its optimizer or schedule never reads them.
+
+A tuple counts as read as a whole: LionC takes the second of its betas, and the first passes.
+"""
 
 from dataclasses import fields
 from types import MethodType
@@ -38,6 +41,6 @@ def refuse_unused(config: Config) -> None:
     if unread:
         what = ", ".join(f"{name}={value}" for name, value in unread.items())
         raise ValueError(
-            f"{what}: not used by {config.optim.name} with schedule.lr={config.schedule.lr} and "
-            f"schedule.momentum={config.schedule.momentum}; leave it out"
+            f"{what}: not used by {config.optim.name} with optim.hold={config.optim.hold}, optim.polar={config.optim.polar}, "
+            f"schedule.lr={config.schedule.lr} and schedule.momentum={config.schedule.momentum}; leave it out"
         )
