@@ -17,7 +17,7 @@ from steadynorm.files import read_json
 from steadynorm.lab import paper
 from steadynorm.lab.paper import runner
 from steadynorm.lab.paper.experiment import Outcome
-from steadynorm.lab.paper.provenance import SHORT, describe, trace
+from steadynorm.lab.paper.provenance import describe, shorten, trace
 from steadynorm.lab.paper.statistics import CONFIDENCE, LEAST, VERDICTS, Finding, holm
 from steadynorm.lab.paper.winners import COMPARISONS, Comparison, Pair, pairs
 from steadynorm.report import page
@@ -323,7 +323,7 @@ def _calibration(commit: str, machine: str, runs: Sequence[dict[str, Any]]) -> s
         "# How the baselines were chosen",
         "<!-- written by docs/experiments.py from results/: do not edit -->",
         "These are short sweeps with one seed (`results/calibrate.py`). eta is lr times the first decay; ln 2 / eta steps are a half-life. "
-        f"The lowest validation loss of its kind is bold. Commit `{commit[:SHORT]}{'+' if commit.endswith('+') else ''}`, machine {machine}.",
+        f"The lowest validation loss of its kind is bold. Commit `{shorten(commit)}`, machine {machine}.",
         _rows(keys, lines),
     ]
     return "\n\n".join(parts) + "\n"

@@ -8,7 +8,7 @@ from steadynorm import records
 from steadynorm.files import read_json
 from steadynorm.lab.paper import runner
 
-SHORT = 9  # digits of a commit that are shown
+_DIGITS = 9  # of a commit, where it is shown
 
 
 class Provenance(NamedTuple):
@@ -18,6 +18,15 @@ class Provenance(NamedTuple):
     commits: frozenset[str]  # by what the records of its runs say; the summary's where they say nothing
     machines: frozenset[str]  # kinds of machines that trained them; empty where the records say nothing
     created: str  # ISO time of its latest run
+
+
+def shorten(commit: str) -> str:
+    """Return the first digits of a commit, and the + of a checkout that had changes.
+
+    >>> shorten("691ea37488e644446104499da7f18756f1d3c95b+")
+    '691ea3748+'
+    """
+    return commit[:_DIGITS] + "+" * commit.endswith("+")
 
 
 def trace(folder: Path) -> Provenance:
@@ -48,12 +57,12 @@ def describe(traces: Iterable[Provenance]) -> str:
         for commit in sorted(kept.commits - {newest}):
             older.setdefault(commit, []).append(kept.name)
     if not older:
-        return f"All {len(ordered)} experiments come from one commit, `{newest[:SHORT]}`."
+        return f"All {len(ordered)} experiments come from one commit, `{shorten(newest)}`."
     current = sorted(kept.name for kept in ordered if kept.commits == {newest})
     lines = [
-        f"These experiments come from {len(older) + 1} commits. The newest is `{newest[:SHORT]}` ({', '.join(current)}); "
+        f"These experiments come from {len(older) + 1} commits. The newest is `{shorten(newest)}` ({', '.join(current)}); "
         f"{len(ordered) - len(current)} of {len(ordered)} are of older commits:",
         "",
-        *(f"- `{commit[:SHORT]}`: {', '.join(sorted(names))}" for commit, names in older.items()),
+        *(f"- `{shorten(commit)}`: {', '.join(sorted(names))}" for commit, names in older.items()),
     ]
     return "\n".join(lines)
