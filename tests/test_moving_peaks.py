@@ -151,23 +151,38 @@ SCHEDULERS = {
 }
 
 
+STEPS_TAKEN = 6
+
+
+def scheduled(name: str) -> tuple[Net, torch.optim.AdamW, Any]:
+    """Return a model, its optimizer and scheduler, some steps into a run."""
+    model = Net()
+    optimizer = adamw(model)
+    scheduler = SCHEDULERS[name](optimizer)
+    for t in range(STEPS_TAKEN):
+        train(model, optimizer, t, t + 1)
+        scheduler.step()
+    return model, optimizer, scheduler
+
+
+def replayed(name: str, optimizer: torch.optim.Optimizer) -> Any:
+    """Return a scheduler that has taken the steps of the old one, as docs/moving.md does it."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["initial_lr"]
+    scheduler = SCHEDULERS[name](optimizer)
+    for _ in range(STEPS_TAKEN):
+        scheduler.step()
+    return scheduler
+
+
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @pytest.mark.parametrize("name", [name for name in SCHEDULERS if name != "OneCycleLR"])  # its max_lr is an argument
 def test_a_replayed_scheduler_has_the_course_of_the_old_one_where_the_lr_was_converted(name: str):
-    model = Net()
-    old = adamw(model)
-    scheduler = SCHEDULERS[name](old)
-    for t in range(6):
-        train(model, old, t, t + 1)
-        scheduler.step()
+    model, old, _ = scheduled(name)
     new, _ = sn.convert(old, model, to=sn.ScionC, peak_lr=LR)
     first = [group["initial_lr"] for group in new.param_groups]
     assert LR not in first
-    for group, lr in zip(new.param_groups, first, strict=True):
-        group["lr"] = lr
-    again = SCHEDULERS[name](new)
-    for _ in range(6):
-        again.step()
+    replayed(name, new)
     ratio = old.param_groups[0]["lr"] / LR
     assert [group["lr"] for group in new.param_groups] == pytest.approx([lr * ratio for lr in first])
 
@@ -176,19 +191,10 @@ def test_a_replayed_scheduler_has_the_course_of_the_old_one_where_the_lr_was_con
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_replayed_scheduler_continues_where_the_old_one_was(name: str):
     """With `last_epoch=` instead, four of them take another course without a word: docs/moving.md says to replay."""
-    model = Net()
-    old = adamw(model)
-    scheduler = SCHEDULERS[name](old)
-    for t in range(6):
-        train(model, old, t, t + 1)
-        scheduler.step()
+    model, old, scheduler = scheduled(name)
     new, _ = sn.convert(old, model, to=sn.AdamC, output=False, peak_lr=LR)
-    for group in new.param_groups:
-        group["lr"] = group["initial_lr"]
-    again = SCHEDULERS[name](new)
-    for _ in range(6):
-        again.step()
-    for _ in range(6, 14):
+    again = replayed(name, new)
+    for _ in range(8):
         for group in new.param_groups:
             assert (group["lr"], group["betas"]) == (
                 pytest.approx(old.param_groups[0]["lr"]),

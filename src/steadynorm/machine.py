@@ -44,7 +44,7 @@ def find_device(name: str) -> torch.device:
         if (device.index or 0) >= (count := torch.cuda.device_count()):
             raise ValueError(f"device {name!r} is not available: torch sees {count}; choose cuda:0 to cuda:{count - 1}")
     elif device.type == "meta":
-        raise ValueError("device 'meta' holds no values to train; choose another, such as cpu")
+        raise ValueError("device 'meta' holds no values; choose another, such as cpu")
     elif device.type != "cpu":
         try:
             torch.empty(0, device=device)

@@ -115,7 +115,7 @@ def scionc(
     """
     if overlap not in _OVERLAPS:
         raise ValueError(f"overlap={overlap!r} is unknown; choose 'linear' or 'exact'")
-    any_kernel = "linear" if overlap == "linear" else vector_kernel(1)  # a target that is in reach of one is of all
+    any_kernel = "linear" if overlap == "linear" else vector_kernel(1)  # one update alone has lr^2, whatever the kernel
     corrected_decay(  # checks that the numbers are in range and the target is in reach
         learning_rate, family="scion", alpha=alpha, steady_norm_sq=steady_norm_sq, nesterov=nesterov, overlap=any_kernel
     )
