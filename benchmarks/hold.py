@@ -10,9 +10,8 @@ import argparse
 import json
 import statistics
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -22,6 +21,7 @@ from steadynorm.decay.hold import target_norm_sq
 from steadynorm.lab import bench
 from steadynorm.lab.paper.baselines import GPT, VIT, Baseline
 from steadynorm.lab.train import tasks
+from steadynorm.lab.train.config import Config
 from steadynorm.lab.train.optimizers import build
 from steadynorm.optim import ScionC
 
@@ -39,26 +39,38 @@ NULL = "decay again"
 REACHED, CLASSES = 0.02, ("hidden", "embedding", "vector", "output", "other")
 
 
+class Run:
+    """One training run, whose groups can be changed before its first step."""
+
+    def __init__(self, config: Config):
+        self.config = config
+        torch.manual_seed(config.seed)
+        self.task = tasks.make(config)
+        self.model = self.task.model(torch.Generator().manual_seed(config.seed))
+        ((optimizer, self.scheduler),) = build(self.model, config.optim, config.schedule, config.steps)
+        self.optimizer = cast(ScionC, optimizer)
+
+    def steps(self) -> Iterator[int]:
+        """Train, and yield the number of each step after it."""
+        batches = self.task.batches()
+        for step in range(1, self.config.steps + 1):
+            self.optimizer.zero_grad()
+            self.task.loss(self.model, next(batches)).backward()
+            if self.config.clip:
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+            self.optimizer.step()
+            self.scheduler.step()
+            yield step
+
+
 def ratios(baseline: Baseline, budget: int, seed: int, settings: dict[str, Any]) -> Iterator[dict[str, float]]:
     """Train one run; yield |weights|^2 over the target of each parameter after each step."""
-    config = baseline.configure(baseline.scionc(), budget, seed)
-    config = replace(config, optim=replace(config.optim, correct_output=True, **settings))
-    torch.manual_seed(seed)
-    task = tasks.make(config, 0, 1)
-    model = task.model(torch.Generator().manual_seed(seed))
-    ((optimizer, scheduler),) = build(model, config.optim, config.schedule, config.steps)
-    batches = task.batches()
-    for _ in range(config.steps):
-        optimizer.zero_grad()
-        task.loss(model, next(batches)).backward()
-        if config.clip:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
-        optimizer.step()
-        scheduler.step()
+    run = Run(baseline.configure(baseline.scionc(correct_output=True, **settings), budget, seed))
+    for _ in run.steps():
         yield {
             f"{group['name']}/{name}": float(p.detach().square().sum())
-            / target_norm_sq(group, optimizer.family, p.shape)
-            for group in optimizer.param_groups
+            / target_norm_sq(group, run.optimizer.family, p.shape)
+            for group in run.optimizer.param_groups
             for name, p in zip(group["param_names"], group["params"], strict=True)
         }
 

@@ -23,8 +23,8 @@ class Sentence(NamedTuple):
     denies: str  # the sentence if it does not
 
 
-ANSWERS: Mapping[str, Sequence[Sentence]] = {
-    "Does correcting the decay change the loss?": (
+ANSWERS: Mapping[str, Sequence[Sequence[Sentence]]] = {  # question -> points, each of sentences that follow each other
+    "Does correcting the decay change the loss?": ((
         Sentence("fig-nanogpt", "The final loss of ScionC is no worse", "in a small GPT, ScionC ends at a loss no worse than Scion's",
                  "in a small GPT, ScionC ends at a worse loss than Scion"),
         Sentence("fig-nanogpt-wide", "The final loss of ScionC is no worse", "in a GPT of 6 layers of width 256, ScionC ends at a loss no worse than Scion's",
@@ -37,8 +37,8 @@ ANSWERS: Mapping[str, Sequence[Sentence]] = {
                  "AdamC's accuracy is not below AdamW's"),
         Sentence("table-vit", "AdamC performs as AdamW does", "it is within 1 point of AdamW's",
                  "it is not within 1 point of AdamW's"),
-    ),
-    "Does it hold the norm?": (
+    ),),
+    "Does it hold the norm?": ((
         Sentence("fig-nanogpt", "ScionC keeps the hidden norm stable", "ScionC at least halves the drift of a GPT's hidden norm",
                  "ScionC does not halve the drift of a GPT's hidden norm"),
         Sentence("fig-muon", "`correct` keeps the hidden norm", "`correct` at least halves it for torch's Muon",
@@ -55,11 +55,8 @@ ANSWERS: Mapping[str, Sequence[Sentence]] = {
                  "balanced decay misses the norm that you ask for"),
         Sentence("fig-hold", "A fixed norm at the lr", "on the GPT, a fixed norm trains as corrected decay does, at the lr of the same angle per step",
                  "on the GPT, a fixed norm does not train as corrected decay does, even at the lr of the same angle per step"),
-        Sentence("fig-hold-vit", "A fixed norm at the lr", "on the ViT it does so as well", "on the ViT it does not"),
-        Sentence("fig-hold-vit", "Balanced decay, T = 20 and 200, is no worse", "on the ViT, balanced decay is as accurate as corrected decay",
-                 "on the ViT, balanced decay costs accuracy as well, at this lr"),
-    ),
-    "Which optimizer should you try first?": (
+    ),),
+    "Which optimizer should you try first?": ((
         Sentence("fig-muon", "The final loss of MuonC is no worse than Muon's", "for the GPT, MuonC is as good as torch's Muon",
                  "for the GPT, MuonC is worse than torch's Muon"),
         Sentence("fig-muon", "The final loss of MuonC is no worse than ScionC's", "it is no worse than ScionC",
@@ -70,32 +67,98 @@ ANSWERS: Mapping[str, Sequence[Sentence]] = {
                  "for the ViT, Scion is not ahead of AdamW"),
         Sentence("fig-polar-steps", "4 steps may replace 5", "four polar steps, our default, are as good as five",
                  "four polar steps are not as good as five"),
+    ),),
+    "Where does it fail?": (
+        (
+            Sentence("fig-hold-vit", "Balanced decay, T = 20 and 200, is no worse", "on the ViT, balanced decay is as accurate as corrected decay",
+                     "on the ViT, balanced decay of all layers but the output costs accuracy"),
+            Sentence("fig-hold-vit", "A fixed norm at the lr", "on the ViT, a fixed norm is as accurate", "a fixed norm does so as well"),
+        ),
+        (
+            Sentence("fig-hold", "Cautious decay ends at its target", "on the GPT, cautious decay ends within a tenth of the norm that you ask for",
+                     "on the GPT, cautious decay misses the norm that you ask for by more than a tenth, as corrected decay does"),
+        ),
+        (
+            Sentence("fig-nanogpt", "ScionC keeps the gradient norm stable", "ScionC halves the drift of the gradient norm in the small GPT",
+                     "ScionC does not halve the drift of the gradient norm in the small GPT"),
+            Sentence("fig-nanogpt-wide", "ScionC keeps the gradient norm stable", "it does so in the wider GPT", "in the wider GPT it does not"),
+            Sentence("fig-scionc", "ScionC (cosine) against Scion: the gradient norm", "it does so in the ViT", "in the ViT it does not"),
+            Sentence("fig-adamc", "AdamC against AdamW: the gradient norm", "AdamC does so in the ViT", "in the ViT, AdamC does not halve it either"),
+        ),
+        (
+            Sentence("fig-nanogpt", "ScionC keeps the weight norm stable", "ScionC halves the drift of the norm of all weights in the GPT",
+                     "ScionC does not halve the drift of the norm of all weights, the output layer's included, in the GPT"),
+            Sentence("fig-muon", "`correct` keeps the weight norm", "`correct` does so for torch's Muon", "`correct` does not do so for torch's Muon"),
+            Sentence("fig-adamc", "AdamC against AdamW: the weight norm", "AdamC does so in the ViT", "AdamC does not do so in the ViT"),
+        ),
+        (
+            Sentence("fig-scionc-constant", "ScionC (constant) against Scion: the hidden norm",
+                     "at two and a half times the decay, ScionC with a constant target halves the drift of the hidden norm",
+                     "at two and a half times the decay, ScionC with a constant target does not halve the drift of the hidden norm"),
+            Sentence("fig-adamc", "Ours, five times the decay: the hidden norm", "at five times the decay, AdamC does so",
+                     "at five times the decay, AdamC does not do so"),
+            Sentence("fig-adamc", "Ours, five times the decay: the weight norm", "it halves the drift of the norm of all weights",
+                     "nor does it for the norm of all weights"),
+            Sentence("fig-adamc", "Ours, five times the decay: accuracy", "it costs no accuracy there", "it costs accuracy there"),
+            Sentence("fig-adamc", "Ours, why: updates independent of each other",
+                     "updates that are independent of the weights would have kept the norm, but real ones are not",
+                     "updates that are independent of the weights would not have kept the norm"),
+        ),
+        (
+            Sentence("fig-forecast", "Scion's biases", "forecasts meet the norms of biases", "forecasts miss the norms of biases"),
+            Sentence("fig-forecast", "Why not theirs", "a bias has its place by the loss, and updates step over it",
+                     "the first updates of biases do not step over their place"),
+        ),
+        (
+            Sentence("fig-exact-target", "The exact decay brings the hidden matrices closer to the asked norm than the linear formula at alpha 0.1",
+                     "the exact decay brings norms closer to the one you ask for at alpha 0.1",
+                     "the exact decay does not bring norms closer to the one you ask for at alpha 0.1"),
+            Sentence("fig-exact-target", "Why: these runs start above", "the forecast expects that, because these runs are too short to settle",
+                     "the forecast did not expect that"),
+        ),
+        (
+            Sentence("fig-alignment", "The output layer's updates push it outward", "the output layer's updates push it outward",
+                     "the output layer's updates push it outward less than we had expected"),
+        ),
     ),
 }  # fmt: skip
 
 
 def answers(summaries: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return every question with its sentences, and the claims that do not hold, by the summaries of the folders."""
-    parts = [
-        f"**{question}** " + " ".join(_sentence(sentence, summaries) for sentence in sentences)
-        for question, sentences in ANSWERS.items()
-    ]
-    whose = {False: "Of the paper's claims", True: "Of our own"}
+    """Return every question with its points, by the summaries of the folders."""
+    parts = []
+    for question, points in ANSWERS.items():
+        said = [" ".join(_sentence(sentence, summaries) for sentence in point) for point in points]
+        parts.append(f"**{question}** {said[0]}" if len(said) == 1 else f"**{question}**\n\n{_listed(said)}")
+    return "\n\n".join(parts)
+
+
+def list_refuted(summaries: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the claims that do not hold, the paper's and our own."""
     failed = claims_with(FAILS, summaries)
-    lists = [
-        f"{words}, {len(lines)} did not hold here:\n\n" + "\n".join(lines)
-        for is_ours, words in whose.items()
-        if (lines := [f"- Not so: {line}" for ours, line in failed if ours == is_ours])
+    parts = [
+        f"{words}, {len(lines)}:\n\n{_listed(lines)}"
+        for is_ours, words in {False: "Of the paper's claims", True: "Of our own"}.items()
+        if (lines := [line for ours, line in failed if ours == is_ours])
     ]
-    return "\n\n".join([*parts, "**Where does it fail?** " + ("\n\n".join(lists) or "No claim was refuted.")])
+    return "**What does not hold.** " + ("\n\n".join(parts) or "No claim is refuted.")
+
+
+def list_open(summaries: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the claims that are open."""
+    return _listed([line for _, line in claims_with(OPEN, summaries)])
+
+
+def _listed(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def claims_with(verdict: str, summaries: Mapping[str, Mapping[str, Any]]) -> list[tuple[bool, str]]:
-    """Return every claim with this verdict: whether it is ours, and its text with its numbers and a link."""
+    """Return every claim with this verdict: whether it is ours, and its text with a link and its numbers."""
     return [
         (
             claim["text"].startswith("Ours") or paper.get(held["experiment"]).paper_finding.startswith("ours"),
-            f"{claim['text']}. {claim['figure']} ({claim_link(folder, number)}).",
+            f"{claim['text']} ({claim_link(folder, number)}).<br>{claim['figure']}.",
         )
         for folder, held in summaries.items()
         for number, claim in enumerate(held["claims"], 1)

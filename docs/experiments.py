@@ -25,7 +25,7 @@ from steadynorm.report import page
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks/ and docs/ are not installed
 from benchmarks.pages import fill  # noqa: E402
-from docs.experiment_answers import answers, claims_with  # noqa: E402
+from docs.experiment_answers import answers, list_open, list_refuted  # noqa: E402
 from docs.experiment_pictures import Picture, pictures_of  # noqa: E402
 
 MOST_PLOTS = 9
@@ -244,15 +244,15 @@ def _comparison(comparison: Comparison, compared: Sequence[Pair]) -> str:
 
 def _undecided(summaries: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the open claims, and why they are open: too few seeds so far, or a difference too close to its bound."""
-    lines = [f"- {line}" for _, line in claims_with(VERDICTS[2], summaries)]
+    open_claims = list_open(summaries)
     waiting = [name for name, held in summaries.items() if len(held.get("seeds", [])) < MANY_SEEDS and _is_open(held)]
     parts = [
         f"**What stays open.** We run at most {MANY_SEEDS} seeds. Where a claim is open with all of them, the true value is close to its "
         "bound, or runs differ too much. The number of seeds that would settle a claim assumes that means and spreads stay as they are.",
         f"Not at {MANY_SEEDS} seeds yet: {', '.join(f'[{name}]({name}.md)' for name in waiting)}." if waiting else "",
-        "\n".join(lines),
+        open_claims,
     ]  # fmt: skip
-    return "\n\n".join(filter(None, parts)) if lines else "No claim is open."
+    return "\n\n".join(filter(None, parts)) if open_claims else "No claim is open."
 
 
 def _is_open(held: Mapping[str, Any]) -> bool:
@@ -301,6 +301,7 @@ def _index(root: Path, folders: Sequence[Path], certain: Certain) -> str:
         _rows(("experiment", "shows", *VERDICTS, AFTER, "runs", "core minutes"), [*rows, summed]),
         "Runs that several experiments ask for are trained once, and counted in each.",
         "\n".join(["Not run yet:", "", *(f"- {name}" for name in waiting)]) if waiting else "",
+        list_refuted(summaries),
         _undecided(summaries),
         "## Which code made them",
         describe(map(trace, folders)),
