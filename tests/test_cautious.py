@@ -254,6 +254,16 @@ def test_zero_lr_and_zero_decay():
     np.testing.assert_array_equal(forecast_cautious(np.zeros(3), 0.1, 0.1, start=2.0), 2.0)
 
 
+@pytest.mark.parametrize("alpha", [0.1, 0.05])
+@pytest.mark.parametrize("eta", np.linspace(0.25, 0.5, 11))
+def test_every_norm_that_a_decay_gives_is_reached(alpha: float, eta: float):
+    """Up to the strongest decay that still lowers the norm; beyond it a weaker one gives the same norm."""
+    norm_sq = cautious_steady_norm_sq(0.01, eta / 0.01, alpha)
+    decay = cautious_weight_decay_for(norm_sq * (1 + 1e-9), 0.01, alpha)
+    assert decay <= eta / 0.01 * (1 + 1e-6)
+    assert cautious_steady_norm_sq(0.01, decay, alpha) == pytest.approx(norm_sq, rel=1e-7)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -269,6 +279,7 @@ def test_zero_lr_and_zero_decay():
         (lambda: cautious_steady_norm_sq(0.1, 11.0, 0.1), "exceeds 1"),
         (lambda: cautious_lion_weight_decay_for(1.0, 0.01, 1.0, 0.9), "beta1=1.0"),
         (lambda: cautious_adam_weight_decay_for(0.0, 0.01), "mean_square=0.0"),
+        (lambda: cautious_adam_weight_decay_for(1e-6, 0.01), "steady_norm_sq=1e-06 is unreachable at lr=0.01"),
         (lambda: cautious_adam_weight_decay_for(1.0, 0.01, 1.0), "beta1=1.0"),
     ],
 )

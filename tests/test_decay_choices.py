@@ -219,6 +219,16 @@ def test_a_noam_schedule_far_below_its_guessed_peak_warns_once_after_the_warmup(
     drive(optimizer, scheduler, 20)  # warnings are errors here
 
 
+def test_a_schedule_that_falls_from_far_below_its_guessed_peak_warns_at_the_second_step() -> None:
+    optimizer = correct(adamw(lr=1.0))
+    scheduler = lr_scheduler.LambdaLR(optimizer, lambda t: 1e-3 * (1 - t / 30))
+    drive(optimizer, scheduler, 1)
+    with pytest.warns(UserWarning, match=r"largest lr so far is 0\.001, far below the guessed peak_lr=1,"):
+        step(optimizer)
+    scheduler.step()
+    drive(optimizer, scheduler, 20)  # warnings are errors here
+
+
 def test_a_noam_schedule_with_its_peak_given_or_in_the_group_does_not_warn() -> None:
     for optimizer in (correct(adamw(lr=1.0), peak_lr=noam(4)), correct(adamw(lr=1.0))):
         optimizer.param_groups[0].update(peak_lr=noam(4), peak_lr_given=True)

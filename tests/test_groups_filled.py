@@ -43,6 +43,24 @@ def test_any_list_of_groups_takes_the_settings_of_the_optimizer(kind: str, how: 
     assert values(cls(LISTS[how](groups), **settings), *keys) == values(told, *keys)
 
 
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_an_lr_that_is_a_tensor_stays_one(kind: str) -> None:
+    """As in torch, where a group without an lr has the very tensor; a ratio of it is a tensor of its own."""
+    cls, lr = SETTINGS[kind][0], torch.tensor(0.01)
+    optimizer = cls(sn.param_groups(model(), kind=kind, output="2"), lr=lr)
+    told = cls(sn.param_groups(model(), kind=kind, output="2", lr=0.01))
+    for group, other in zip(optimizer.param_groups, told.param_groups, strict=True):
+        assert isinstance(group["lr"], torch.Tensor)
+        assert float(group["lr"]) == pytest.approx(other["lr"])
+        assert (group["lr"] is lr) == (other["lr"] == 0.01)
+
+
+def test_a_tensor_written_into_a_group_is_not_filled() -> None:
+    groups = sn.param_groups(model(), output="2")
+    own = groups[0]["lr"] = torch.tensor(groups[0]["lr"])
+    assert sn.ScionC(groups, lr=0.05).param_groups[0]["lr"] is own
+
+
 def test_the_groups_of_two_models_are_filled_each_from_what_it_leaves_unset() -> None:
     encoder, decoder = model(), model()
     groups = sn.param_groups(encoder, kind="muon", output=False, lr=0.01)

@@ -217,8 +217,8 @@ def test_constant_decay_is_cautious_without_a_factor(make: Callable[..., Any]):
 def test_cautious_decay_sees_signs_of_tiny_moments():
     """The product of a small weight and a small moment is zero in fp32."""
     p = nn.Parameter(torch.tensor([1e-25, 1e-25]))
-    optimizer = sn.AdamC([p], lr=1e-30, weight_decay=1e29, cautious=True, peak_lr=1e-30, eps=1e3)
-    optimizer.param_groups[0]["corrected"] = False
+    group = {"params": [p], "corrected": False}
+    optimizer = sn.AdamC([group], lr=1e-30, weight_decay=1e29, cautious=True, peak_lr=1e-30, eps=1e3)
     p.grad = torch.tensor([1e-20, -1e-20])
     for _ in range(2):
         optimizer.step()
@@ -528,7 +528,17 @@ class Quantised(torch.optim.AdamW):
         (
             torch.optim.Muon,
             {"cautious": True},
-            "only the Adam family keeps it in its state, not muon; .*ScionC or LionC",
+            "only Adam, AdamW and RAdam keep it in their state, not muon; .*AdamC, ScionC or LionC",
+        ),
+        (
+            torch.optim.NAdam,  # its update is not along the first moment
+            {"cautious": True, "decoupled_weight_decay": True},
+            "only Adam, AdamW and RAdam keep it in their state, not nadam",
+        ),
+        (
+            torch.optim.AdamW,
+            {"cautious": True, "weight_decay": 20.0},
+            "weight_decay=20 is too strong for cautious=True",
         ),
         (torch.optim.AdamW, {"hold": "balance", "weight_decay": 0.0}, "hold='balance' would do nothing"),
     ],
@@ -571,3 +581,27 @@ def test_moments_under_another_name_are_asked_for():
     p.grad = torch.ones(3)
     with pytest.raises(ValueError, match=r"Quantised, group 0: cautious=True reads .*state\['exp_avg'\]"):
         optimizer.step()
+
+
+def test_cautious_written_into_a_group_of_a_class_without_signs_is_refused():
+    p = nn.Parameter(torch.ones(2, 2))
+    optimizer = corrected(torch.optim.NAdam, [p], decoupled_weight_decay=True)
+    optimizer.param_groups[0]["cautious"] = True
+    p.grad = torch.ones_like(p)
+    with pytest.raises(ValueError, match="NAdam, group 0: cautious=True needs the sign"):
+        optimizer.step()
+    assert torch.equal(p, torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("hold", ["fixed", "balance"])
+@pytest.mark.parametrize("make", ["AdamC", "AdamW"])
+def test_a_tensor_that_needs_no_grad_and_has_one_is_held(make: str, hold: str):
+    """So do master copies of weights, whose gradients are written by hand: torch steps them."""
+    torch.manual_seed(0)
+    theta = 2 * torch.ones(40, 40)
+    optimizer = MAKERS[make]([theta], hold=hold)
+    for _ in range(200):
+        theta.grad = torch.randn(40, 40)
+        optimizer.step()
+    target = LR / (2 * DECAY) * theta.numel() if hold == "balance" else 4.0 * theta.numel()
+    assert float(theta.square().sum()) == pytest.approx(target, rel=0.1 if hold == "balance" else 1e-5)

@@ -15,6 +15,7 @@ from steadynorm.decay.hold import (
     HOLD_KEYS,
     HOLD_STATE,
     check_balance,
+    check_cautious,
     check_hold,
     is_rescaled,
 )
@@ -25,8 +26,10 @@ from steadynorm.decay.rule import (
     KEYS,
     UNCORRECTED,
     Group,
+    Relative,
     check_peak,
     correction_keys,
+    decay_rule,
     group_label,
     guess_again,
     names_peak,
@@ -218,11 +221,11 @@ def check_held(group: Group, family: Family) -> None:
     refuse_residual(group.get("weight_residual"))
     check_hold(group)
     check_balance(group, family)
-    if group.get("cautious") and family.name != "adam":
-        raise ValueError(
-            f"cautious=True needs the sign of each update, and only the Adam family keeps it in its state, not "
-            f"{family.name}; leave it out, or use ScionC or LionC, which do it inside their step"
-        )
+    check_cautious(group, family)
+    if group.get("cautious") and isinstance(rule := decay_rule(group), Relative) and rule.peak_lr > 0:
+        weight_decay_now(
+            {**group, "lr": rule.peak_lr}, family
+        )  # raises if the strongest decay of the run is too strong
     held = (k for k in range(len(group["params"])) if is_rescaled(group) and k not in uncorrected_positions(group))
     if (k := next((k for k in held if group["params"][k].is_complex()), None)) is not None:
         raise ValueError(f"hold and cautious are for real weights, and parameter {k} is complex; name it in skip=")

@@ -29,6 +29,7 @@ class Family:
     has_target = False  # whether an absolute `steady_norm_sq` determines the decay
     has_forecast = False  # whether the theory can forecast the norm
     is_linear = False  # whether updates are linear in the momentum, so that forecasts are per element
+    keeps_sign = False  # whether the first moment in the state has the signs of the update
 
     def of(self, group: Group) -> "Family":
         """Return the family of a group: the optimizer's, unless its groups differ in kind."""
@@ -113,6 +114,7 @@ class Family:
 
 class _Adam(Family):
     name, has_target, has_forecast, is_linear = "adam", True, True, True
+    keeps_sign = True
 
     def target_decay(self, target: float, lr: float, group: Group, kernel: Overlap | None = None) -> float:
         if group.get("cautious"):
@@ -124,6 +126,12 @@ class _Adam(Family):
 
     def filter(self, group: Group) -> Filter:
         return theory.ema(self.alpha(group))
+
+
+class _Nadam(_Adam):
+    """Adam's, but an update adds the gradient to the first moment, whose signs are then not those of the update."""
+
+    name, has_forecast, keeps_sign = "nadam", False, False
 
 
 class _Scion(Family):
@@ -278,9 +286,9 @@ class _SGD(Family):
         return float(group["lr"]) / (self.alpha(group) if group["trace"] else 1.0)
 
 
-ADAM, OTHER, SGD, MUON, SCION, LION = _Adam(), Family(), _SGD(), _Muon(), _Scion(), _Lion()
+ADAM, NADAM, OTHER, SGD, MUON, SCION, LION = _Adam(), _Nadam(), Family(), _SGD(), _Muon(), _Scion(), _Lion()
 OWN_MUON, MUON_AND_ADAM = _OwnMuon(), _MuonAndAdam()
-FAMILIES: dict[str, Family] = {family.name: family for family in (ADAM, OTHER, SGD, MUON, SCION, LION)}
+FAMILIES: dict[str, Family] = {family.name: family for family in (ADAM, NADAM, OTHER, SGD, MUON, SCION, LION)}
 
 
 def _betas(group: Group) -> list[float]:

@@ -68,7 +68,7 @@ def correct(
             of the first step). The optimizer then steps without decay, and a post-hook scales the weights: two more
             reads and one more write of the weights per step, and at most two floats of state per parameter.
         balance_steps: Over how many steps "balance" brings a norm back.
-        cautious: Whether to decay only where weight and update agree in sign. For the Adam family only; it needs
+        cautious: Whether to decay only where weight and update agree in sign. For Adam, AdamW and RAdam only; it needs
             temporary memory for one parameter at a time.
 
     A group that has `hold`, `balance_steps` or `cautious` itself keeps its own, and what is skipped is not held.

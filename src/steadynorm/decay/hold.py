@@ -77,6 +77,15 @@ def check_balance(group: Group, family: "Family") -> None:
         )
 
 
+def check_cautious(group: Group, family: "Family") -> None:
+    """Raise ValueError if a hook is to decay cautiously around a step that does not show the signs of its updates."""
+    if group.get("cautious") and not family.keeps_sign:
+        raise ValueError(
+            "cautious=True needs the sign of each update, and only Adam, AdamW and RAdam keep it in their state, not "
+            f"{family.name}; leave it out, or use AdamC, ScionC or LionC"
+        )
+
+
 def refuse_idle_balance(where: str, groups: Sequence[Group]) -> None:
     """Raise ValueError if groups ask for balance and every one of them has constant decay, so that none has a target."""
     asking = [group for group in groups if group.get("hold") == "balance"]

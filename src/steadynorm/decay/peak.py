@@ -74,10 +74,9 @@ def _is_below_peak(group: Group) -> bool:
 
 
 class PeakWatch:
-    """Judges each guessed peak once, when the first warmup is over: the lr has risen and falls, or rises no more."""
+    """Judges each guessed peak once, when the first warmup, if any, is over: the lr falls, or rises no more."""
 
     def __init__(self) -> None:
-        self.risen: set[int] = set()  # groups by index
         self.pause: dict[int, int] = {}  # steps since the largest lr
         self.judged: set[int] = set()
 
@@ -89,11 +88,9 @@ class PeakWatch:
         if lr > largest:
             group[LARGEST] = lr
             self.pause[index] = 0
-            if largest > 0:
-                self.risen.add(index)
             return
         self.pause[index] = self.pause.get(index, 0) + 1
-        over = self.pause[index] >= _PATIENCE or (index in self.risen and lr < largest)
+        over = self.pause[index] >= _PATIENCE or lr < largest
         if not over or index in self.judged:
             return
         self.judged.add(index)

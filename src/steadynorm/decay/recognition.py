@@ -2,7 +2,8 @@
 
 | family | recognised by (a class or one it derives from) | momentum read from | factor F |
 |---|---|---|---|
-| adam | AdamW; Adam, NAdam, RAdam with decoupled_weight_decay; "Adam" in the name and `decoupled=True` | - | 1 |
+| adam | AdamW; Adam, RAdam with decoupled_weight_decay; "Adam" in the name and `decoupled=True` | - | 1 |
+| nadam | NAdam with decoupled_weight_decay; "NAdam" in the name and `decoupled=True` | - | 1 |
 | muon | "Muon" in the name | 1 - `momentum`, `nesterov` (required if momentum moves) | G(alpha_t)/G(alpha_0) |
 | scion | "Scion" in the name, with `alpha` in every group | `alpha`, `nesterov` | G(alpha_t)/G(alpha_0) |
 | lion | "Lion" in the name | `betas` | G(betas_t)/G(betas_0) |
@@ -14,14 +15,14 @@ Whatever the class, a group whose flags say that its decay is coupled, fixed or 
 
 from torch.optim import Optimizer
 
-from steadynorm.decay.families import ADAM, LION, MUON, OTHER, SCION, Family
+from steadynorm.decay.families import ADAM, LION, MUON, NADAM, OTHER, SCION, Family
 from steadynorm.decay.rule import Group
 
 _COUPLED = ("SGD", "ASGD", "Adagrad", "Adadelta", "Adamax", "RMSprop", "Rprop")
 _NO_DECAY = ("LBFGS", "SparseAdam")
 _FLAGGED = ("Adam", "NAdam", "RAdam")  # decoupled only if their group says so
 _DECOUPLING = ("weight_decouple", "decoupled_decay")  # flags of pytorch_optimizer and timm
-_UNFORECAST = ("NAdam", "RAdam")  # their steps are not those of the Adam that the theory describes
+_UNFORECAST = ("RAdam",)  # whose first steps are not those of the Adam that the theory describes
 
 
 def unwrap(optimizer: Optimizer, where: str = "correct") -> Optimizer:
@@ -55,8 +56,9 @@ def family_of(optimizer: Optimizer, *, decoupled: bool | None = None) -> Family:
         reason = "it was declared coupled (decoupled=False), and only decoupled decay can be corrected"
     if reason is not None:
         raise ValueError(f"correct: {names[0]}: {reason}")
+    adam = NADAM if any("nadam" in name.lower() for name in names) else ADAM
     if "AdamW" in names or any(name in _FLAGGED for name in names):
-        return ADAM
+        return adam
     for word, family in (("Scion", SCION), ("Muon", MUON), ("Lion", LION)):
         if any(word in name for name in names):
             return _require_momentum(family, optimizer)
@@ -64,7 +66,7 @@ def family_of(optimizer: Optimizer, *, decoupled: bool | None = None) -> Family:
         raise ValueError(
             f"correct: {names[0]} is unknown; pass decoupled=True if it does theta <- (1 - lr * weight_decay) theta - lr u"
         )
-    return ADAM if any("Adam" in name for name in names) else OTHER
+    return adam if adam is NADAM or any("Adam" in name for name in names) else OTHER
 
 
 def forecast_family(optimizer: Optimizer) -> Family | None:

@@ -24,6 +24,7 @@ from steadynorm.decay.hold import (
     HOLD_STATE,
     bounded_eta,
     check_balance,
+    check_cautious,
     check_hold,
     fresh_hold_state,
     held_norms,
@@ -74,6 +75,7 @@ class Rescaler:
             label = f"{type(optimizer).__name__}, {group_label(index, group)}"
             try:
                 check_hold(group)
+                check_cautious(group, family)
                 alike = [(params, held_target(group, family, params[0].shape)) for params in _alike(group)]
                 if any(target is None for _, target in alike):
                     check_balance(group, family)
@@ -204,7 +206,7 @@ def _alike(group: Group) -> Iterator[list[Tensor]]:
     """Yield the parameters of a group that it holds, those of one shape, dtype, device and placement together."""
     uncorrected, alike = uncorrected_positions(group), {}
     for k, p in enumerate(group["params"]):
-        if p.requires_grad and p.numel() and k not in uncorrected:
+        if (p.requires_grad or p.grad is not None) and p.numel() and k not in uncorrected:
             placed = getattr(p, "device_mesh", None), getattr(p, "placements", None)
             alike.setdefault((p.shape, p.dtype, p.device, placed), []).append(p)
     yield from alike.values()

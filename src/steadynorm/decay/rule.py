@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from steadynorm.theory.equilibrium import check_reachable, eta_of, relative_decay
+from steadynorm.theory.equilibrium import UnreachableError, check_reachable, eta_of, relative_decay
 
 if TYPE_CHECKING:
     from steadynorm.decay.families import Family
@@ -131,11 +131,23 @@ def weight_decay_now(
             f"lr={lr} exceeds the guessed peak_lr={peak}; pass peak_lr=<the schedule's maximum>, or put it in the group"
         )
     if group.get("cautious") and peak > 0:
-        decay = family.target_decay(relative_target(rule, group, family), lr, group)
+        decay = _cautious_decay(rule, group, family)
     else:
         decay = relative_decay(rule.weight_decay, lr, peak, family.factor(group)) if peak > 0 else 0.0
     eta_of(lr, decay)
     return decay
+
+
+def _cautious_decay(rule: Relative, group: Group, family: "Family") -> float:
+    """Return the cautious decay that keeps the norm which the peak lr and the base decay give."""
+    lr = float(group["lr"])
+    try:
+        return family.target_decay(relative_target(rule, group, family), lr, group)
+    except UnreachableError:
+        raise ValueError(
+            f"weight_decay={rule.weight_decay:g} is too strong for cautious=True: at lr={lr:g} no cautious decay keeps the norm that "
+            f"it gives at peak_lr={rule.peak_lr:g}, because it leaves out about half of the weights; lower weight_decay or the lr"
+        ) from None
 
 
 def relative_target(rule: Relative, group: Group, family: "Family") -> float:

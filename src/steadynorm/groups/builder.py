@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from steadynorm.groups.fusion import find_blocks, has_heads
 from steadynorm.groups.role_table import BLOCKED, OUTPUT_LR_RATIO, ROLES, check_choice
@@ -68,7 +68,11 @@ class Members(list[tuple[str, nn.Parameter]]):
         if kind == "scion" and not changes.get("weight_decay"):
             changes.pop("weight_decay", None)  # 0 is Scion's default; pass it to param_groups to mean no decay
         before, after = (_make_rules(**{**self.asked, **more})[self.role] for more in ({}, changes))
-        return {**group, **{key: after[key] for key in after if group.get(key) == before.get(key)}}
+        filled = {key: after[key] for key in after if _is_same(group.get(key), before.get(key))}
+        if "lr" in filled:
+            lr = changes.get("adam_lr" if after.get("use_muon") is False and "adam_lr" in changes else "lr")
+            filled["lr"] = _like_passed(filled["lr"], lr)
+        return {**group, **filled}
 
 
 class ParamGroups(list[dict[str, Any]]):
@@ -305,6 +309,21 @@ def from_radius(lr: float, radius: float) -> dict[str, float]:
     if radius == 0:
         raise ValueError("radius=0 leaves no weights; pass a positive radius")
     return {"lr": lr * radius, "weight_decay": 1 / radius}
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    """Return whether a value in a group is still the other; a tensor is one that you wrote."""
+    return not isinstance(value, Tensor) and value == other
+
+
+def _like_passed(lr: float, passed: Any) -> Any:
+    """Return a group's lr as a tensor if the optimizer's was passed as one: as the very one, if they are equal.
+
+    torch keeps such a tensor, so that you can change the lr in place, in a captured graph for example.
+    """
+    if not isinstance(passed, Tensor):
+        return lr
+    return passed if lr == float(passed) else passed.new_tensor(lr)
 
 
 def _non_negative(name: str, value: float) -> float:

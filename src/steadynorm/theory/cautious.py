@@ -40,14 +40,17 @@ norm is underestimated: updates then keep their sign for longer than decay remem
 flips. With eta near 1 the norm no longer falls as decay grows; of two decays for a norm, the weaker one is returned.
 """
 
+import contextlib
 import functools
 import math
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 import numpy as np
 
 from steadynorm.theory.equilibrium import (
     Kernel,
+    UnreachableError,
     adam_update_sq,
     as_kernel,
     check_lr,
@@ -142,7 +145,9 @@ def cautious_weight_decay_for(
         1.1875
     """
     correlation = steady_correlation(ema(check_alpha(alpha), nesterov=nesterov))
-    return _decay_for(check_target("steady_norm_sq", steady_norm_sq), check_lr(lr), as_kernel(overlap), correlation)
+    check_target("steady_norm_sq", steady_norm_sq)
+    with _named("steady_norm_sq", steady_norm_sq, lr):
+        return _decay_for(steady_norm_sq, check_lr(lr), as_kernel(overlap), correlation)
 
 
 def cautious_lion_weight_decay_for(steady_norm_sq: float, lr: float, beta1: float, beta2: float) -> float:
@@ -155,7 +160,9 @@ def cautious_lion_weight_decay_for(steady_norm_sq: float, lr: float, beta1: floa
         2.01
     """
     correlation = lion_correlation(beta1, beta2)
-    return _decay_for(check_target("steady_norm_sq", steady_norm_sq), check_lr(lr), vector_kernel(1), correlation)
+    check_target("steady_norm_sq", steady_norm_sq)
+    with _named("steady_norm_sq", steady_norm_sq, lr):
+        return _decay_for(steady_norm_sq, check_lr(lr), vector_kernel(1), correlation)
 
 
 def cautious_adam_weight_decay_for(mean_square: float, lr: float, beta1: float = 0.9) -> float:
@@ -166,7 +173,19 @@ def cautious_adam_weight_decay_for(mean_square: float, lr: float, beta1: float =
         0.2
     """
     target = check_target("mean_square", mean_square) / adam_update_sq(check_beta("beta1", beta1))
-    return _decay_for(target, check_lr(lr), LINEAR, steady_correlation(ema(1 - beta1)))
+    with _named("steady_norm_sq", mean_square, lr):  # as an optimizer calls it
+        return _decay_for(target, check_lr(lr), LINEAR, steady_correlation(ema(1 - beta1)))
+
+
+@contextlib.contextmanager
+def _named(name: str, value: float, lr: float) -> Iterator[None]:
+    """Raise UnreachableError about the value that a caller gave, in its unit."""
+    try:
+        yield
+    except UnreachableError:
+        raise UnreachableError(
+            f"{name}={value:g} is unreachable at lr={lr:g} with cautious decay, however strong it is; lower lr or raise {name}"
+        ) from None
 
 
 def _norm_sq(lr: float, eta: float, kernel: Overlap, correlation: Correlation) -> float:
@@ -203,15 +222,29 @@ def _eta_for(target: float, lr: float, kernel: Overlap, correlation: Correlation
 
     low = -2 * math.log(norm)  # G >= 1 and g <= 1/2
     start = high = max(low, min(low + math.log(kernel.gain_of(correlation)), 0.0))
+    before = low
     while (surplus := miss(high)) > 0:
         further = min(high + 0.5, 0.0)
         if further == high or surplus <= miss(further) < math.inf:  # with eta near 1 the norm no longer falls
-            raise ValueError(
-                f"steady_norm_sq={target:g} is unreachable at lr={lr:g} with cautious decay, however strong it is; "
-                "lower lr or raise steady_norm_sq"
-            )
-        high = further
+            high = _lowest(miss, before, further)
+            if miss(high) > 0:
+                raise UnreachableError
+            break
+        before, high = high, further
     return math.exp(find_root(miss, low, high, start))
+
+
+def _lowest(function: Callable[[float], float], low: float, high: float) -> float:
+    """Return about where a function that falls and then rises is lowest, by golden sections.
+
+    >>> round(_lowest(lambda x: (x - 1) ** 2, 0.0, 3.0), 6)
+    1.0
+    """
+    section = (math.sqrt(5) - 1) / 2
+    for _ in range(40):  # each leaves 0.62 of the interval
+        left, right = high - section * (high - low), low + section * (high - low)
+        low, high = (low, right) if function(left) <= function(right) else (left, high)
+    return (low + high) / 2
 
 
 def _surplus(norm: float, eta: float, kernel: Overlap, correlation: Correlation) -> float:

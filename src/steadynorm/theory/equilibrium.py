@@ -305,10 +305,14 @@ def eta_of(lr: float, weight_decay: float) -> float:
     return eta
 
 
+class UnreachableError(ValueError):
+    """Raised for a target that no decay up to 1 per step reaches."""
+
+
 def check_reachable(target: float, lr: float, weight_decay: float) -> float:
-    """Return the decay for a target; raise ValueError if a step with it would flip the weights."""
+    """Return the decay for a target; raise UnreachableError if a step with it would flip the weights."""
     if lr * weight_decay > 1:
-        raise ValueError(
+        raise UnreachableError(
             f"steady_norm_sq={target:g} is unreachable at lr={lr:g}: it would take a decay of {lr * weight_decay:.3g} "
             "per step; raise steady_norm_sq or lower lr"
         )
