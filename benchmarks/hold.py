@@ -136,7 +136,8 @@ def table(measured: dict[str, Any]) -> str:
         cells.append([TITLES[task], hold, role, own[0]["parameters"], end, astray])
     columns = ["run", "hold", "role", "parameters", "norm / target at the end", "largest deviation afterwards"]
     seeds = len({row["seed"] for row in measured["rows"]})
-    costs = ", ".join(f"{way} {ratio:.3f}" for way, ratio in measured["cost"].items())
+    names = {NULL: "decay measured a second time, as a control,"}
+    costs = ", ".join(f"{names.get(way, way)} {ratio:.3f}" for way, ratio in measured["cost"].items())
     return (
         f"{bench.markdown_table(columns, cells, left=(0, 1, 2, 4))}\n\n"
         f"{seeds} seeds each, 600 steps, on two cores with {measured['machine']} products. Step time of ScionC on the four hidden "

@@ -41,7 +41,7 @@ OPTIMIZERS = {
     ),
     "Scion newton-schulz": lambda params: sn.Scion(params[:5], lmo="spectral", polar="newton-schulz"),
     "LionC": lambda params: sn.LionC(params, peak_lr=0.02),
-    "SGDC": lambda params: sn.SGDC(params, nesterov=True),
+    "SGDC": lambda params: sn.SGDC(params, nesterov=True, peak_lr=0.1),
     "RenormalizedAdamW": lambda params: sn.RenormalizedAdamW(params),
 }
 
