@@ -182,12 +182,12 @@ def gain(root: Path) -> str:
     count, [steps] = " to ".join(map(str, sorted({min(seeds), max(seeds)}))), lengths
     scion, scionc = by_arm["table-vit", "Scion"], by_arm["table-vit", "ScionC (cosine)"]
     means = [f"{fmean(values):.1f} %" for values in (scion.base_values, scion.values, scionc.values)]
-    header = ("you change", "at the end of the run", "who won", "drift of the hidden norm, middle to end")
+    header = ("you change", "at the end of the run", "difference", "drift of the hidden norm, middle to end")
     parts = [
         _rows(header, rows),
-        f"{count} seeds, {steps} steps, mean ± standard deviation; a ViT of 3 layers of width 64 on CIFAR-10 and a GPT of 2 on text, "
-        "on CPUs. AdamC, corrected AdamW, begins with 1.5 times the decay; in the other rows both arms have the same decay at the peak. What "
-        "did raise the accuracy is Scion's recipe, its update and the variant of the ViT that the paper trains with it: "
+        f"{count} seeds, {steps} steps, mean ± standard deviation; a ViT of 3 layers of width 64 on CIFAR-10 and a GPT of 2 layers "
+        "of width 64 on text, on CPUs. AdamC, corrected AdamW, begins with 1.5 times the decay; in the other rows both arms have the same decay at the peak. What "
+        "did raise the accuracy is Scion's recipe (its update together with the paper's variant of the ViT): "
         f"AdamW {means[0]}, Scion {means[1]}, ScionC {means[2]}.",
     ]  # fmt: skip
     return "\n\n".join(parts)
@@ -215,8 +215,8 @@ def _winners(root: Path) -> str:
         gain(root),
         "## Every comparison",
         "Arms share their seeds and are compared seed by seed at the end of the longest run. An arm wins where the whole "
-        f"{100 * CONFIDENCE:g} % confidence interval of the difference is on its side of zero. Differences of less than 1 point of accuracy, or "
-        f"0.02 nats of loss, are called equal. Of {len(distinct)} pairs, {len(won)} have a winner, and {stay} still "
+        f"{100 * CONFIDENCE:g} % confidence interval of the difference is on its side of zero. Where the whole interval is within 1 point of accuracy, "
+        f"or 0.02 nats of loss, we call the arms equal. Of {len(distinct)} pairs, {len(won)} have a winner, and {stay} still "
         f"{'has' if stay == 1 else 'have'} one after Holm's correction for all pairs. Read a single line with care; a pattern over several lines "
         "counts for more.",
         *starmap(_comparison, compared),

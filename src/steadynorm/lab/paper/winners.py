@@ -181,15 +181,14 @@ class Pair:
         equal = gap + self.reach <= score.margin
         if self.winner is not None:
             size = f"by {score.shown(gap)} {score.unit}"
-            return f"{self.winner} wins {size}" + (f", less than the {margin} that we call equal." if equal else ".")
+            if equal:
+                return f"{self.winner} is ahead {size}, within the {margin} that we call equal."
+            return f"{self.winner} wins {size}."
         if equal:
             return f"A draw: they differ by less than {margin}."
         better = score.sign * self.gap.value
-        if better - self.reach > -score.margin:
-            return f"No winner; {self.arm} is at most {margin} worse."
-        if better + self.reach < score.margin:
-            return f"No winner; {self.arm} is at most {margin} better."
-        return f"Open: a difference of {margin} either way is not ruled out."
+        worst, best = (score.shown(abs(better + side * self.reach)) for side in (-1, 1))
+        return f"No winner: {self.arm} is between {worst} {score.unit} worse and {best} better."
 
     @staticmethod
     def spread(score: Score, values: tuple[float, ...]) -> str:
