@@ -53,6 +53,7 @@ def test_the_command_line_prints_the_contenders(capsys, monkeypatch):
     monkeypatch.setattr(
         bench, "polar_errors", lambda polar: dict.fromkeys(("gaussian", "hard", "low rank + noise"), 0.5)
     )
+    assert main(["bench", "--rounds", "0"]) == 2
     assert main(["bench", "--rounds", "1"]) == 0
     assert "ScionC, 4 steps" in capsys.readouterr().out
     with pytest.raises(SystemExit) as stop:

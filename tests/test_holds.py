@@ -81,7 +81,7 @@ def test_command_shows_target_mean_and_end_of_each_way(capsys: pytest.CaptureFix
     assert fixed["target"] == pytest.approx(math.sqrt(target))
     assert main(arguments) == 0
     printed = capsys.readouterr().out
-    assert all(name in printed for name in ("T 100", *holds.HOLDS))
+    assert all(name in printed for name in ("T 20", *holds.HOLDS))
 
 
 @pytest.mark.parametrize(
@@ -94,6 +94,7 @@ def test_command_shows_target_mean_and_end_of_each_way(capsys: pytest.CaptureFix
         ("--hold decay --pull nan", "pull nan: must be finite"),
         ("--pull 0.1 --schedule cosine", "--pull, --schedule: only with --hold"),
         ("--alpha", "--alpha: pass at least one"),
+        ("--lr 1 --weight-decay 1", "lr * weight_decay = 1 leaves nothing of the weights"),
     ],
 )
 def test_impossible_holds_are_refused(extra: str, message: str, capsys: pytest.CaptureFixture[str]):

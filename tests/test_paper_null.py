@@ -181,5 +181,6 @@ def test_the_table_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     (tmp_path / "fig-alignment").symlink_to(next(each for each in FOLDERS if each.name == "fig-alignment"))
     assert main(["paper", "null", str(tmp_path), "--draws", "200"]) == 0
     assert "0 of 3 claims hold in more than 5 % of draws" in capsys.readouterr().out
+    assert main(["paper", "null", str(tmp_path), "--draws", "0"]) == 2
     assert main(["paper", "null", str(tmp_path / "nothing")]) == 2
     assert "holds no finished experiments" in capsys.readouterr().err

@@ -328,6 +328,9 @@ def test_missing_and_unreadable_files_are_errors(tmp_path):
         read(tmp_path / "nowhere")
     with pytest.raises(RecordError, match=r"records\.jsonl: no such record file"):
         read(tmp_path)
+    write(tmp_path / "experiment" / "records" / "arm" / "records.jsonl", [0])
+    with pytest.raises(RecordError, match=r"not a run but an experiment; pass its runs: .*experiment/records/\*"):
+        read(tmp_path / "experiment")
     with pytest.raises(RecordError, match="cannot be read"):
         read(write(tmp_path / "r", [0]) / "below")
 

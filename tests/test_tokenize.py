@@ -217,7 +217,7 @@ def test_a_finished_folder_is_returned_and_not_touched_by_other_settings(tmp_pat
         ("a.txt", b"fine\nfine\n\xff\xfe", r"a\.txt, line 3: not UTF-8"),
         ("a.jsonl", b'{"text": "a"}\n{"txt": "b"}\n', r"a\.jsonl, line 2: no text under 'text' \(KeyError"),
         ("a.jsonl", b'{"text": "a"}\n{"text": 5}\n', r"line 2: .*holds int, not text"),
-        ("a.jsonl", b'{"text": "a"}\n\n{"text": \n', r"line 3: .*JSONDecodeError"),
+        ("a.jsonl", b'{"text": "a"}\n\n{"text": \n', r"line 3: not JSON .*; fix the line"),
         ("a.jsonl", b'{"text": "\xff"}\n', r"line 1: .*UnicodeDecodeError"),
         ("a.jsonl", b'{"text": "\\ud800"}\n', r"line 1: .*UnicodeEncodeError"),
         ("a.jsonl", b"[1, 2]\n", r"line 1: .*TypeError"),

@@ -11,7 +11,7 @@ from tyro.conf import Positional
 
 from steadynorm import progress
 from steadynorm.cli.subcommands import one_of
-from steadynorm.cli.text import Output, new_table
+from steadynorm.cli.text import Output, new_table, refuse_options
 from steadynorm.lab import paper
 from steadynorm.lab.paper import Context, Experiment, TrainedExperiment, null, runner
 
@@ -43,7 +43,8 @@ class PaperList:
         runs, seconds = runner.estimate(plans)
         total = (seconds + simulated) / 60
         print(
-            f"all: {runs} different runs, about {total:.0f} minutes of one core, {total / 2:.0f} on two (paper run all)"
+            f"all: {runs} different runs, about {total:.0f} minutes of one core, {total / 2:.0f} on two (paper run all). Minutes are "
+            "those of an idle Zen 5 core; older ones take two to three times as long."
         )
 
 
@@ -67,6 +68,8 @@ class PaperNull:
 
     def __call__(self) -> int:
         """Print a table; return 1 if noise supports a claim too often."""
+        if self.draws < 1:
+            raise ValueError(f"--draws {self.draws}: at least 1 is needed")
         folders = sorted(filter(runner.is_kept, self.folder.glob("*")))
         if not folders:
             raise ValueError(f"{self.folder} holds no finished experiments; make one with: steadynorm paper run NAME")
@@ -118,6 +121,8 @@ class PaperRun:
         """Run and print the verdicts; return 1 if a run failed."""
         if self.seeds is not None and self.seeds < 1:
             raise ValueError(f"--seeds {self.seeds}: at least 1 is needed")
+        if self.scale == "desk":
+            refuse_options(self, ("data", "processes"), "only at --scale paper")
         chosen = list(paper.EXPERIMENTS.values()) if self.name == "all" else [paper.get(self.name)]
         if self.dry_run:
             return self._print_commands(chosen)

@@ -21,6 +21,7 @@ from steadynorm.prediction import LrPlan, NormForecast, ParamSetting
 _SCIONC, _HYPERBALL = "scionc", "hyperball"
 _ALPHAS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _FOREIGN = ("betas", "momentum", "adjust", "plain_momentum")  # options that ScionC does not have
+_MOST = 1e50  # of a wish; its square is a number as well
 _OWN = ("nesterov", "other_alphas", "other_lrs", "half_life", "rms", "relative_update")  # that only ScionC has
 
 
@@ -133,6 +134,9 @@ class Predict:
     def _predict(self) -> _Shown:
         """Return what ScionC's settings do."""
         refuse_options(self, _FOREIGN, "an option of another optimizer; name it with --optimizer")
+        if self.optimizer == _SCIONC and (self.weight_decay is None) == (self.steady_norm_sq is None):
+            raise ValueError("pass --weight-decay or --steady-norm-sq, and not both")
+        self._check_wishes()
         settings = [self._setting(parse_shape(text)) for text in self.shape]
         predictions = [prediction.predict(setting) for setting in settings]
         matches = [prediction.matches(setting, self.other_alphas, self.other_lrs) for setting in settings]
@@ -158,6 +162,16 @@ class Predict:
         ]
         forecasts = self._forecast(prediction.forecast, dict(zip(self.shape, settings, strict=True)))
         return _Shown(rows, blocks, forecasts, dict(zip(self.shape, columns, strict=True)))
+
+    def _check_wishes(self) -> None:
+        for name in ("half_life", "rms", "relative_update"):
+            value, option = getattr(self, name), "--" + name.replace("_", "-")
+            if value is not None and not 0 < value < _MOST:
+                raise ValueError(f"{option} {value:g}: must be above 0 and below {_MOST:g}")
+        if self.relative_update is not None and self.relative_update >= 1:
+            raise ValueError(
+                f"--relative-update {self.relative_update:g}: must be below 1; an update would be longer than the weights"
+            )
 
     def _setting(self, shape: tuple[int, ...]) -> ParamSetting:
         """Return ScionC's setting for a shape."""

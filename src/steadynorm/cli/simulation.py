@@ -34,7 +34,7 @@ class Simulate:
     """Also measure how far one gradient moves the weights in total, to compare with the effective lr."""
     hold: tuple[str, ...] = ()
     """Simulate ways to hold the norm that lr and decay lead to, side by side: decay, balance, fixed, cautious."""
-    balance_steps: float = 100.0
+    balance_steps: float = 20.0
     """T of --hold balance, in steps."""
     pull: float = 0.0
     """With --hold, RMS of an outward part of the gradient along the weights, over that of the noise; below 0: inward."""

@@ -27,6 +27,7 @@ from steadynorm.prediction import (
     check_start,
     predict,
 )
+from steadynorm.theory.momentum import check_beta
 from steadynorm.theory.updates import muon_update_norm_sq
 from steadynorm.views import Blocks
 
@@ -99,6 +100,11 @@ class AdamW(Tuned):
     family = ADAM
     betas: tuple[float, float] = (0.9, 0.999)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, beta in zip(("beta1", "beta2"), self.betas, strict=True):
+            check_beta(name, beta)
+
     @property
     def target(self) -> float:
         return theory.adam_mean_square(self.lr, self.weight_decay, limit=True)
@@ -144,6 +150,10 @@ class Muon(Tuned):
     momentum: float = 0.95
     nesterov: bool = True
     adjust: str = "original"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_beta("momentum", self.momentum)
 
     @property
     def target(self) -> float:

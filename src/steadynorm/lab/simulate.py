@@ -226,6 +226,8 @@ def half_life_steps(half_lives: float, lr: float, weight_decay: float) -> int:
     """
     if not (math.isfinite(half_lives) and half_lives > 0):
         raise ValueError(f"half-lives {half_lives}: must be above 0")
+    if lr * weight_decay >= 1:
+        raise ValueError(f"lr * weight_decay = {lr * weight_decay:g} leaves nothing of the weights; lower one of them")
     steps = half_lives * math.log(2) / -math.log1p(-lr * weight_decay)
     if steps > _MOST_STEPS:
         raise ValueError(f"half-lives {half_lives}: {steps:.2g} steps are more than a run can have; ask for fewer")

@@ -41,6 +41,8 @@ def read(path: str | Path, *, max_points: int | None = None) -> Run:
             raise RecordError(
                 f"{path}: not a run but a folder of {len(runs)} runs; pass the runs in it: {named}"
             ) from None
+        if any((Path(path) / "records").glob(f"*/{FILE}")):
+            raise RecordError(f"{path}: not a run but an experiment; pass its runs: {path}/records/*") from None
         raise RecordError(f"{where}: no such record file; pass a run's folder or its {FILE}") from None
     except OSError as error:
         raise RecordError(f"{where}: cannot be read ({error.strerror}); check the path and its permissions") from None

@@ -88,9 +88,11 @@ def _json_lines(unit: Unit, text_key: str) -> Iterator[str]:
                 file.seek(0)
                 blocks = (file.read(min(_UNIT_BYTES, begin - at)) for at in range(0, begin, _UNIT_BYTES))
                 number = 1 + sum(block.count(b"\n") for block in blocks)
+                where = f"{unit.path}, line {number}"
+                if isinstance(error, json.JSONDecodeError):
+                    raise DataError(f"{where}: not JSON ({error}); fix the line") from error
                 raise DataError(
-                    f"{unit.path}, line {number}: no text under {text_key!r} ({type(error).__name__}: {error}); fix the "
-                    "line or pass text_key="
+                    f"{where}: no text under {text_key!r} ({type(error).__name__}: {error}); fix the line or pass text_key="
                 ) from error
             yield text
 
