@@ -138,7 +138,7 @@ def sentences() -> list[tuple[str, str]]:
         ("docs/hold-the-norm.md", f"balanced decay ends {span(*balanced)} points of accuracy below"),
         ("docs/hold-the-norm.md", f"a fixed norm {fixed:.1f} points. With half the lr, balance with T = 200 ends {halved:.1f} points below"),
         ("docs/hold-the-norm.md", f"What is left, {' and '.join(f'{cost:.1f}' for cost in held_matrices)} points, is"),
-        ("docs/hold-the-norm.md", f"target {min(costs):.3f} to {max(costs):.3f} nats and constant decay {sweep_cost('constant decay'):.3f}"),
+        ("docs/hold-the-norm.md", f"target loses {min(costs):.3f} to {max(costs):.3f} nats and constant decay {sweep_cost('constant decay'):.3f}"),
     ]  # fmt: skip
 
 
