@@ -47,7 +47,7 @@ OWN = {
     "Scion sign": lambda p: sn.Scion(p[:2], lr=0.05, lmo="sign", weight_decay=0.1),
     "ScionC": lambda p: sn.ScionC(p, lr=0.05, lmo="by-shape", nesterov=True),
     "LionC": lambda p: sn.LionC(p, lr=0.02),
-    "SGDC": lambda p: sn.SGDC(p, lr=0.05),
+    "SGDC": lambda p: sn.SGDC(p, lr=0.05, peak_lr=0.05),
     "SGDC trace": lambda p: sn.SGDC(p, lr=0.02, trace=True, nesterov=True),
 }
 FOREIGN = {

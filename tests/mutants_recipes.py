@@ -94,7 +94,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("lab.paper.runner:read", "runs of two kinds of machines in one claim", "machine_of(run) != kinds[0]", "False", (MACHINES,)),
     winners("Pair.winner", "the larger loss wins", "self.score.sign * self.gap.value", "self.gap.value"),
     winners("Pair.winner", "any difference is a victory", "self.reach", "0"),
-    winners("Pair.verdict", "worse taken for no worse", "better - self.reach", "better + self.reach"),
+    winners("Pair.verdict", "the best end of an interval taken for the worst", "(-1, 1)", "(1, -1)"),
     metrics("growth", "growth upside down", "end(run) / middle(run)", "middle(run) / end(run)"),
     metrics("swing.metric", "swing of the last value", "values.min()", "values[-1]"),
     metrics("log_ratio", "measured over forecast upside down", "one(run) / other(run)", "other(run) / one(run)"),

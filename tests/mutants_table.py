@@ -180,7 +180,7 @@ MUTANTS = (
     correction("Correction.after_load", "a checkpoint without a skip undoes it", "known.get(UNCORRECTED) and not group.get(UNCORRECTED)", "False", "test_decay_skip.py"),
     Mutant("decay.peak:check_guess", "a peak is guessed from a decayed lr", 'keys["peak_lr"] < made_with', "False", ("test_moving_peaks.py",)),
     Mutant("decay.peak:watch_on", "the guess of a converted run is judged by its second half", "group.pop(LARGEST, None)", "", ("test_moving_peaks.py",)),
-    Mutant("decay.peak:PeakWatch.see", "a schedule that only falls is not judged", "or lr < largest", "or False", ("test_decay_choices.py",)),
+    Mutant("decay.peak:PeakWatch.see", "a schedule that only falls is not judged", "lr < largest", "False", ("test_decay_choices.py",)),
     Mutant("decay.peak:PeakWatch.see", "a peak that is never approached goes unnoticed", '_FAR * group["peak_lr"]', '0.0 * group["peak_lr"]', ("test_decay_choices.py",)),
     correction("Correction._value", "OneCycle's own peak not taken", 'group["max_lr"]', 'group["peak_lr"]'),
     correction("Correction._value", "a base of zero leaves the decay as it was", "return 0.0", "return None"),

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,14 @@ TINY = shlex.split(
     "train gpt --steps 4 --batch 2 --task.model.layers 1 --task.model.width 16 --task.model.heads 2 "
     "--task.eval-tokens 1536 --no-bf16 --no-tensorboard"
 )
+
+
+@pytest.fixture(autouse=True)
+def _interruptible() -> Iterator[None]:
+    """Take SIGINT as Python does by default; a shell starts what runs in its background with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @CODES
