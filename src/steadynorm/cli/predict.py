@@ -164,6 +164,7 @@ class Predict:
         return _Shown(rows, blocks, forecasts, dict(zip(self.shape, columns, strict=True)))
 
     def _check_wishes(self) -> None:
+        """Raise ValueError if a wish is out of range."""
         for name in ("half_life", "rms", "relative_update"):
             value, option = getattr(self, name), "--" + name.replace("_", "-")
             if value is not None and not 0 < value < _MOST:

@@ -223,9 +223,7 @@ def check_held(group: Group, family: Family) -> None:
     check_balance(group, family)
     check_cautious(group, family)
     if group.get("cautious") and isinstance(rule := decay_rule(group), Relative) and rule.peak_lr > 0:
-        weight_decay_now(
-            {**group, "lr": rule.peak_lr}, family
-        )  # raises if the strongest decay of the run is too strong
+        weight_decay_now({**group, "lr": rule.peak_lr}, family)  # raises if the strongest of the run is too strong
     held = (k for k in range(len(group["params"])) if is_rescaled(group) and k not in uncorrected_positions(group))
     if (k := next((k for k in held if group["params"][k].is_complex()), None)) is not None:
         raise ValueError(f"hold and cautious are for real weights, and parameter {k} is complex; name it in skip=")

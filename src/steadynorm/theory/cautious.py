@@ -145,9 +145,9 @@ def cautious_weight_decay_for(
         1.1875
     """
     correlation = steady_correlation(ema(check_alpha(alpha), nesterov=nesterov))
-    check_target("steady_norm_sq", steady_norm_sq)
-    with _named("steady_norm_sq", steady_norm_sq, lr):
-        return _decay_for(steady_norm_sq, check_lr(lr), as_kernel(overlap), correlation)
+    target, lr = check_target("steady_norm_sq", steady_norm_sq), check_lr(lr)
+    with _named(target, lr):
+        return _decay_for(target, lr, as_kernel(overlap), correlation)
 
 
 def cautious_lion_weight_decay_for(steady_norm_sq: float, lr: float, beta1: float, beta2: float) -> float:
@@ -160,9 +160,9 @@ def cautious_lion_weight_decay_for(steady_norm_sq: float, lr: float, beta1: floa
         2.01
     """
     correlation = lion_correlation(beta1, beta2)
-    check_target("steady_norm_sq", steady_norm_sq)
-    with _named("steady_norm_sq", steady_norm_sq, lr):
-        return _decay_for(steady_norm_sq, check_lr(lr), vector_kernel(1), correlation)
+    target, lr = check_target("steady_norm_sq", steady_norm_sq), check_lr(lr)
+    with _named(target, lr):
+        return _decay_for(target, lr, vector_kernel(1), correlation)
 
 
 def cautious_adam_weight_decay_for(mean_square: float, lr: float, beta1: float = 0.9) -> float:
@@ -172,19 +172,21 @@ def cautious_adam_weight_decay_for(mean_square: float, lr: float, beta1: float =
         >>> round(cautious_adam_weight_decay_for(0.005, 1e-3), 1)  # plain decay: 0.1
         0.2
     """
-    target = check_target("mean_square", mean_square) / adam_update_sq(check_beta("beta1", beta1))
-    with _named("steady_norm_sq", mean_square, lr):  # as an optimizer calls it
-        return _decay_for(target, check_lr(lr), LINEAR, steady_correlation(ema(1 - beta1)))
+    target, lr = check_target("mean_square", mean_square), check_lr(lr)
+    update_sq = adam_update_sq(check_beta("beta1", beta1))
+    with _named(target, lr):
+        return _decay_for(target / update_sq, lr, LINEAR, steady_correlation(ema(1 - beta1)))
 
 
 @contextlib.contextmanager
-def _named(name: str, value: float, lr: float) -> Iterator[None]:
-    """Raise UnreachableError about the value that a caller gave, in its unit."""
+def _named(target: float, lr: float) -> Iterator[None]:
+    """Raise UnreachableError about a target in the unit in which it was given; optimizers call each of them steady_norm_sq."""
     try:
         yield
     except UnreachableError:
         raise UnreachableError(
-            f"{name}={value:g} is unreachable at lr={lr:g} with cautious decay, however strong it is; lower lr or raise {name}"
+            f"steady_norm_sq={target:g} is unreachable at lr={lr:g} with cautious decay, however strong it is; lower lr or raise "
+            "steady_norm_sq"
         ) from None
 
 
