@@ -82,6 +82,12 @@ ANSWERS: Mapping[str, Sequence[Sequence[Sentence]]] = {  # question -> points, e
                      "on the GPT, cautious decay misses the norm that you ask for by more than a tenth, as corrected decay does"),
         ),
         (
+            Sentence("fig-nanogpt", "The final loss of ScionC is lower", "in the small GPT, ScionC ends at a lower loss than Scion",
+                     "in the small GPT, ScionC ends at a higher loss than Scion"),
+            Sentence("fig-nanogpt-wide", "The final loss of ScionC is lower", "in the wider GPT it does so as well",
+                     "in the wider GPT it ends at a higher one"),
+        ),
+        (
             Sentence("fig-nanogpt", "ScionC keeps the gradient norm stable", "ScionC halves the drift of the gradient norm in the small GPT",
                      "ScionC does not halve the drift of the gradient norm in the small GPT"),
             Sentence("fig-nanogpt-wide", "ScionC keeps the gradient norm stable", "it does so in the wider GPT", "in the wider GPT it does not"),
