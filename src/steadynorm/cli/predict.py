@@ -21,8 +21,8 @@ from steadynorm.prediction import LrPlan, NormForecast, ParamSetting
 _SCIONC, _HYPERBALL = "scionc", "hyperball"
 _ALPHAS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _FOREIGN = ("betas", "momentum", "adjust", "plain_momentum")  # options that ScionC does not have
-_MOST = 1e50  # of a wish; its square is a number as well
 _OWN = ("nesterov", "other_alphas", "other_lrs", "half_life", "rms", "relative_update")  # that only ScionC has
+_MOST = 1e50  # of a wish; its square is a number as well
 
 
 class _Shown(NamedTuple):
